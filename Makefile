@@ -1,0 +1,56 @@
+# The one environment that everything below runs in: the package, editable, with all its extras, at the
+# versions in constraints.txt. It is made once, and again when one of the two files that say what is in it
+# has changed.
+
+PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; print(sys.executable)' 2>/dev/null))),python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types docs bench soak fuzz ci clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "ARGS='...' goes to the command; PYTHON=python3.13 makes the environment with another Python."
+
+setup: $(READY) ## the environment alone (.venv)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all,dev,docs]'
+	@touch $@
+
+demo: $(READY) ## train on the digits while a loader feeds the trainer
+	$(BIN)/python examples/digits/demo.py $(ARGS)
+
+test: $(READY) ## all tests but soak and fuzz
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy --strict
+	$(BIN)/mypy $(ARGS)
+
+docs: $(READY) ## the site, in docs/_build/html
+	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
+
+bench: $(READY) ## every benchmarks/bench_*.py in turn
+	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script $(ARGS); done
+
+soak: $(READY) ## the long-running tests
+	$(BIN)/python -m pytest -m soak --timeout 0 -o faulthandler_timeout=0 $(ARGS)
+
+fuzz: $(READY) ## arbitrary bytes into every decoder
+	$(BIN)/python -m pytest -m fuzz --timeout 0 -o faulthandler_timeout=0 $(ARGS)
+
+ci: ## what CI runs
+	.ci/run
+
+clean: ## remove what was built, but not the environment (rm -rf .venv does that)
+	rm -rf build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find $(wildcard proto server client tests examples benchmarks) -name __pycache__ -prune -exec rm -rf {} +

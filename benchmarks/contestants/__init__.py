@@ -1,0 +1,41 @@
+"""The ways of moving a batch that `transport.py` compares, one file each.
+
+Every contestant has one common shape, a context manager
+
+    batches(size: int) -> Iterator[Iterable]
+
+which starts what it needs in processes of its own, gives what the trainer iterates over (batches of
+`size` bytes without end, see `prebuilt.py`), and on leaving stops all that it started. What comes
+out is a TensorFlow tensor; the two yardsticks, memcpy and raw TCP, give NumPy arrays instead, since
+they say what the machine can do and not what a trainer gets.
+
+All producers begin with finished batches in their own memory, so a contestant's figure is the cost
+of moving them, in whatever number of copies its way of moving needs.
+
+The modules import TensorFlow, and whatever else is heavy, inside `batches`: their producer
+processes import the same modules and need none of it.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A row of the table: the module and function that run it, and what the row is called."""
+
+    label: str
+    module: str
+    function: str = "batches"
+    required: bool = False  # the benchmark fails if it cannot run; others are skipped with a reason
+
+
+CONTESTANTS = {
+    "memcpy": Contestant("memcpy, one thread", "contestants.memcpy", required=True),
+    "loopback": Contestant("raw loopback TCP", "contestants.loopback", required=True),
+    "penstock-local": Contestant(
+        "Penstock, shared memory", "contestants.penstock_service", "batches_local", required=True
+    ),
+    "penstock-tcp": Contestant("Penstock, TCP", "contestants.penstock_service", "batches_tcp", required=True),
+    "msgpack-zmq": Contestant("msgpack-numpy over ZMQ", "contestants.msgpack_zmq"),
+    "tfdata-service": Contestant("tf.data service, gRPC", "contestants.tfdata_service"),
+}

@@ -1,0 +1,27 @@
+"""The yardstick for shared memory: one thread copies the batches within one process. No TensorFlow.
+
+It copies from as many distinct batches into as many distinct buffers as Penstock has slots. So
+large batches come from memory and go to memory, and where two dozen batches fit the last-level
+cache they stay in it, as they can for the other contestants.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from contestants import prebuilt
+
+
+@contextmanager
+def batches(size: int) -> Iterator[Iterable[np.ndarray]]:
+    sources = prebuilt.pool(size)
+    targets = [prebuilt.aligned(size) for _ in sources]
+
+    def copies() -> Iterator[np.ndarray]:
+        for target, source in itertools.cycle(zip(targets, sources, strict=True)):
+            np.copyto(target, source)
+            yield target
+
+    yield copies()

@@ -1,0 +1,61 @@
+"""Penstock: a daemon with one worker, and a trainer on the same host, over either transport."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from contestants import prebuilt
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+FEED = BENCHMARKS / "contestants" / "penstock_feed.py"
+LEAST_SLOT = 2 << 20  # small batches share slots of about 1 MiB; twice that leaves room for any turn
+ROOM = 64 << 10  # what a slot may need beside its batch
+STOP_SECONDS = 30.0
+
+
+@contextmanager
+def daemon(size: int) -> Iterator[str]:
+    """Serves the feed from one worker, with memory for `POOL` slots, and gives the feed's URL."""
+    memory = prebuilt.POOL * max(size + ROOM, LEAST_SLOT)
+    command = [sys.executable, "-m", "penstock_server", "serve", f"{FEED}:feed"]
+    command += ["--workers", "1", "--bind", "tcp://127.0.0.1:0", "--memory", str(memory)]
+    environment = {
+        **os.environ,
+        "TRANSPORT_SIZE": str(size),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(BENCHMARKS), os.getenv("PYTHONPATH")])),
+    }
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        if len(words) != 2 or words[0] != "ready":
+            raise RuntimeError("the Penstock daemon did not start; see its error above")
+        yield words[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _batches(size: int, transport: Literal["local", "tcp"]) -> Iterator[Iterable[Any]]:
+    import penstock
+
+    with daemon(size) as url, penstock.connect(url, transport=transport) as connection:
+        yield connection.dataset(prefetch=2)
+
+
+def batches_local(size: int) -> AbstractContextManager[Iterable[Any]]:
+    return _batches(size, "local")
+
+
+def batches_tcp(size: int) -> AbstractContextManager[Iterable[Any]]:
+    return _batches(size, "tcp")

@@ -1,0 +1,21 @@
+"""Producer processes: started fresh, without TensorFlow, and ended for certain."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def running(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Runs `target(*arguments)` in a spawned process for as long as the block lasts."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join(5)
+        if process.is_alive():
+            process.kill()
+            process.join()

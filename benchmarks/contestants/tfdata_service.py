@@ -1,0 +1,54 @@
+"""tf.data service: a dispatcher and one worker in a process of their own, gRPC, no compression.
+
+The worker's batches are made once and cached there, so it only sends them.
+"""
+
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from contestants import prebuilt
+from contestants.process import running
+
+START_SECONDS = 120.0  # its process imports TensorFlow
+
+
+def serve(report: Connection) -> None:
+    """Runs a dispatcher and one worker on free ports, and reports the dispatcher's address."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
+    address = dispatcher.target.partition("://")[2]
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address, port=0))
+    report.send(dispatcher.target)
+    worker.join()
+
+
+@contextmanager
+def batches(size: int) -> Iterator[Iterable[Any]]:
+    import tensorflow as tf
+
+    answer, report = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    with answer, report, running(serve, report):
+        if not answer.poll(START_SECONDS):
+            raise TimeoutError(f"tf.data service did not start within {START_SECONDS:.0f} s")
+        target = answer.recv()
+
+        def filled(number: Any) -> Any:
+            return tf.fill(prebuilt.shape(size), tf.cast(number + 1, tf.float32))
+
+        yield (
+            tf.data.Dataset.range(prebuilt.POOL)
+            .map(filled)
+            .cache()
+            .repeat()
+            .apply(
+                tf.data.experimental.service.distribute(
+                    "parallel_epochs", target, compression=None, data_transfer_protocol="grpc"
+                )
+            )
+            .prefetch(2)
+        )

@@ -1,0 +1,87 @@
+"""Penstock for trainers: batches that a loader daemon makes, as a `tf.data.Dataset` or as NumPy arrays.
+
+    dataset = penstock.dataset("tcp://loader:5555/train")
+
+Importing this imports neither TensorFlow nor the server.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+from penstock_proto import (
+    ConnectionLost,
+    DaemonStopped,
+    EndOfStream,
+    FeedError,
+    GeneratorError,
+    IncompleteEpoch,
+    MemoryBound,
+    PenstockError,
+    ProtocolError,
+    SpecError,
+    StartError,
+    StreamClosed,
+    UnknownFeed,
+    Unreachable,
+    WorkerDied,
+)
+
+from .connection import Connection, connect
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = [
+    "Connection",
+    "ConnectionLost",
+    "DaemonStopped",
+    "EndOfStream",
+    "FeedError",
+    "GeneratorError",
+    "IncompleteEpoch",
+    "MemoryBound",
+    "PenstockError",
+    "ProtocolError",
+    "SpecError",
+    "StartError",
+    "StreamClosed",
+    "UnknownFeed",
+    "Unreachable",
+    "WorkerDied",
+    "__version__",
+    "connect",
+    "dataset",
+]
+
+try:
+    __version__ = importlib.metadata.version("penstock")
+except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+    __version__ = "0+unknown"
+
+
+def dataset(
+    url: str,
+    *,
+    prefetch: int = 2,
+    workers: int | None = None,
+    memory: int | None = None,
+    transport: str = "auto",
+    timeout: float = 30.0,
+) -> tf.data.Dataset:
+    """A dataset of a feed: iterating it once is one epoch, iterating again the next.
+
+    It has a connection of its own, which closes when the dataset and all made from it are gone.
+
+    Args:
+        url: as in `connect`.
+        prefetch: batches that TensorFlow takes ahead, at least 0; they count as handed over.
+        workers: as in `connect`.
+        memory: as in `connect`.
+        transport: as in `connect`.
+        timeout: as in `connect`.
+
+    Raises: as `connect`.
+    """
+    return connect(url, workers=workers, memory=memory, transport=transport, timeout=timeout).dataset(prefetch)

@@ -1,0 +1,64 @@
+"""How the slabs of a feed are cut into batches: by one layout where the feed is fixed, else by each slab's shapes.
+
+This file knows no connection and no TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto import ProtocolError
+from penstock_proto.layout import BatchLayout, batch_spec, fixed_layout, is_fixed, lay_out
+from penstock_proto.messages import FeedInfo, Slab
+from penstock_proto.spec import leaf_list, unflatten
+
+
+class Cut:
+    """The layout of a feed's slabs.
+
+    Attributes:
+        spec: the spec of a batch.
+        fixed: the layout that every batch has, or None where batches differ.
+    """
+
+    def __init__(self, info: FeedInfo) -> None:
+        """Raises SpecError where the feed has a dtype that needs a package that is not installed."""
+        self.spec = batch_spec(info.spec, info.batch_size, info.drop_remainder)
+        self.fixed: BatchLayout | None = None
+        if info.batch_size is not None and is_fixed(info.spec, info.batch_size):
+            self.fixed = fixed_layout(info.spec, info.batch_size)
+        self._leaves = leaf_list(self.spec)
+        self._turn = info.turn
+
+    def layout(self, slab: Slab) -> BatchLayout:
+        """The layout of each batch in `slab`.
+
+        Raises:
+            ProtocolError: the slab's sizes are not those that the feed's spec makes.
+        """
+        if self.fixed is not None:
+            layout, good = self.fixed, slab.batches <= self._turn and not slab.shapes
+        else:
+            good = slab.batches == 1 and len(slab.shapes) == len(self._leaves)
+            good = good and all(
+                len(shape) == len(leaf.shape)
+                and all(want is None or want == dim for want, dim in zip(leaf.shape, shape, strict=True))
+                for leaf, shape in zip(self._leaves, slab.shapes, strict=True)
+            )
+            layout = lay_out([leaf.dtype for leaf in self._leaves], slab.shapes) if good else BatchLayout((), 0)
+        if not good or slab.nbytes != slab.batches * layout.stride:
+            raise ProtocolError(f"{slab} does not fit the feed's batches, {self.spec}")
+        return layout
+
+    def batches(self, slab: Slab, layout: BatchLayout, memory: npt.NDArray[np.uint8]) -> Iterator[Any]:
+        """The batches of a slab in the feed's structure: arrays over `memory`, trimmed to the rows that each has."""
+        for start in range(0, slab.nbytes, layout.stride):
+            views = layout.views(memory, start)
+            if self.fixed is not None:
+                rows = int(memory[start : start + 8].view(np.int64)[0])
+                views = [view[:rows] for view in views]
+            yield unflatten(self.spec, views)

@@ -1,0 +1,189 @@
+"""The same-host transport: one unix SOCK_SEQPACKET connection, where segments come as fds and slabs as places in them.
+
+Its end of file is the lease: the daemon takes back the slots of a client when this connection ends. So it stays open
+until the last array over a slot is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import socket
+
+from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable, ledger, seqpacket
+from penstock_proto.codec import encode, from_server
+from penstock_proto.layout import ALIGN
+from penstock_proto.messages import (
+    Failed,
+    Greeting,
+    Open,
+    Opened,
+    Segment,
+    SegmentGone,
+    ServerMessage,
+    Slab,
+    Welcome,
+)
+
+from .cut import Cut
+from .memory import Mapping
+from .notes import Notes
+from .stream import Received
+
+CREDIT = 4
+CREDIT_BYTES = 2**62
+QUOTA = 8
+
+
+class LocalTransport:
+    """An open session over a unix connection."""
+
+    name = "local"
+    sends_anywhere = True
+
+    def __init__(self, welcome: Welcome, cut: Cut, notes: Notes, timeout: float) -> None:
+        """Connect and open the session's stream.
+
+        Raises:
+            OSError: this way to the daemon is not there (another host), and nothing has been opened.
+            PenstockError: the daemon refused, or did not answer for `timeout` seconds.
+        """
+        if not hasattr(socket, "AF_UNIX"):
+            raise OSError("this system has no unix sockets")
+        self._cut = cut
+        self._notes = notes
+        self._segments: dict[int, Mapping] = {}
+        self._reset = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.settimeout(timeout)
+            self._socket.connect("\0" + welcome.unix)
+            self._page = self._greeted()
+            self._mark = ledger.Mark(self._page)
+            opening = Open(welcome.session, self._page[ledger.NONCE], CREDIT, CREDIT_BYTES, QUOTA)
+            try:
+                self.quota = self._opened(encode(opening), timeout).quota
+            except OSError as error:
+                raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
+            self._socket.setblocking(False)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._poll = select.poll()
+        if notes.bell is not None:
+            self._poll.register(notes.bell.socket, select.POLLIN)
+
+    def _greeted(self) -> mmap.mmap:
+        data, fd = seqpacket.receive(self._socket)
+        if fd is None:
+            raise OSError("the daemon sent no ledger")
+        try:
+            greeting = from_server(data)
+            if not isinstance(greeting, Greeting) or greeting.version != VERSION:
+                raise ProtocolError(f"the daemon greets with {greeting}, this client speaks version {VERSION}")
+            return mmap.mmap(fd, ledger.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except ValueError as error:
+            raise OSError(f"the ledger cannot be mapped: {error}") from None
+        finally:
+            os.close(fd)
+
+    def _opened(self, opening: bytes, timeout: float) -> Opened:
+        seqpacket.send(self._socket, opening)
+        try:
+            data, fd = seqpacket.receive(self._socket)
+        except TimeoutError:
+            raise Unreachable(f"the daemon did not open the session within {timeout:g} s") from None
+        if fd is not None:
+            os.close(fd)
+        answer = from_server(data) if data else None
+        if isinstance(answer, Failed):
+            raise answer.error.error()
+        if answer is None:
+            raise ConnectionResetError("end of file")
+        if not isinstance(answer, Opened):
+            raise ProtocolError(f"the daemon answered Open with {answer}")
+        return answer
+
+    def wait(self, timeout: float, for_room: bool) -> None:
+        """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds."""
+        self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if for_room else 0))
+        ready = self._poll.poll(timeout * 1000)
+        if self._notes.bell is not None and any(fd != self._socket.fileno() for fd, _ in ready):
+            self._notes.bell.clear()
+
+    def receive(self) -> ServerMessage | Received | None:
+        """The next slab or message, or None if none is here.
+
+        Raises:
+            ConnectionLost: the daemon is gone.
+            ProtocolError: it sent what it must not.
+        """
+        while True:
+            try:
+                data, fd = seqpacket.receive(self._socket)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                # The daemon closed with messages of ours unread: Linux says so once, before what it had sent.
+                if self._reset:
+                    raise ConnectionLost(f"the connection to the daemon broke: {error}") from None
+                self._reset = True
+                continue
+            if not data:
+                raise ConnectionLost("the daemon is gone: it was killed, or crashed (its log says more)")
+            try:
+                message = from_server(data)
+                if type(message) is Slab:
+                    return self._slab(message)
+                if type(message) is Segment:
+                    self._segment(message, fd)
+                elif type(message) is SegmentGone:
+                    self._segments.pop(message.segment, None)
+                else:
+                    return message
+            finally:
+                if fd is not None:
+                    os.close(fd)
+
+    def _segment(self, message: Segment, fd: int | None) -> None:
+        if fd is None:
+            raise ProtocolError(f"{message} came without its fd")
+        try:
+            self._segments[message.segment] = Mapping(fd, message.nbytes)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"{message} cannot be mapped: {error}") from None
+
+    def _slab(self, slab: Slab) -> Received:
+        layout = self._cut.layout(slab)
+        segment = self._segments.get(slab.segment)
+        if segment is None or slab.offset % ALIGN or slab.offset + slab.nbytes > segment.nbytes:
+            raise ProtocolError(f"{slab} names no place in a segment that was sent")
+        return Received(slab, layout, segment.root(slab.offset, slab.nbytes, self._notes.released, slab.seq))
+
+    def send(self, data: bytes) -> bool:
+        """Send one message, if there is room; returns whether it was sent (or need not be: the daemon is gone)."""
+        try:
+            self._socket.send(data)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # `receive` says so, after what had come before
+        return True
+
+    def mark(self, handed: int) -> None:
+        """Mark the first `handed` slabs as handed, where the daemon reads it when this process dies."""
+        self._mark.write(handed)
+
+    def close(self) -> None:
+        """End the lease."""
+        self._segments.clear()
+        self._socket.close()
+        self._mark.release()
+        self._page.close()
+
+    def forget(self) -> None:
+        """In a forked child: the lease is the parent's."""
+        with contextlib.suppress(OSError):
+            self._socket.close()

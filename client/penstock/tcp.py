@@ -1,0 +1,250 @@
+"""ZeroMQ over TCP: the handshake of every session, and the transport of those that are not on the daemon's host.
+
+A slab comes as its message and then in chunks, each received straight into the slab's aligned buffer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from penstock_proto import VERSION, ConnectionLost, PenstockError, ProtocolError, Unreachable
+from penstock_proto.codec import encode, from_server
+from penstock_proto.messages import (
+    Chunk,
+    ClientMessage,
+    Failed,
+    Hello,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    ServerMessage,
+    Slab,
+    Welcome,
+)
+
+from .address import Address
+from .cut import Cut
+from .memory import Pool, Root
+from .notes import Notes
+from .stream import Received
+
+CREDIT = 16
+CREDIT_BYTES = 64 << 20
+MAX_CHUNK = 1 << 20
+PING_AFTER = 5.0
+LOST_AFTER = 30.0
+"""Seconds without a byte after which the daemon is given up; a Ping after 5 s asks it for one."""
+_LINGER_MS = 500
+
+
+class TcpTransport:
+    """A ZeroMQ connection to a daemon: `hello`, `open`, then the session. One thread at a time may use it."""
+
+    name = "tcp"
+    sends_anywhere = False
+    quota = None
+    """Nothing is aliased: every slab lies in memory of this process."""
+
+    def __init__(self, address: Address, notes: Notes) -> None:
+        self._address = address
+        self._notes = notes
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_CHUNK)
+        self._socket.setsockopt(zmq.IPV6, int(address.host.startswith("[")))
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address.endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._monitor, zmq.POLLIN)
+        if notes.bell is not None:
+            self._poller.register(notes.bell.socket, zmq.POLLIN)
+        self._cut: Cut | None = None
+        self._pool = Pool(keep=CREDIT)
+        self._slab: Slab | None = None
+        self._root: Root | None = None
+        self._view: npt.NDArray[np.uint8] | None = None
+        self._filled = 0
+        self._heard = time.monotonic()
+        self._pinged: float | None = None
+
+    def hello(self, timeout: float) -> Welcome:
+        """Introduce this client and ask for the feed.
+
+        Raises:
+            Unreachable: nobody answered within `timeout` seconds.
+            PenstockError: the daemon's refusal: no such feed, another version.
+        """
+        deadline = time.monotonic() + timeout
+        where = f"{self._address.endpoint}, tried for {timeout:g} s"
+        if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):
+            raise Unreachable(f"no daemon listens at {where}: {self._mend()}")
+        hello = Hello(VERSION, self._address.feed, f"{socket.gethostname()}:{os.getpid()}")
+        try:
+            answer = self._ask(hello, deadline - time.monotonic())
+        except TimeoutError:
+            raise Unreachable(
+                f"something accepts connections at {where}, but does not answer: is it a Penstock daemon, and alive? "
+                f"`penstock status {self._address.endpoint}` asks it"
+            ) from None
+        if not isinstance(answer, Welcome):
+            raise ProtocolError(f"the daemon at {where} answered Hello with {type(answer).__name__}")
+        return answer
+
+    def _mend(self) -> str:
+        try:
+            socket.getaddrinfo(self._address.host.strip("[]"), self._address.port)
+        except OSError as error:
+            return f"the host's name is not known ({error})"
+        return (
+            "is it running (`penstock serve` prints its address when it is ready), does it bind an address that this "
+            "machine reaches (127.0.0.1 serves its own host only), and does a firewall let the port through?"
+        )
+
+    def open(self, welcome: Welcome, cut: Cut, timeout: float) -> None:
+        """Open the session's stream on this connection.
+
+        Raises:
+            PenstockError: the daemon refused, or did not answer for `timeout` seconds.
+        """
+        try:
+            answer = self._ask(Open(welcome.session, b"", CREDIT, CREDIT_BYTES, 0), timeout)
+        except TimeoutError:
+            raise Unreachable(
+                f"the daemon at {self._address.endpoint} did not open the session in {timeout:g} s"
+            ) from None
+        if not isinstance(answer, Opened):
+            raise ProtocolError(f"the daemon answered Open with {type(answer).__name__}")
+        self._cut = cut
+        self._heard = time.monotonic()
+        while self._monitor.poll(0):  # an earlier connection, before a daemon's restart
+            self._monitor.recv_multipart()
+
+    def _ask(self, message: ClientMessage, timeout: float) -> ServerMessage:
+        self._socket.send(encode(message))
+        if not self._socket.poll(max(0, int(timeout * 1000))):
+            raise TimeoutError
+        answer = from_server(self._socket.recv())
+        if isinstance(answer, Failed):
+            raise answer.error.error()
+        return answer
+
+    def wait(self, timeout: float, for_room: bool) -> None:
+        """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds.
+
+        Raises:
+            ConnectionLost: no sign of life for too long.
+        """
+        self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if for_room else 0))
+        ready = dict(self._poller.poll(int(timeout * 1000)))
+        if self._notes.bell is not None and self._notes.bell.socket.fileno() in ready:
+            self._notes.bell.clear()
+        now = time.monotonic()
+        if self._socket in ready or now - self._heard < PING_AFTER:
+            self._pinged = None
+        elif self._pinged is None:
+            self._pinged = now
+            self.send(encode(Ping()))
+        elif now - self._pinged > LOST_AFTER - PING_AFTER:
+            raise ConnectionLost(
+                f"the daemon at {self._address.endpoint} was silent for {LOST_AFTER:g} s: it hangs, or "
+                "the network is cut"
+            )
+
+    def receive(self) -> ServerMessage | Received | None:
+        """The next slab or message, or None if none is here.
+
+        Raises:
+            ConnectionLost: the connection broke.
+            ProtocolError: the daemon sent what it must not.
+        """
+        while True:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                if self._monitor.poll(0) and not self._socket.poll(0):
+                    raise ConnectionLost(
+                        f"the connection to the daemon at {self._address.endpoint} broke: it was killed, or the "
+                        "network was cut"
+                    ) from None
+                return None
+            self._heard = time.monotonic()
+            message = from_server(data)
+            if type(message) is Chunk:
+                received = self._chunk(message)
+                if received is not None:
+                    return received
+            elif self._socket.getsockopt(zmq.RCVMORE):
+                raise ProtocolError(f"a frame too many after {message}")
+            elif type(message) is Slab:
+                self._begin(message)
+            elif type(message) is not Pong:
+                return message
+
+    def _begin(self, slab: Slab) -> None:
+        if self._slab is not None or self._cut is None:
+            raise ProtocolError(f"slab {slab.seq} came before slab {self._slab and self._slab.seq} was whole")
+        self._cut.layout(slab)
+        self._slab = slab
+        self._root = self._pool.take(slab.nbytes)
+        self._view = np.asarray(self._root)
+        self._filled = 0
+
+    def _chunk(self, chunk: Chunk) -> Received | None:
+        slab, root, view = self._slab, self._root, self._view
+        if slab is None or root is None or view is None or self._cut is None:
+            raise ProtocolError(f"{chunk} came before its slab")
+        if chunk.seq != slab.seq or chunk.start != self._filled or not self._socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError(f"{chunk} came; to come was slab {slab.seq} from byte {self._filled}")
+        room = view[self._filled : self._filled + MAX_CHUNK]
+        nbytes = self._socket.recv_into(room.data)
+        if not 0 < nbytes <= room.nbytes or self._socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError(f"{chunk} has {nbytes} bytes, and slab {slab.seq} room for {room.nbytes}")
+        self._filled += nbytes
+        if self._filled < slab.nbytes:
+            return None
+        self._slab = self._root = self._view = None
+        return Received(slab, self._cut.layout(slab), root)
+
+    def send(self, data: bytes) -> bool:
+        """Send one message, if there is room; returns whether it was sent."""
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def mark(self, handed: int) -> None:
+        """Nothing: the daemon shares no memory with this client."""
+
+    def close(self) -> None:
+        """Close the connection; what is still to be sent has half a second."""
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()
+
+    def forget(self) -> None:
+        """Nothing: pyzmq leaves a parent's sockets alone."""
+
+
+def connected(address: Address, notes: Notes, timeout: float) -> tuple[TcpTransport, Welcome]:
+    """A connection to the daemon at `address`, and its Welcome. Raises as `hello` does."""
+    dealer = TcpTransport(address, notes)
+    try:
+        return dealer, dealer.hello(timeout)
+    except BaseException as error:
+        if isinstance(error, PenstockError):
+            error.feed = error.feed or address.feed
+        dealer.close()
+        raise

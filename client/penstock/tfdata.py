@@ -1,0 +1,237 @@
+"""A session's stream as a `tf.data.Dataset`. The only file that imports TensorFlow.
+
+A slab comes out of `from_generator` as one uint8 tensor [batches, stride], which aliases its slot, and the graph cuts
+it: into batches by `from_tensor_slices`, and a batch into leaves by slice and bitcast. So an element costs TensorFlow
+one component, however many leaves it has. Slices alias where they begin and end at a multiple of 64; so a large leaf
+that does not end at one comes as a component of its own, where a slab is one batch. Leaves of a feed that is not fixed
+all do. While no data is there the generator yields elements of no batches, which is how TensorFlow notices a `break`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import itertools
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from penstock_proto import PenstockError
+from penstock_proto.layout import ALIGN, LeafPlace
+from penstock_proto.messages import End
+from penstock_proto.spec import Leaf, leaf_list, unflatten
+
+from . import interrupts
+from .batches import Reader
+from .memory import Root, address_of
+from .session import STEP
+from .stream import Received, Refused
+
+OWN_COMPONENT = 16 * 1024
+"""From this many bytes on a leaf that the graph could not cut without a copy is a component of its own."""
+
+
+def dataset(reader: Reader) -> tf.data.Dataset:
+    """The dataset of `reader`'s stream; the reader lives until it, and all made from it, are gone."""
+    form = _form(reader)
+    source = tf.data.Dataset.from_generator(
+        _begin, args=(_token(reader, form),), output_signature=tuple(form.signature())
+    )
+    batches = source.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
+    result = batches.map(form.cut)
+    if reader.info.batches is not None:
+        result = result.apply(tf.data.experimental.assert_cardinality(reader.info.batches))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return result.with_options(options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the batches of a feed pass through TensorFlow.
+
+    Attributes:
+        leaves: the leaves of a batch, with the batch dimension where there is one.
+        places: where they lie in a batch of a fixed feed, else empty.
+        own: which leaves are components of their own.
+    """
+
+    reader: Reader
+    leaves: list[Leaf]
+    places: tuple[LeafPlace, ...]
+    own: tuple[bool, ...]
+    stride: int
+
+    def signature(self) -> list[tf.TensorSpec]:
+        """The components: the slab [batches, stride] if any leaf is cut from it, then the leaves of their own."""
+        specs = [] if all(self.own) else [tf.TensorSpec([None, self.stride], tf.uint8)]
+        for leaf, own in zip(self.leaves, self.own, strict=True):
+            if own:
+                specs.append(tf.TensorSpec([None, *leaf.shape], leaf.dtype))
+        return specs
+
+    def nothing(self) -> tuple[npt.NDArray[Any], ...]:
+        """The components of no batch."""
+        return tuple(
+            np.zeros([0, *(dim or 0 for dim in spec.shape[1:])], spec.dtype.as_numpy_dtype) for spec in self.signature()
+        )
+
+    def components(self, item: Received) -> tuple[npt.NDArray[Any], ...]:
+        """The components of a slab, over its memory."""
+        memory = np.asarray(item.root)
+        parts = [] if all(self.own) else [memory.reshape(item.slab.batches, -1)]
+        if any(self.own):
+            views = item.layout.views(memory)
+            rows = int(memory[:8].view(np.int64)[0]) if self.places else None
+            for view, own in zip(views, self.own, strict=True):
+                if own:
+                    parts.append((view if rows is None else view[:rows])[None])
+        return tuple(parts)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def cut(self, *parts: tf.Tensor) -> Any:
+        """The feed's structure of one batch, out of the components without their first dimension."""
+        rest = iter(parts)
+        batch = None if all(self.own) else next(rest)
+        rows = None if batch is None else tf.bitcast(batch[:8], tf.int64)
+        flat = []
+        for i, (leaf, own) in enumerate(zip(self.leaves, self.own, strict=True)):
+            tensor = next(rest) if own else _cut(batch, rows, leaf, self.places[i].offset)
+            tensor.set_shape(leaf.shape)
+            flat.append(tensor)
+        return unflatten(self.reader.cut.spec, flat)
+
+
+def _cut(batch: tf.Tensor, rows: tf.Tensor, leaf: Leaf, offset: int) -> tf.Tensor:
+    """A leaf of a fixed feed out of one batch, uint8 [stride]. No copy where its end is a multiple of 64 bytes."""
+    dtype = tf.as_dtype(leaf.dtype)
+    row = [dim or 0 for dim in leaf.shape[1:]]
+    count = rows if leaf.shape[0] is None else tf.constant(leaf.shape[0], tf.int64)
+    nbytes = count * (math.prod(row) * dtype.size)
+    part = tf.slice(batch, tf.constant([offset], tf.int64), tf.reshape(nbytes, [1]))
+    shape = [count, *(tf.constant(dim, tf.int64) for dim in row)]
+    if dtype.size == 1:
+        part = tf.reshape(part, tf.stack(shape))
+        return tf.cast(part, tf.bool) if dtype == tf.bool else tf.bitcast(part, dtype)
+    return tf.bitcast(tf.reshape(part, tf.stack([*shape, tf.constant(dtype.size, tf.int64)])), dtype)
+
+
+def _form(reader: Reader) -> _Form:
+    leaves = leaf_list(reader.cut.spec)
+    layout = reader.cut.fixed
+    if layout is None:
+        return _Form(reader, leaves, (), (True,) * len(leaves), 0)
+    own = tuple(
+        reader.info.turn == 1 and place.nbytes >= OWN_COMPONENT and (place.nbytes % ALIGN != 0 or leaf.dtype == "bool")
+        for leaf, place in zip(leaves, layout.places, strict=True)
+    )
+    return _Form(reader, leaves, layout.places, own, layout.stride)
+
+
+class _Epoch:
+    """The generator of one iteration. A class, as a generator function's locals would pin a slot while it waits."""
+
+    def __init__(self, form: _Form) -> None:
+        self._form = form
+        self._session = form.reader.session
+        self._nothing = form.nothing()
+        self._heard: int | None = None
+        self._interrupted = False
+        try:
+            self._epoch = self._session.begin()
+            return
+        except Refused as refused:
+            error = refused.error
+        raise copy.copy(error)  # the text is all that TensorFlow passes on
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> tuple[npt.NDArray[Any], ...]:
+        if self._heard is None:  # interrupts that came before this wait have been handled by Python
+            self._heard = interrupts.heard()
+        item: Received | End | PenstockError | None
+        try:
+            item = self._session.take(self._epoch, STEP)
+        except Refused as refused:
+            item = refused.error
+        if isinstance(item, PenstockError):
+            raise copy.copy(item)
+        if isinstance(item, Received):
+            self._heard = None
+            return self._form.components(item)
+        if isinstance(item, End):
+            raise StopIteration
+        if self._interrupted or interrupts.heard() != self._heard:
+            self._interrupted = True
+            raise KeyboardInterrupt("Ctrl-C while waiting for data")
+        return self._nothing
+
+    def __del__(self) -> None:
+        if hasattr(self, "_epoch"):
+            self._session.leave_soon(self._epoch)
+
+
+_forms: dict[int, _Form] = {}
+_numbers = itertools.count()
+
+
+def _begin(token: npt.NDArray[np.uint8]) -> _Epoch:
+    # A module's function, since from_generator never lets go of its generator.
+    return _Epoch(_forms[int(token.view(np.int64)[0])])
+
+
+def _token(reader: Reader, form: _Form) -> tf.Tensor:
+    """A tensor that lives as long as any TensorFlow object that can read the stream, and keeps the reader for so long.
+
+    Weak references on a dataset do not do: a traced function or another dataset can hold its C++ half alone. That half
+    holds this tensor, as the generator's argument, and the memory under it tells when it is gone. It has to be made by
+    a dataset's numpy_function, since that takes memory as it is, where tf.constant would copy.
+    """
+    number = next(_numbers)
+    memory = np.zeros(2 * ALIGN, np.uint8)
+    start = -address_of(memory) % ALIGN
+    memory[start : start + 8].view(np.int64)[0] = number
+    box = [np.asarray(Root(memory, address_of(memory) + start, ALIGN, _let_go, number))]
+    take: Callable[[], npt.NDArray[np.uint8]] = box.pop
+    made = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(lambda: take(), [], tf.uint8))
+    interrupts.listen()
+    _forms[number] = form
+    token = next(iter(made))
+    token.set_shape([ALIGN])
+    return token
+
+
+@atexit.register
+def _at_exit() -> None:
+    # A thread of TensorFlow that is in Python when the interpreter ends dies there, and whoever waits for it hangs (any
+    # from_generator has that fault). After the end TensorFlow calls Python no more. So all are sent home, and what they
+    # still ask (they do so a few times after an error, to fill their buffers) is waited for.
+    for form in list(_forms.values()):
+        form.reader.session.close()
+    quiet, deadline = 0, time.monotonic() + 1
+    while quiet < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        quiet = 0 if _calls() else quiet + 1
+
+
+def _calls() -> int:
+    """How many threads TensorFlow has in Python now."""
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    outermost = [list(traceback.walk_stack(frame))[-1][0] for frame in frames.values()]
+    return sum(frame.f_code.co_filename.endswith("script_ops.py") for frame in outermost)
+
+
+def _let_go(number: int) -> None:
+    if _forms.pop(number, None) is not None:
+        interrupts.unlisten()

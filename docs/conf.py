@@ -1,0 +1,26 @@
+"""Sphinx: builds offline, with every warning an error, and without TensorFlow."""
+
+from importlib.metadata import version as installed_version
+
+project = "Penstock"
+author = "the Penstock maintainers"
+copyright = "the Penstock maintainers"
+version = release = installed_version("penstock")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+
+# There is no intersphinx, so names from elsewhere lead nowhere. Our own must.
+_elsewhere = (
+    "asyncio|click|collections|contextlib|h5py|keras|logging|msgspec|np|numpy|os|pathlib|socket|tensorflow"
+    "|tf|types|typing|typing_extensions|zmq"
+)
+nitpick_ignore_regex = [("py:.*", rf"({_elsewhere})(\..*)?")]
+
+html_theme = "furo"
+html_title = f"Penstock {release}"

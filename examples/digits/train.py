@@ -1,0 +1,73 @@
+"""Trains a small network on the digits that a Penstock daemon serves.
+
+    python train.py tcp://127.0.0.1:5555
+
+Exits 0 if more than 97 % of the test digits are named rightly, otherwise 1.
+"""
+
+import argparse
+import sys
+import time
+
+import keras
+from keras import layers
+
+import penstock
+
+
+def network():
+    """A convolutional network of some 190,000 weights: images (n, 8, 8, 1) to logits (n, 10)."""
+    model = keras.Sequential([keras.Input((8, 8, 1))])
+    for filters in (32, 64, 64):
+        model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
+        model.add(layers.BatchNormalization())
+        model.add(layers.ReLU())
+    model.add(layers.MaxPooling2D())
+    model.add(layers.Flatten())
+    model.add(layers.Dropout(0.4))
+    model.add(layers.Dense(128, activation="relu"))
+    model.add(layers.Dense(10))
+    model.compile(
+        optimizer="adam",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("url", help="where the daemon listens, without a feed's name")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of the network's first weights")
+    options = parser.parse_args()
+
+    keras.utils.set_random_seed(options.seed)
+    model = network()
+    # The learning rate falls to nothing, so that the last epochs agree with each other.
+    rate = keras.callbacks.LearningRateScheduler(lambda epoch: 2e-3 * (1 - epoch / options.epochs))
+
+    # All that training needs is a dataset. A connection is for those who also want its figures.
+    val = penstock.dataset(f"{options.url}/val")
+    with penstock.connect(f"{options.url}/train") as train:
+        start = time.perf_counter()
+        model.fit(
+            train.dataset(),
+            epochs=options.epochs,
+            validation_data=val,
+            callbacks=[rate],
+            shuffle=False,  # the feed does that; Keras would warn that it cannot
+        )
+        seconds = time.perf_counter() - start
+        stats = train.stats()
+
+    _, accuracy = model.evaluate(val, verbose=0)
+    print(f"test accuracy           {accuracy:.4f}")
+    print(f"batches per second      {stats['batches'] / seconds:.0f}")
+    print(f"time to first batch     {stats['first_batch_seconds']:.2f} s")
+    print(f"share of time waiting   {stats['wait_seconds'] / seconds:.1%}")
+    return 0 if accuracy > 0.97 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

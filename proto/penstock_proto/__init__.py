@@ -1,0 +1,47 @@
+"""What both ends of Penstock share: messages and their codec, the slab's layout, the element spec, and the errors.
+
+Imports neither the client nor the server. PROTOCOL.md describes the protocol.
+"""
+
+from .errors import (
+    ConnectionLost,
+    DaemonStopped,
+    EndOfStream,
+    FeedError,
+    GeneratorError,
+    IncompleteEpoch,
+    MemoryBound,
+    PenstockError,
+    ProtocolError,
+    SpecError,
+    StartError,
+    StreamClosed,
+    UnknownFeed,
+    Unreachable,
+    WorkerDied,
+)
+from .messages import VERSION
+from .spec import DictSpec, Leaf, Spec, TupleSpec
+
+__all__ = [
+    "VERSION",
+    "ConnectionLost",
+    "DaemonStopped",
+    "DictSpec",
+    "EndOfStream",
+    "FeedError",
+    "GeneratorError",
+    "IncompleteEpoch",
+    "Leaf",
+    "MemoryBound",
+    "PenstockError",
+    "ProtocolError",
+    "Spec",
+    "SpecError",
+    "StartError",
+    "StreamClosed",
+    "TupleSpec",
+    "UnknownFeed",
+    "Unreachable",
+    "WorkerDied",
+]

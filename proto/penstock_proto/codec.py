@@ -1,0 +1,54 @@
+"""Messages to bytes and back, strictly: whatever is not exactly a message of the expected set is a ProtocolError."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from .errors import ProtocolError
+from .messages import ClientMessage, FromWorker, Message, ServerMessage, ToWorker
+
+MAX_MESSAGE = 128 * 1024
+"""Largest control message in bytes; below the 208 KiB that a SOCK_SEQPACKET datagram may have on an untuned Linux."""
+
+M = TypeVar("M")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of `message`.
+
+    Raises:
+        ProtocolError: it is larger than `MAX_MESSAGE`.
+    """
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE:
+        raise ProtocolError(f"a {type(message).__name__} message of {len(data)} bytes; at most {MAX_MESSAGE} are sent")
+    return data
+
+
+class Decoder(Generic[M]):
+    """Decodes one set of messages."""
+
+    def __init__(self, messages: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
+
+    def __call__(self, data: bytes | memoryview) -> M:
+        """The message in `data`.
+
+        Raises:
+            ProtocolError: `data` is no message of this set, breaks a bound, or is too large.
+        """
+        if len(data) > MAX_MESSAGE:
+            raise ProtocolError(f"a message of {len(data)} bytes; at most {MAX_MESSAGE} are read")
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+            raise ProtocolError(f"malformed message: {error}") from None
+
+
+from_client: Decoder[ClientMessage] = Decoder(ClientMessage)
+from_server: Decoder[ServerMessage] = Decoder(ServerMessage)
+to_worker: Decoder[ToWorker] = Decoder(ToWorker)
+from_worker: Decoder[FromWorker] = Decoder(FromWorker)

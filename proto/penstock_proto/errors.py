@@ -1,0 +1,133 @@
+"""Every error that Penstock raises on purpose, as one tree.
+
+    PenstockError
+    ├── ProtocolError            a message that breaks the protocol, or a peer that speaks another version
+    ├── Unreachable              no daemon answered at that address in time
+    ├── ConnectionLost           the daemon, or the way to it, is gone while a stream was open
+    ├── DaemonStopped            the daemon said that it stops
+    ├── StreamClosed             the connection was closed, or a newer iterator took the stream over
+    ├── EndOfStream              the feed has `epochs=` and all of them were read
+    ├── MemoryBound              the memory that is allowed (or there) does not suffice
+    ├── StartError               `serve` cannot start: what was asked for does not exist or cannot work
+    └── FeedError                the feed itself is wrong or failed
+        ├── UnknownFeed          the daemon serves no feed of that name
+        ├── SpecError            samples do not fit the element spec, or have none that can be served
+        ├── GeneratorError       user code raised; carries the worker's traceback
+        ├── WorkerDied           a worker process ended while it held work for this stream
+        └── IncompleteEpoch      an epoch's counts are not what they must be
+
+An error crosses the wire as an `ErrorReport` (see messages.py) and is raised at the other end as the same class.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all errors that Penstock raises on purpose.
+
+    Attributes:
+        feed: name of the feed, or None.
+        worker: number of the worker process, or None.
+        split: a short text that shows the split that was being read, or None.
+        remote_traceback: the traceback of the process in which it happened, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        feed: str | None = None,
+        worker: int | None = None,
+        split: str | None = None,
+        remote_traceback: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.feed = feed
+        self.worker = worker
+        self.split = split
+        self.remote_traceback = remote_traceback
+
+    @property
+    def message(self) -> str:
+        """What happened and what to do, without the place and the traceback."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        place = [
+            f"{word} {value}"
+            for word, value in (("feed", self.feed), ("worker", self.worker), ("split", self.split))
+            if value is not None
+        ]
+        text = self.message
+        if place:
+            text += f"\n  in {', '.join(place)}"
+        if self.remote_traceback:
+            text += f"\n\n{self.remote_traceback.rstrip()}"
+        return text
+
+
+class ProtocolError(PenstockError):
+    """A message breaks the protocol, or the peer speaks another version of it."""
+
+
+class Unreachable(PenstockError):
+    """No daemon answered at the address within the timeout."""
+
+
+class ConnectionLost(PenstockError):
+    """The daemon, or the way to it, is gone while a stream was open."""
+
+
+class DaemonStopped(PenstockError):
+    """The daemon announced that it stops."""
+
+
+class StreamClosed(PenstockError):
+    """The connection was closed, or a newer iterator took its stream over."""
+
+
+class EndOfStream(PenstockError):
+    """The feed has a fixed number of epochs, and all of them were read."""
+
+
+class MemoryBound(PenstockError):
+    """The memory that is allowed, or that the machine has left, does not suffice."""
+
+
+class StartError(PenstockError):
+    """What was asked for at start does not exist or cannot work."""
+
+
+class FeedError(PenstockError):
+    """The feed is wrong or failed."""
+
+
+class UnknownFeed(FeedError):
+    """The daemon serves no feed of that name."""
+
+
+class SpecError(FeedError):
+    """Samples do not fit the element spec, or have none that can be served."""
+
+
+class GeneratorError(FeedError):
+    """User code raised; `remote_traceback` is the worker's."""
+
+
+class WorkerDied(FeedError):
+    """A worker process ended while it held work for this stream."""
+
+
+class IncompleteEpoch(FeedError):
+    """An epoch's counts are not what they must be."""
+
+
+def _tree(cls: type[PenstockError]) -> dict[str, type[PenstockError]]:
+    found = {cls.__name__: cls}
+    for sub in cls.__subclasses__():
+        found.update(_tree(sub))
+    return found
+
+
+BY_NAME: dict[str, type[PenstockError]] = _tree(PenstockError)
+"""Each error class by the name that it has on the wire."""

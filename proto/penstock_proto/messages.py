@@ -1,0 +1,443 @@
+"""Every control message, as a typed record. PROTOCOL.md says who sends which, when, and what follows.
+
+There are two conversations, and each has its own set of messages each way:
+
+    client <-> daemon     over ZeroMQ (ROUTER/DEALER) or a unix SOCK_SEQPACKET connection
+    worker <-> daemon     over the SOCK_SEQPACKET socketpair that the worker inherits
+
+The bytes of a batch are never inside a message. Every text, list and number has a bound, and unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from . import errors
+from .spec import Spec
+
+VERSION = 1
+"""The protocol's version. Both ends must have the same."""
+
+MAX_TEXT = 32 * 1024
+MAX_SHAPES = 1024
+
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Line = Annotated[str, Meta(max_length=1024)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Seed = Annotated[int, Meta(ge=0, le=2**62)]
+Index = Annotated[int, Meta(ge=0, lt=2**31)]
+Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Record = Annotated[bytes, Meta(max_length=32 * 1024)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=16)]
+Shapes = Annotated[tuple[Shape, ...], Meta(max_length=MAX_SHAPES)]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):
+    """Base of all messages: `type` is the class's name in lower case."""
+
+
+class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """An error on its way to where it is raised. `kind` is a name in `errors.BY_NAME`."""
+
+    kind: Name
+    message: Text
+    feed: Line | None = None
+    worker: Index | None = None
+    split: Line | None = None
+    remote_traceback: Text | None = None
+
+    @classmethod
+    def of(cls, error: errors.PenstockError) -> ErrorReport:
+        """The report of `error`, its texts cut to what a message may hold (a traceback keeps its end)."""
+        traceback = error.remote_traceback
+        return cls(
+            type(error).__name__,
+            error.message[: MAX_TEXT // 4],
+            None if error.feed is None else error.feed[:1024],
+            error.worker,
+            None if error.split is None else error.split[:1024],
+            None if traceback is None else traceback[-MAX_TEXT // 4 :],
+        )
+
+    def error(self) -> errors.PenstockError:
+        """The error to raise; an unknown kind becomes a plain PenstockError that names it."""
+        cls = errors.BY_NAME.get(self.kind)
+        message = self.message if cls else f"{self.kind}: {self.message}"
+        return (cls or errors.PenstockError)(
+            message, feed=self.feed, worker=self.worker, split=self.split, remote_traceback=self.remote_traceback
+        )
+
+
+class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a consumer must know of a feed.
+
+    `spec` describes one sample where `batch_size` is given, and one batch where it is None. `turn` is how many
+    batches a slab holds at the most. `batches` and `samples` are those of an epoch, where known.
+    """
+
+    name: Name
+    spec: Spec
+    batch_size: Annotated[int, Meta(ge=1, le=2**31)] | None
+    turn: Annotated[int, Meta(ge=1, le=2**16)]
+    drop_remainder: bool
+    order: Annotated[str, Meta(pattern="^(exact|fast)$")]
+    lanes: Annotated[int, Meta(ge=1, le=2**16)]
+    seed: Seed
+    epochs: Count | None
+    batches: Count | None
+    samples: Count | None
+
+
+# --- client to daemon -------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of a session: which feed, which version. `client` names the consumer in status and logs."""
+
+    version: int
+    feed: Line
+    client: Line = ""
+
+
+class Open(Message, frozen=True):
+    """Opens the session's stream on the transport that this message comes by.
+
+    Over a unix connection it is the first message, and `proof` repeats the nonce in the ledger. Over ZeroMQ `proof` is
+    empty. At most `credit` slabs and `credit_bytes` bytes (but always one slab) are under way, sent and not handed;
+    the client keeps at most `quota` handed slabs aliased and copies beyond (0 over ZeroMQ).
+    """
+
+    session: Token
+    proof: bytes
+    credit: Annotated[int, Meta(ge=1, le=4096)]
+    credit_bytes: Count
+    quota: Annotated[int, Meta(ge=0, le=4096)]
+
+
+class Begin(Message, frozen=True):
+    """The client wants this epoch from its first batch. Epochs only go up."""
+
+    epoch: Count
+
+
+class Ack(Message, frozen=True):
+    """The first `handed` slabs of the session are done with: handed to the consumer (delivered), or void with their epoch.
+
+    `released` (unix only) are sequence numbers of slabs over which no tensor lives any more. `ended` is the number of
+    END messages received.
+    """
+
+    handed: Count
+    released: Annotated[tuple[Count, ...], Meta(max_length=4096)] = ()
+    ended: Count = 0
+
+
+class Leave(Message, frozen=True):
+    """The client leaves this epoch before its end; slabs of it that were sent and not handed are void."""
+
+    epoch: Count
+
+
+class Ping(Message, frozen=True):
+    """A sign of life; answered with Pong."""
+
+
+class Bye(Message, frozen=True):
+    """The client ends its session."""
+
+
+class StatusRequest(Message, frozen=True):
+    """Asks for the daemon's status; needs no session. `version` as in Hello."""
+
+    version: int
+
+
+class StopRequest(Message, frozen=True):
+    """Asks the daemon to stop. Only over the unix connection, from the daemon's own user or root."""
+
+
+# --- daemon to client -------------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Hello. `unix` is the abstract unix address of the daemon for clients on the same host."""
+
+    session: Token
+    feed: FeedInfo
+    unix: Line
+
+
+class Greeting(Message, frozen=True):
+    """First message on a unix connection, sent by the daemon at once, with the ledger's fd. See ledger.py."""
+
+    version: int
+
+
+class Opened(Message, frozen=True):
+    """The stream exists. `credit` and `quota` are what was granted, at most what Open asked for."""
+
+    credit: Annotated[int, Meta(ge=1, le=4096)]
+    quota: Annotated[int, Meta(ge=0, le=4096)]
+
+
+class Segment(Message, frozen=True):
+    """A segment of the arena, `nbytes` long, with its fd. Sent before the first message that names it. (unix only)"""
+
+    segment: Index
+    nbytes: Count
+
+
+class SegmentGone(Message, frozen=True):
+    """Nothing will name this segment again; unmap it when the last array over it is gone. (unix only)"""
+
+    segment: Index
+
+
+class Slab(Message, frozen=True):
+    """One slab: `batches` consecutive batches of one turn, `nbytes` bytes in all.
+
+    `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
+    leftovers). Over unix it lies at `offset` of `segment`; over ZeroMQ those are 0 and `nbytes` follow in Chunks.
+    `shapes`: whole shapes of the leaves where the feed is not fixed (then `batches` is 1), else empty. `rows` is the
+    number of rows in all its batches.
+    """
+
+    seq: Count
+    epoch: Count
+    lane: Annotated[int, Meta(ge=-1, lt=2**31)]
+    index: Count
+    batches: Annotated[int, Meta(ge=1, le=2**16)]
+    rows: Count
+    nbytes: Count
+    segment: Index = 0
+    offset: Count = 0
+    shapes: Shapes = ()
+
+
+class Chunk(Message, frozen=True):
+    """Header of one piece of slab `seq`, from byte `start`; the bytes are the next frame. (ZeroMQ only)"""
+
+    seq: Count
+    start: Count
+
+
+class End(Message, frozen=True):
+    """The epoch's last batch has been sent: totals of the epoch as the daemon counted them."""
+
+    epoch: Count
+    slabs: Count
+    batches: Count
+    rows: Count
+
+
+class Failed(Message, frozen=True):
+    """The session, or what was asked for, failed. After a session exists its stream stays failed."""
+
+    error: ErrorReport
+
+
+class Pong(Message, frozen=True):
+    """Answer to Ping."""
+
+
+class Status(Message, frozen=True):
+    """The daemon's status as JSON text."""
+
+    json: Annotated[str, Meta(max_length=2**20)]
+
+
+# --- daemon to worker -------------------------------------------------------------------------------------------------
+
+
+class ListSplits(Message, frozen=True):
+    """Run the feed's `splits` and answer with SplitsListed (its fd holds the list) or RunFailed with `run`."""
+
+    run: Count
+    feed: Name
+    epoch: Count
+
+
+class SplitList(Message, frozen=True):
+    """A list of splits, `nbytes` long, with its fd; StartRun refers to it by `splits`."""
+
+    splits: Count
+    nbytes: Count
+
+
+class ForgetSplits(Message, frozen=True):
+    """No run will refer to this list again."""
+
+    splits: Count
+
+
+class StartRun(Message, frozen=True):
+    """Open a run: one lane of one epoch of one stream (or, for an indexable feed, the epoch as a whole).
+
+    `record` is empty for a fresh start, or a restart record to go on from. `spec` is the feed's where it is not
+    declared: the one that was seen in the answer to its first ListSplits, which only that worker knows.
+    """
+
+    run: Count
+    feed: Name
+    epoch: Count
+    lane: Annotated[int, Meta(ge=0, lt=2**31)]
+    splits: Count
+    record: Record = b""
+    spec: Spec | None = None
+
+
+class Fill(Message, frozen=True):
+    """Make the run's next turn: up to `batches` batches, the first being number `index` of the lane, into
+    `nbytes` bytes at `offset` of `segment`. Answered by Made messages, the last of which has `last` set."""
+
+    run: Count
+    ticket: Count
+    index: Count
+    batches: Annotated[int, Meta(ge=1, le=2**16)]
+    segment: Index
+    offset: Count
+    nbytes: Count
+
+
+class WriteRows(Message, frozen=True):
+    """Write `count` leftover rows of an ended run, from its row `start`, to row `row` of the batch at `offset`.
+
+    `rows`, `index`: the merged batch's row count and its number among the epoch's merged batches, for its header.
+    Answered by RowsWritten.
+    """
+
+    run: Count
+    ticket: Count
+    segment: Index
+    offset: Count
+    nbytes: Count
+    start: Count
+    count: Count
+    row: Count
+    rows: Count
+    index: Count
+
+
+class DropRun(Message, frozen=True):
+    """Forget the run. Fills of it that are not answered yet are answered with no batches."""
+
+    run: Count
+
+
+class Shutdown(Message, frozen=True):
+    """End the process."""
+
+
+# --- worker to daemon -------------------------------------------------------------------------------------------------
+
+
+class Imported(Message, frozen=True):
+    """The user's modules are imported; `feeds` are those named on the command line, in order."""
+
+    feeds: Annotated[tuple[FeedPlan, ...], Meta(max_length=256)]
+    imports_seconds: float
+    tensorflow: bool
+
+
+class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the daemon must know of a feed: its options after defaults that need no data.
+
+    `spec` is the declared one or None; `turn` is None where the default depends on the spec. `length` is the number of
+    samples of an indexable feed, else None. `static_splits` says that `splits` is no function: one list for all epochs.
+    `lanes` is 1 where the generator cannot be divided. `warnings` are for the log.
+    """
+
+    name: Name
+    spec: Spec | None
+    batch_size: Annotated[int, Meta(ge=1, le=2**31)] | None
+    turn: Annotated[int, Meta(ge=1, le=2**16)] | None
+    lanes: Annotated[int, Meta(ge=1, le=2**16)]
+    order: Annotated[str, Meta(pattern="^(exact|fast)$")]
+    shuffle: Count
+    interleave: Annotated[int, Meta(ge=1, le=2**16)]
+    seed: Seed
+    epochs: Count | None
+    samples: Count | None
+    length: Count | None
+    drop_remainder: bool
+    static_splits: bool
+    warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+
+
+class StartFailed(Message, frozen=True):
+    """The worker cannot serve what it was asked for, and ends."""
+
+    error: ErrorReport
+
+
+class SplitsListed(Message, frozen=True):
+    """Answer to ListSplits; its fd holds the list. `digest` is the SHA-256 of it.
+
+    `spec` is that of the first sample of the first split and `nbytes_first` the bytes of that sample (or ready batch),
+    both only for the answer to the first listing of a feed (epoch 0 and no spec known), else None and 0.
+    """
+
+    run: Count
+    count: Count
+    nbytes: Count
+    digest: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    spec: Spec | None = None
+    sample_nbytes: Count = 0
+
+
+class Made(Message, frozen=True):
+    """Batches of a turn are in the slot: `batches` of them, from position `first` in the turn (0, 1, ...).
+
+    `last` closes the turn and the ticket; `ended` (only with `last`) says that the lane has no further full batch and
+    holds `leftover` rows. A message may have 0 batches only with `last`. `rows`: rows in these batches. `record`: the
+    restart record behind the last of them. `shapes` as in Slab.
+    """
+
+    run: Count
+    ticket: Count
+    first: Count
+    batches: Count
+    rows: Count
+    last: bool
+    ended: bool = False
+    leftover: Count = 0
+    shapes: Shapes = ()
+    record: Record = b""
+
+
+class NeedRoom(Message, frozen=True):
+    """The run's next batch needs `nbytes` bytes, more than the slot of `ticket` has. The worker keeps the batch and
+    waits for a new Fill of the same ticket with a larger slot."""
+
+    run: Count
+    ticket: Count
+    nbytes: Count
+
+
+class RowsWritten(Message, frozen=True):
+    """Answer to WriteRows."""
+
+    run: Count
+    ticket: Count
+
+
+class RunFailed(Message, frozen=True):
+    """User code raised, or what it yielded cannot be served. The run is closed, with all of its tickets."""
+
+    run: Count
+    error: ErrorReport
+
+
+ClientMessage: TypeAlias = Hello | Open | Begin | Ack | Leave | Ping | Bye | StatusRequest | StopRequest
+ServerMessage: TypeAlias = (
+    Welcome | Greeting | Opened | Segment | SegmentGone | Slab | Chunk | End | Failed | Pong | Status
+)
+ToWorker: TypeAlias = (
+    ListSplits | SplitList | ForgetSplits | StartRun | Fill | WriteRows | DropRun | Segment | SegmentGone | Shutdown
+)
+FromWorker: TypeAlias = (
+    Imported | StartFailed | SplitsListed | Made | NeedRoom | RowsWritten | RunFailed
+)

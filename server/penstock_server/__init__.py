@@ -1,0 +1,10 @@
+"""What a loader host runs: the daemon, its worker processes, and the `Feed` by which a user says what they load.
+
+User modules import this package in every worker, so it brings in neither the daemon nor ZeroMQ.
+"""
+
+from penstock_proto import DictSpec, Leaf, TupleSpec
+
+from .feed import Feed
+
+__all__ = ["DictSpec", "Feed", "Leaf", "TupleSpec"]

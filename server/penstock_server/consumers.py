@@ -1,0 +1,316 @@
+"""Sessions of consumers: from Hello to the last slot that comes back, over ZeroMQ or over a connection on this host.
+
+A session is known by a token from Welcome on, gets its stream with Open, and keeps to one transport. Nothing here decides
+about batches: what consumers say goes to the coordinator, and what it wants sent is sent here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock_proto import PenstockError, ProtocolError, UnknownFeed, codec
+from penstock_proto import messages as m
+
+from .coordinator import Coordinator
+from .coordinator.commands import Deliver
+from .coordinator.stream import Stream
+from .host.arena import Segment
+from .host.local import LocalPeer
+from .host.network import Router
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 30.0
+"""Seconds without a sign of life after which a consumer over ZeroMQ counts as gone."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One consumer: where it is, what it reads, and when it was last heard."""
+
+    token: bytes
+    feed: str
+    client: str
+    routing_id: bytes
+    heard: float
+    peer: LocalPeer | None = None
+    stream: Stream | None = None
+    opened: float = field(default_factory=time.time)
+
+    @property
+    def transport(self) -> str:
+        """How its batches go: `local` or `tcp`."""
+        return "tcp" if self.peer is None else "local"
+
+
+class Consumers:
+    """All sessions.
+
+    Args:
+        coordinator: what decides.
+        router: the ZeroMQ socket.
+        unix: the abstract unix address for consumers on this host.
+        ready: tells whether all feeds are ready; until then Hellos wait.
+        status: makes the text that answers a StatusRequest.
+        stop: called when the daemon's own user asks it to stop.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        router: Router,
+        unix: str,
+        *,
+        ready: Callable[[], bool],
+        status: Callable[[], str],
+        stop: Callable[[], None],
+    ) -> None:
+        self.sessions: dict[bytes, Session] = {}
+        self.malformed = 0
+        self._coordinator = coordinator
+        self._router = router
+        self._unix = unix
+        self._ready = ready
+        self._status = status
+        self._stop = stop
+        self._by_routing_id: dict[bytes, Session] = {}
+        self._by_peer: dict[LocalPeer, Session] = {}
+        self._by_stream: dict[int, Session] = {}
+        self._early: list[tuple[bytes, m.Hello]] = []
+        self._complained: set[str] = set()
+
+    # --- what comes ---
+
+    def frame(self, routing_id: bytes, data: bytes) -> None:
+        """A message over ZeroMQ."""
+        try:
+            message = codec.from_client(data)
+        except ProtocolError as error:
+            if not self._other_version(routing_id, data):
+                self._complain("zmq", error)
+            return
+        session = self._by_routing_id.get(routing_id)
+        if session is not None:
+            session.heard = time.monotonic()
+        match message:
+            case m.Hello():
+                self._hello(routing_id, message)
+            case m.Open():
+                self._open(message, routing_id, None)
+            case m.StatusRequest():
+                self._router.send(routing_id, m.Status(self._status()))
+            case m.Ping():
+                self._router.send(routing_id, m.Pong())
+            case m.StopRequest():
+                refused = ProtocolError("a daemon is stopped from its own host, or by SIGTERM")
+                self._router.send(routing_id, m.Failed(m.ErrorReport.of(refused)))
+            case _ if session is not None and session.peer is None:
+                self._said(session, message)
+            case _:
+                pass  # of a session that has ended
+
+    def datagram(self, peer: LocalPeer, data: bytes) -> None:
+        """A message over a connection on this host."""
+        try:
+            message = codec.from_client(data)
+        except ProtocolError as error:
+            self._complain("unix", error)
+            return
+        session = self._by_peer.get(peer)
+        match message:
+            case m.Open() if session is None:
+                self._open(message, b"", peer)
+            case m.StopRequest():
+                self._stop()
+            case m.Ping():
+                peer.send(m.Pong())
+            case _ if session is not None:
+                self._said(session, message)
+            case _:
+                self._complain("unix", ProtocolError(f"{type(message).__name__} before Open"))
+
+    def peer_ended(self, peer: LocalPeer) -> None:
+        """A consumer on this host is gone: this, and nothing else, gives its slots back."""
+        session = self._by_peer.pop(peer, None)
+        if session is not None:
+            self._gone(session)
+
+    def feeds_ready(self) -> None:
+        """All feeds are ready: answer the Hellos that came early."""
+        early, self._early = self._early, []
+        for routing_id, hello in early:
+            self._hello(routing_id, hello)
+
+    def look_at_the_clock(self) -> None:
+        """Let go of consumers over ZeroMQ that have not been heard for `PATIENCE` seconds."""
+        for session in list(self.sessions.values()):
+            if session.peer is None and time.monotonic() - session.heard > PATIENCE:
+                if session.stream is not None:
+                    log.warning("feed %s: %s is gone (nothing heard for %d s)", session.feed, session.client, PATIENCE)
+                self._gone(session)
+
+    # --- what goes ---
+
+    def deliver(self, slab: Deliver, segment: Segment) -> None:
+        """Send one slab."""
+        session = self._by_stream[slab.stream]
+        local = session.peer is not None
+        message = m.Slab(
+            seq=slab.seq,
+            epoch=slab.epoch,
+            lane=slab.lane,
+            index=slab.index,
+            batches=slab.batches,
+            rows=slab.rows,
+            nbytes=slab.nbytes,
+            segment=segment.number if local else 0,
+            offset=slab.start if local else 0,
+            shapes=slab.shapes,
+        )
+        if session.peer is not None:
+            session.peer.show(segment)
+            session.peer.send(message)
+        elif self._router.send(session.routing_id, message):
+            self._router.send_bytes(
+                session.routing_id, slab.seq, segment.view()[slab.start : slab.start + slab.nbytes]
+            )
+
+    def send(self, stream: int, message: m.Message) -> None:
+        """Send a message to the consumer of a stream."""
+        self._send(self._by_stream[stream], message)
+
+    def segment_gone(self, segment: Segment) -> None:
+        """Tell consumers on this host that the segment was given back."""
+        for peer in self._by_peer:
+            peer.gone(segment)
+
+    def stop(self, error: PenstockError) -> None:
+        """Tell every consumer why nothing more comes."""
+        for session in self.sessions.values():
+            self._send(session, m.Failed(m.ErrorReport.of(error)))
+        for routing_id, _ in self._early:
+            self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
+
+    # --- how ---
+
+    def _hello(self, routing_id: bytes, hello: m.Hello) -> None:
+        if hello.version != m.VERSION:
+            self._refuse_version(routing_id, hello.version)
+        elif hello.feed not in self._coordinator.feeds and not self._ready():
+            self._early.append((routing_id, hello))
+        elif hello.feed not in self._coordinator.feeds:
+            served = ", ".join(sorted(self._coordinator.feeds))
+            error = UnknownFeed(f"no feed {hello.feed!r} is served at {self._router.endpoint}; there are: {served}")
+            self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
+        elif routing_id not in self._by_routing_id:
+            token = secrets.token_bytes(16)
+            session = Session(token, hello.feed, hello.client, routing_id, time.monotonic())
+            self.sessions[token] = session
+            self._by_routing_id[routing_id] = session
+            self._router.send(routing_id, m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix))
+
+    def _open(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> None:
+        try:
+            session = self._opened(message, routing_id, peer)
+        except PenstockError as error:
+            report = m.Failed(m.ErrorReport.of(error))
+            if peer is not None:
+                peer.send(report)
+            else:
+                self._router.send(routing_id, report)
+        else:
+            assert session.stream is not None
+            log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
+            self._send(session, m.Opened(session.stream.share.credit, session.stream.share.quota))
+
+    def _opened(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> Session:
+        session = self.sessions.get(message.session)
+        if session is None or session.stream is not None:
+            raise ProtocolError("this session is not waiting to be opened")
+        if peer is not None and not hmac.compare_digest(message.proof, peer.nonce):
+            raise ProtocolError("the proof is wrong: the ledger has not been mapped")
+        if peer is None and routing_id != session.routing_id:
+            raise ProtocolError("this session was greeted on another connection")
+        session.stream = self._coordinator.open(
+            session.feed,
+            credit=message.credit,
+            credit_bytes=message.credit_bytes,
+            quota=message.quota if peer is not None else 0,
+        )
+        session.peer = peer
+        self._by_stream[session.stream.number] = session
+        if peer is not None:
+            self._by_peer[peer] = session
+            self._by_routing_id.pop(session.routing_id, None)
+        return session
+
+    def _said(self, session: Session, message: m.ClientMessage) -> None:
+        stream = session.stream
+        if stream is None:
+            if isinstance(message, m.Bye):
+                self._gone(session)
+            return
+        try:
+            match message:
+                case m.Begin():
+                    self._coordinator.begin(stream, message.epoch)
+                case m.Ack():
+                    self._coordinator.acknowledge(stream, message.handed, message.released)
+                case m.Leave():
+                    self._coordinator.leave(stream, message.epoch)
+                case m.Bye() if session.peer is None:
+                    self._gone(session)
+                case m.Bye():
+                    self._coordinator.close(stream)  # its slots come back as tensors die, or at end of file
+                case _:
+                    raise ProtocolError(f"{type(message).__name__} in an open session")
+        except ProtocolError as error:
+            log.warning("feed %s: %s breaks the protocol: %s", session.feed, session.client, error.message)
+            stream.fail(error)
+
+    def _gone(self, session: Session) -> None:
+        self.sessions.pop(session.token, None)
+        self._by_routing_id.pop(session.routing_id, None)
+        if session.stream is not None:
+            log.info("feed %s: %s is gone", session.feed, session.client)
+            self._by_stream.pop(session.stream.number, None)
+            self._coordinator.lost(session.stream)
+            session.stream = None
+
+    def _send(self, session: Session, message: m.Message) -> None:
+        if session.peer is not None:
+            session.peer.send(message)
+        else:
+            self._router.send(session.routing_id, message)
+
+    def _other_version(self, routing_id: bytes, data: bytes) -> bool:
+        """Answer a Hello that our version cannot read, so that the other side learns why."""
+        try:
+            raw = msgspec.msgpack.decode(data, type=dict[str, object])
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return False
+        version = raw.get("version")
+        if raw.get("type") not in ("hello", "statusrequest") or not isinstance(version, int) or version == m.VERSION:
+            return False
+        self._refuse_version(routing_id, version)
+        return True
+
+    def _refuse_version(self, routing_id: bytes, version: int) -> None:
+        error = ProtocolError(
+            f"the client speaks protocol version {version}, the daemon version {m.VERSION}: "
+            "install the same release of penstock on both sides"
+        )
+        self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
+
+    def _complain(self, where: str, error: ProtocolError) -> None:
+        self.malformed += 1
+        if where not in self._complained:
+            self._complained.add(where)
+            log.warning("dropped what came over %s: %s; further ones are only counted", where, error.message)

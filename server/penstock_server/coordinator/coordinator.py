@@ -1,0 +1,262 @@
+"""The coordinator: feeds, workers and streams, as a state machine without I/O.
+
+Two rules. All that changes state is a method here or in stream.py, called with values; and nothing here knows a socket,
+a clock, a process or an address. Events come in as method calls, and `take()` gives what is to be done. A daemon drives
+it, and so does a simulation.
+
+Life of a feed: `plans` (a worker has imported it) -> its splits and first sample are asked for -> `splits_listed` ->
+it is ready, or the start is refused. Life of a stream: `open` -> `begin`/`acknowledge`/`leave` ... -> `close` or
+`lost` -> gone when its last slot has come back. Runs and tickets tell by their number to which stream they belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock_proto import (
+    MemoryBound,
+    PenstockError,
+    ProtocolError,
+    UnknownFeed,
+    WorkerDied,
+)
+from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import Spec
+
+from . import commands as do
+from .feeds import ServedFeed, SplitsInfo, whole_pages
+from .memory import least_slots, share
+from .order import Part
+from .stream import IDS_PER_STREAM, Stream
+
+
+class Coordinator:
+    """See the file's head.
+
+    Args:
+        workers: how many worker processes there are; they are numbered from 0.
+        memory: bytes that slots and shuffle blocks may take in all.
+    """
+
+    def __init__(self, *, workers: int, memory: int) -> None:
+        self.workers = workers
+        self.memory = memory
+        self.feeds: dict[str, ServedFeed] = {}
+        self.streams: dict[int, Stream] = {}
+        self._plans: dict[str, FeedPlan] = {}
+        self._listings: dict[int, str] = {}
+        self._last_stream = 0
+        self._commands: list[do.Command] = []
+
+    def take(self) -> list[do.Command]:
+        """What is to be done since the last call, in order."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the streams' shares add up to."""
+        return sum(stream.share.nbytes for stream in self.streams.values())
+
+    # --- feeds ---
+
+    def plans(self, plans: Iterable[FeedPlan], worker: int) -> None:
+        """A worker has imported the feeds. The first one to do so is asked for splits and samples."""
+        if self._plans:
+            return
+        for run, plan in enumerate(plans):
+            self._plans[plan.name] = plan
+            self._listings[run] = plan.name
+            self._do(do.ListSplits(worker, run, plan.name, 0))
+
+    def splits_listed(self, run: int, splits: SplitsInfo, spec: Spec | None, sample_nbytes: int) -> None:
+        """A list of splits is there, and for the first of a feed its spec and the bytes of a sample."""
+        if run in self._listings:
+            self._feed_seen(self._plans[self._listings.pop(run)], splits, spec, sample_nbytes)
+        elif (stream := self._stream_of(run)) is not None:
+            stream.splits_listed(run, splits)
+            self._settle(stream)
+        else:
+            self._do(do.ForgetSplits(splits.number))
+
+    def _feed_seen(self, plan: FeedPlan, splits: SplitsInfo, spec: Spec | None, sample_nbytes: int) -> None:
+        spec = plan.spec or spec
+        if spec is None:
+            error = ProtocolError("the worker did not say what a sample looks like", feed=plan.name)
+            self._do(do.RefuseStart(error))
+            return
+        static = plan.static_splits or plan.length is not None
+        if not static:
+            self._do(do.ForgetSplits(splits.number))
+        feed = ServedFeed(plan, spec, sample_nbytes, splits if static else None)
+        self.feeds[plan.name] = feed
+        needed = sum(served.least_nbytes for served in self.feeds.values())
+        if needed <= self.memory:
+            self._do(do.FeedReady(plan.name))
+        elif not self._listings:  # else the figure is not complete
+            self._do(do.RefuseStart(self._too_small(needed)))
+
+    def _too_small(self, needed: int) -> MemoryBound:
+        needs = []
+        for feed in self.feeds.values():
+            blocks = f" and {size(feed.blocks_nbytes)} of shuffle blocks" if feed.blocks_nbytes else ""
+            needs.append(f"feed {feed.name}: {least_slots(1)} slots of {size(feed.slot_nbytes)}{blocks}")
+        return MemoryBound(
+            f"--memory {self.memory} is too small: {needed} bytes are needed at the least ({'; '.join(needs)}); "
+            f"give --memory {needed} or more, or make the batches, `turn` or `shuffle` smaller"
+        )
+
+    # --- consumers ---
+
+    def open(self, feed_name: str, *, credit: int, credit_bytes: int, quota: int) -> Stream:
+        """A new stream from epoch 0 for a consumer that asks for so much credit and alias quota.
+
+        A quota of 0 says that slots are free when their slabs are handed (the consumer has bytes of its own).
+
+        Raises:
+            UnknownFeed: names the feeds that there are.
+            MemoryBound: other streams hold the memory; says how much is needed.
+        """
+        feed = self.feeds.get(feed_name)
+        if feed is None:
+            served = ", ".join(sorted(self.feeds)) or "none is ready yet"
+            raise UnknownFeed(f"no feed {feed_name!r} is served here; there are: {served}")
+        reading = {stream.feed for stream in self.streams.values()}
+        granted = share(
+            free=self.memory - self.reserved,
+            kept=sum(other.least_nbytes for other in self.feeds.values() if other not in reading | {feed}),
+            slot=feed.slot_nbytes,
+            blocks=feed.blocks_nbytes,
+            workers=self.workers,
+            credit=credit,
+            quota=quota,
+        )
+        if granted is None:
+            needed = feed.blocks_nbytes + least_slots(quota) * feed.slot_nbytes
+            raise MemoryBound(
+                f"a stream needs {size(needed)}, but {len(self.streams)} others hold {size(self.reserved)} of the "
+                f"{size(self.memory)} that --memory allows: close one, or give the daemon more",
+                feed=feed_name,
+            )
+        self._last_stream += 1
+        stream = Stream(
+            self._last_stream,
+            feed,
+            granted,
+            credit_bytes=credit_bytes,
+            holds_handed=quota > 0,
+            workers=self.workers,
+            out=self._do,
+        )
+        self.streams[stream.number] = stream
+        stream.advance()
+        return stream
+
+    def begin(self, stream: Stream, epoch: int) -> None:
+        """The consumer wants this epoch."""
+        stream.begin(epoch)
+        self._settle(stream)
+
+    def acknowledge(self, stream: Stream, handed: int, released: tuple[int, ...]) -> None:
+        """The consumer was handed so many slabs, and released these."""
+        stream.acknowledge(handed, released)
+        self._settle(stream)
+
+    def leave(self, stream: Stream, epoch: int) -> None:
+        """The consumer leaves the epoch early."""
+        stream.leave(epoch)
+        self._settle(stream)
+
+    def close(self, stream: Stream) -> None:
+        """The consumer wants nothing more, but may still have tensors over slots."""
+        stream.close()
+        self._settle(stream)
+
+    def lost(self, stream: Stream) -> None:
+        """The consumer is gone."""
+        stream.lost()
+        self._settle(stream)
+
+    # --- workers ---
+
+    def made(
+        self, ticket: int, part: Part | None, *, last: bool = False, ended: bool = False, leftover: int = 0
+    ) -> None:
+        """Batches are in a slot."""
+        if (stream := self._stream_of(ticket)) is not None:
+            stream.made(ticket, part, last=last, ended=ended, leftover=leftover)
+            self._settle(stream)
+
+    def rows_written(self, ticket: int, run: int) -> None:
+        """Leftover rows are in a slot."""
+        if (stream := self._stream_of(ticket)) is not None:
+            stream.rows_written(ticket, run)
+            self._settle(stream)
+
+    def need_room(self, ticket: int, nbytes: int) -> None:
+        """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
+        stream = self._stream_of(ticket)
+        if stream is None or not stream.needs(ticket):
+            return
+        grown = stream.slot_nbytes if nbytes <= stream.slot_nbytes else whole_pages(nbytes + nbytes // 8)
+        slots = stream.share.production + stream.share.credit + stream.share.quota
+        missing = slots * (grown - stream.slot_nbytes)
+        if missing > self.memory - self.reserved:
+            grown = max(stream.slot_nbytes, whole_pages(nbytes))
+            missing = slots * (grown - stream.slot_nbytes)
+        if missing > self.memory - self.reserved:
+            free = self.memory - self.reserved
+            error = MemoryBound(
+                f"a batch of {size(nbytes)} came, for which the stream's {slots} slots need {size(missing)} more, but "
+                f"only {size(free)} of --memory {self.memory} are free: give --memory {self.memory + missing - free} "
+                "or more, or make the batches smaller",
+                feed=stream.feed.name,
+            )
+            stream.no_slot(ticket, error)
+        else:
+            stream.share = stream.share.larger(missing)
+            stream.need_room(ticket, grown)
+        self._settle(stream)
+
+    def run_failed(self, run: int, error: PenstockError) -> None:
+        """User code failed in a worker."""
+        if run in self._listings:
+            self._do(do.RefuseStart(error))
+        elif (stream := self._stream_of(run)) is not None:
+            stream.run_failed(run, error)
+            self._settle(stream)
+
+    def no_slot(self, ticket: int, error: PenstockError) -> None:
+        """The machine has no memory for the ticket's slot."""
+        if (stream := self._stream_of(ticket)) is not None:
+            stream.no_slot(ticket, error)
+            self._settle(stream)
+
+    def worker_died(self, worker: int, how: str) -> None:
+        """A worker process has ended; what it held is lost."""
+        error = WorkerDied(f"the worker process {how}; the daemon's log may say more", worker=worker)
+        if self._listings or not self._plans:
+            self._do(do.RefuseStart(error))
+        for stream in list(self.streams.values()):
+            stream.worker_died(worker, error)
+            self._settle(stream)
+
+    def _stream_of(self, number: int) -> Stream | None:
+        return self.streams.get(number // IDS_PER_STREAM)
+
+    def _settle(self, stream: Stream) -> None:
+        if stream.done:
+            self.streams.pop(stream.number, None)
+
+    def _do(self, command: do.Command) -> None:
+        self._commands.append(command)
+
+
+def size(nbytes: int) -> str:
+    """`nbytes` for people: 12 bytes, 3.4 MiB."""
+    amount, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"

@@ -1,0 +1,102 @@
+"""A feed as the coordinator knows it: its plan, and what the first samples told (spec, sizes)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from penstock_proto.layout import ALIGN, HEADER, default_turn, fixed_layout, is_fixed, lay_out
+from penstock_proto.messages import FeedInfo, FeedPlan
+from penstock_proto.spec import Spec, leaf_list
+
+from ..feed import block_samples
+from .memory import least_slots
+from .order import Part
+
+
+def whole_pages(nbytes: int) -> int:
+    """`nbytes` rounded up to whole pages of 4096 bytes, which is what a slot really takes."""
+    return -(-nbytes // 4096) * 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsInfo:
+    """A list of splits: the number under which it is known, how many it holds, and its SHA-256."""
+
+    number: int
+    count: int
+    digest: bytes
+
+
+class ServedFeed:
+    """A feed that can be consumed.
+
+    Args:
+        plan: its options.
+        spec: of one sample, or of one ready batch where the plan has no batch size.
+        sample_nbytes: bytes of one sample (or ready batch) as it was seen.
+        static_splits: the one list of splits of all epochs, or None where each epoch lists its own.
+    """
+
+    def __init__(self, plan: FeedPlan, spec: Spec, sample_nbytes: int, static_splits: SplitsInfo | None) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.sample_nbytes = sample_nbytes
+        self.static_splits = static_splits
+        self._dtypes = [leaf.dtype for leaf in leaf_list(spec)]
+        if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
+            self._stride = fixed_layout(spec, plan.batch_size).stride
+            self.turn = plan.turn or default_turn(self._stride)
+            self.slot_nbytes = whole_pages(self._stride * self.turn)
+        else:
+            self._stride = 0
+            self.turn = 1
+            self.slot_nbytes = whole_pages(HEADER + sample_nbytes + ALIGN * len(self._dtypes))
+        self.info = FeedInfo(
+            name=plan.name,
+            spec=spec,
+            batch_size=plan.batch_size,
+            turn=self.turn,
+            drop_remainder=plan.drop_remainder,
+            order=plan.order,
+            lanes=plan.lanes,
+            seed=plan.seed,
+            epochs=plan.epochs,
+            batches=self._batches(),
+            samples=self._samples(),
+        )
+
+    @cached_property
+    def blocks_nbytes(self) -> int:
+        """Bytes that one stream's shuffle blocks take in the workers' heaps, all lanes together."""
+        plan = self.plan
+        if not plan.shuffle or plan.length is not None:
+            return 0
+        lanes = min(plan.lanes, self.static_splits.count) if self.static_splits else plan.lanes
+        return lanes * block_samples(plan.shuffle, lanes, plan.batch_size) * self.sample_nbytes
+
+    @property
+    def least_nbytes(self) -> int:
+        """Bytes without which no stream of this feed can live."""
+        return least_slots(1) * self.slot_nbytes + self.blocks_nbytes
+
+    def nbytes_of(self, part: Part) -> int:
+        """Bytes of a part of a turn in its slot."""
+        if self._stride:
+            return part.batches * self._stride
+        return lay_out(self._dtypes, part.shapes).stride
+
+    def start_of(self, part: Part) -> int:
+        """Where a part of a turn begins in its slot."""
+        return part.first * self._stride
+
+    def _samples(self) -> int | None:
+        return self.plan.length if self.plan.length is not None else self.plan.samples
+
+    def _batches(self) -> int | None:
+        samples = self._samples()
+        if samples is None or self.plan.batch_size is None:
+            return samples
+        if self.plan.drop_remainder:
+            return samples // self.plan.batch_size
+        return -(-samples // self.plan.batch_size)

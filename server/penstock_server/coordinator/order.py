@@ -1,0 +1,244 @@
+"""The order of one epoch: which turn comes after which, and where merged leftovers stand.
+
+An epoch visits its live lanes in turn and takes up to `turn` batches at each visit. A lane ends at the first visit
+that finds fewer than that. What it has left over (fewer rows than a batch) joins one accumulator, in the order in which
+lanes end *in the stream*; as soon as that holds a batch, a merged batch stands right behind the visit that completed
+it. What is left at the end is the epoch's last, smaller batch. So the order is a function of the lanes' lengths alone,
+whoever makes the batches and whenever they are ready.
+
+Visits are made ahead of knowing where lanes end. A visit to a lane that turns out to have ended before is empty and
+changes nothing. Leftovers are resolved strictly in stream order, as far as all visits up to there are closed.
+
+This file knows no slot, no credit, no worker and no socket.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock_proto import PenstockError
+from penstock_proto.layout import TAIL_LANE
+from penstock_proto.messages import Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Batches of a turn that are ready: `batches` of them from position `first` of the turn."""
+
+    first: int
+    batches: int
+    rows: int
+    shapes: Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """`count` rows from row `start` of what `lane` has left over."""
+
+    lane: int
+    start: int
+    count: int
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One visit to a lane, or one merged batch (`lane` is TAIL_LANE).
+
+    `index` is the number of its first batch in the lane (or among the merged ones), `batches` how many it may have.
+    """
+
+    lane: int
+    index: int
+    batches: int
+    leftovers: tuple[Leftover, ...] = ()
+    parts: deque[Part] = field(default_factory=deque)
+    closed: bool = False
+    ended: bool = False
+    leftover: int = 0
+    error: PenstockError | None = None
+    # Kept by the stream: the slot's ticket (-1: none yet), the (worker, run)s that still fill it, how many slabs of it
+    # are out at the consumer, and whether the order is done with it (all sent, or its epoch closed).
+    ticket: int = -1
+    fillers: list[tuple[int, int]] = field(default_factory=list)
+    out: int = 0
+    settled: bool = False
+
+
+class LaneVisits:
+    """The visits to the lanes of an epoch, in stream order, as far as the lanes' ends are known.
+
+    Lane i belongs to group i mod `groups`, and each group has its own order: one group for exact order, one for each
+    worker where any lane may be next.
+    """
+
+    def __init__(self, lanes: int, turn: int, groups: int = 1) -> None:
+        self._turn = turn
+        self._live = [list(range(group, lanes, groups)) for group in range(groups)]
+        self._cursors = [0] * groups
+        self._visits = [0] * lanes
+        self._count = lanes
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every lane is known to have ended."""
+        return not self._count
+
+    def next(self, group: int = 0) -> Turn | None:
+        """The next visit to a lane of the group; None if all of them have ended."""
+        live = self._live[group]
+        if not live:
+            return None
+        position = self._cursors[group] % len(live)
+        self._cursors[group] = position + 1
+        lane = live[position]
+        visit = self._visits[lane]
+        self._visits[lane] = visit + 1
+        return Turn(lane, visit * self._turn, self._turn)
+
+    def ended(self, lane: int) -> None:
+        """The lane has ended: it is not visited again."""
+        group = lane % len(self._live)
+        live = self._live[group]
+        if lane in live:
+            position = live.index(lane)
+            del live[position]
+            self._count -= 1
+            if position < self._cursors[group]:
+                self._cursors[group] -= 1
+
+
+class RangeVisits:
+    """The turns of an indexable feed: ranges of its batches. Whoever makes them, lane 0 is their name."""
+
+    def __init__(self, batches: int, turn: int) -> None:
+        self._batches = batches
+        self._turn = turn
+        self._made = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been given out."""
+        return self._made >= self._batches
+
+    def next(self, group: int = 0) -> Turn | None:
+        """The next range, whatever the group: any worker can make it."""
+        first = self._made
+        count = min(self._turn, self._batches - first)
+        self._made += count
+        return Turn(0, first, count)
+
+    def ended(self, lane: int) -> None:
+        """Ranges do not end early."""
+
+
+class EpochOrder:
+    """The turns of one epoch in stream order: those in the window (made or being made), and those to come.
+
+    Args:
+        visits: where new turns come from.
+        batch_size: rows in a full batch; None where items are whole batches (then nothing is left over).
+        drop_remainder: leave out the last, smaller batch.
+        exact: leftovers count in stream order; otherwise in the order in which lanes happen to end.
+    """
+
+    def __init__(
+        self, visits: LaneVisits | RangeVisits, *, batch_size: int | None, drop_remainder: bool, exact: bool
+    ) -> None:
+        self._visits = visits
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
+        self._exact = exact
+        self._ended: set[int] = set()
+        self._accumulator: deque[Leftover] = deque()
+        self._accumulated = 0
+        self._merged = 0
+        self._resolved = 0
+        self._flushed = False
+        self.window: list[Turn] = []
+        self.ungranted: deque[Turn] = deque()
+        self.dropped_rows = 0
+        self._flush()
+
+    @property
+    def more(self) -> bool:
+        """Whether a new visit can be made."""
+        return not self._visits.exhausted
+
+    @property
+    def finished(self) -> bool:
+        """Whether every turn of the epoch has been taken from the window."""
+        return self._flushed and not self.window
+
+    def visit(self, group: int = 0) -> Turn | None:
+        """Make the next visit of the group, and put it at the window's end; None if its lanes have ended."""
+        turn = self._visits.next(group)
+        if turn is not None:
+            self.window.append(turn)
+        return turn
+
+    def closed(self, turn: Turn) -> None:
+        """`turn` is complete: `closed`, `ended` and `leftover` are set. Merged batches that follow are added."""
+        if turn.ended:
+            self._visits.ended(turn.lane)
+        if not self._exact and turn in self.window:
+            self._resolve(self.window.index(turn))
+        while self._exact and self._resolved < len(self.window) and self.window[self._resolved].closed:
+            self._resolved += 1 + self._resolve(self._resolved)
+        self._flush()
+
+    def taken(self, position: int = 0) -> Turn:
+        """Take the turn at `position` (0 in exact order) out of the window; it must be closed."""
+        if position < self._resolved:
+            self._resolved -= 1
+        turn = self.window.pop(position)
+        self._flush()
+        return turn
+
+    def _resolve(self, position: int) -> int:
+        """Count what the closed turn at `position` leaves over; returns how many merged batches now follow it."""
+        turn = self.window[position]
+        if not turn.ended or turn.lane in self._ended or turn.error is not None:
+            return 0
+        self._ended.add(turn.lane)
+        if not turn.leftover or self._batch_size is None:
+            return 0
+        self._accumulator.append(Leftover(turn.lane, 0, turn.leftover))
+        self._accumulated += turn.leftover
+        count = 0
+        while self._accumulated >= self._batch_size:
+            count += 1
+            self._insert(position + count, self._batch_size)
+        return count if self._exact else 0
+
+    def _flush(self) -> None:
+        """At the epoch's end, what is left over becomes the last batch."""
+        if self._flushed or self.more:
+            return
+        if self._exact:
+            settled = self._resolved == len(self.window)
+        else:
+            settled = all(turn.closed for turn in self.window if turn.lane != TAIL_LANE)
+        if not settled:
+            return
+        self._flushed = True
+        if self._accumulated and self._drop_remainder:
+            self.dropped_rows = self._accumulated
+        elif self._accumulated:
+            self._insert(len(self.window), self._accumulated)
+
+    def _insert(self, position: int, rows: int) -> None:
+        leftovers = []
+        missing = rows
+        while missing:
+            first = self._accumulator.popleft()
+            count = min(first.count, missing)
+            leftovers.append(Leftover(first.lane, first.start, count))
+            if count < first.count:
+                self._accumulator.appendleft(Leftover(first.lane, first.start + count, first.count - count))
+            missing -= count
+        self._accumulated -= rows
+        turn = Turn(TAIL_LANE, self._merged, 1, tuple(leftovers))
+        self._merged += 1
+        self.window.insert(position, turn)
+        self.ungranted.append(turn)

@@ -1,0 +1,420 @@
+"""The loader daemon: one process that carries out what the coordinator decides.
+
+Everything runs on one event loop and one thread (pages of new slots are reserved on another). Events from workers and
+consumers go to the coordinator; after each, its commands are carried out in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from penstock_proto import DaemonStopped, PenstockError, StartError, codec
+from penstock_proto import messages as m
+
+from .consumers import Consumers
+from .coordinator import Coordinator, size
+from .coordinator import commands as do
+from .coordinator.feeds import SplitsInfo
+from .coordinator.order import Part
+from .host.arena import Arena, Segment
+from .host.local import Listener
+from .host.network import Router
+from .host.slots import Slots
+from .host.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """Serves feeds until it is stopped.
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        workers: number of worker processes, 1 or more.
+        bind: `tcp://address:port` to listen on.
+        memory: bytes that slots and shuffle blocks may take.
+        on_ready: called with the URL of each feed once it can be consumed.
+    """
+
+    def __init__(
+        self, feeds: list[str], *, workers: int, bind: str, memory: int, on_ready: Callable[[str], None]
+    ) -> None:
+        self._feeds = feeds
+        self._bind = bind
+        self._on_ready = on_ready
+        self._workers = workers
+        self._coordinator = Coordinator(workers=workers, memory=memory)
+        self._arena = Arena(memory)
+        self._stopped = asyncio.Event()
+        self._error: PenstockError | None = None
+        self._warned: set[str] = set()
+        self._started = time.time()
+        self._lists: dict[int, tuple[int, int]] = {}
+        """fd and size of each list of splits, by its number."""
+        self._last_list = 0
+        self._known: list[set[tuple[str, int]]] = [set() for _ in range(workers)]
+        """Segments and lists of splits that each worker has been told of."""
+
+    async def run(self, until_stdin_closes: bool = False) -> None:
+        """Serve until SIGTERM, SIGINT, a stop request, or (where asked for) the end of standard input.
+
+        Raises:
+            StartError: the address cannot be bound, or a feed cannot be served at all.
+            PenstockError: whatever else keeps a feed from being served.
+        """
+        loop = asyncio.get_running_loop()
+        self._router = Router(self._bind, self._frame)
+        try:
+            self._listener = Listener(self._datagram, self._peer_ended)
+            self._consumers = Consumers(
+                self._coordinator,
+                self._router,
+                self._listener.name,
+                ready=self._all_ready,
+                status=lambda: json.dumps(self.status()),
+                stop=self.stop,
+            )
+            self._slots = Slots(
+                self._arena,
+                reserved=lambda: self._coordinator.reserved,
+                granted=self._granted,
+                refused=self._refused,
+                gone=self._segment_gone,
+            )
+            for name in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(name, self.stop)
+            if until_stdin_closes:
+                loop.add_reader(0, self._stdin)
+            self._supervisor = Supervisor(self._feeds, self._workers, self._from_worker, self._worker_died)
+            self._supervisor.start()
+            clock = loop.create_task(self._clock())
+            await self._stopped.wait()
+            clock.cancel()
+            if until_stdin_closes:
+                loop.remove_reader(0)
+            self._consumers.stop(self._error or DaemonStopped("the daemon was stopped"))
+            await self._slots.stop()
+            await self._supervisor.stop(codec.encode(m.Shutdown()))
+            self._listener.close()
+        finally:
+            self._router.close()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Stop serving: consumers are told, workers end."""
+        self._stopped.set()
+
+    def status(self) -> dict[str, object]:
+        """What `penstock status` shows, as JSON types."""
+        coordinator = self._coordinator
+        return {
+            "pid": os.getpid(),
+            "version": m.VERSION,
+            "endpoint": self._router.endpoint,
+            "unix": self._listener.name,
+            "seconds": round(time.time() - self._started, 1),
+            "ready": self._all_ready(),
+            "memory": {"allowed": coordinator.memory, "reserved": coordinator.reserved, "arena": self._arena.nbytes},
+            "malformed": self._consumers.malformed,
+            "feeds": [
+                {
+                    "name": feed.name,
+                    "url": self._url(feed.name),
+                    "spec": str(feed.info.spec),
+                    "batch_size": feed.info.batch_size,
+                    "batches": feed.info.batches,
+                    "samples": feed.info.samples,
+                    "turn": feed.info.turn,
+                    "lanes": feed.info.lanes,
+                    "order": feed.info.order,
+                    "splits": feed.static_splits.count if feed.static_splits else None,
+                }
+                for feed in coordinator.feeds.values()
+            ],
+            "workers": [
+                {
+                    "number": worker.number,
+                    "pid": worker.process.pid if worker.process else None,
+                    "restarts": worker.restarts,
+                }
+                for worker in self._supervisor.workers
+            ],
+            "streams": [
+                {
+                    "feed": session.feed,
+                    "client": session.client,
+                    "transport": session.transport,
+                    "epoch": session.stream.begun,
+                    "sent": session.stream.sent,
+                    "handed": session.stream.handed,
+                    "slots": session.stream.slots,
+                    "slot_bytes": session.stream.slot_nbytes,
+                    "error": None if session.stream.error is None else session.stream.error.message,
+                }
+                for session in self._consumers.sessions.values()
+                if session.stream is not None
+            ],
+        }
+
+    # --- events ---
+
+    def _frame(self, routing_id: bytes, data: bytes) -> None:
+        self._consumers.frame(routing_id, data)
+        self._carry_out()
+
+    def _datagram(self, peer: object, data: bytes) -> None:
+        self._consumers.datagram(peer, data)  # type: ignore[arg-type]
+        self._carry_out()
+
+    def _peer_ended(self, peer: object) -> None:
+        self._consumers.peer_ended(peer)  # type: ignore[arg-type]
+        self._carry_out()
+
+    def _from_worker(self, number: int, data: bytes, fd: int | None) -> None:
+        message = codec.from_worker(data)
+        coordinator = self._coordinator
+        match message:
+            case m.Made():
+                part = None
+                if message.batches:
+                    part = Part(message.first, message.batches, message.rows, message.shapes)
+                coordinator.made(
+                    message.ticket, part, last=message.last, ended=message.ended, leftover=message.leftover
+                )
+            case m.RowsWritten():
+                coordinator.rows_written(message.ticket, message.run)
+            case m.NeedRoom():
+                coordinator.need_room(message.ticket, message.nbytes)
+            case m.RunFailed():
+                error = message.error.error()
+                log.error("%s", error)
+                coordinator.run_failed(message.run, error)
+            case m.SplitsListed():
+                self._splits_listed(message, fd)
+                fd = None
+            case m.Imported():
+                self._imported(number, message)
+            case m.StartFailed():
+                self._fail(message.error.error())
+        if fd is not None:
+            os.close(fd)
+        self._carry_out()
+
+    def _worker_died(self, number: int, how: str) -> None:
+        self._known[number].clear()
+        log.error("worker %d %s; it is started again", number, how)
+        if not self._coordinator.feeds:
+            self._fail(StartError(f"worker {number} {how} before it could serve a feed: see its output above"))
+        self._coordinator.worker_died(number, how)
+        self._carry_out()
+
+    def _stdin(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                self.stop()
+
+    async def _clock(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._consumers.look_at_the_clock()
+            self._carry_out()
+
+    def _imported(self, number: int, message: m.Imported) -> None:
+        names = [plan.name for plan in message.feeds]
+        for name in {name for name in names if names.count(name) > 1}:
+            self._fail(StartError(f"two feeds are called {name!r}: give one of them another `name=`"))
+            return
+        for plan in message.feeds:
+            for text in plan.warnings:
+                self._warn_once(f"feed {plan.name}: {text}")
+        if message.tensorflow:
+            self._warn_once(
+                "your module imports TensorFlow: each worker takes about 500 MB more and 3 s longer to start; "
+                "keep the generator in a module of its own that does not"
+            )
+        log.info("worker %d is ready: its imports took %.2f s", number, message.imports_seconds)
+        self._coordinator.plans(message.feeds, number)
+
+    def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
+        number = 0
+        if fd is not None:
+            self._last_list += 1
+            number = self._last_list
+            self._lists[number] = (fd, message.nbytes)
+        splits = SplitsInfo(number, message.count, message.digest)
+        self._coordinator.splits_listed(message.run, splits, message.spec, message.sample_nbytes)
+
+    # --- commands ---
+
+    def _carry_out(self) -> None:
+        while commands := self._coordinator.take():
+            for command in commands:
+                self._carry_out_one(command)
+        self._slots.trim()
+
+    def _carry_out_one(self, command: do.Command) -> None:
+        match command:
+            case do.Grant() | do.Merge():
+                self._slots.request(command)
+            case do.Deliver():
+                self._consumers.deliver(command, self._slots.segment(command.ticket))
+            case do.Free():
+                self._slots.free(command.ticket)
+            case do.StartRun():
+                self._start_run(command)
+            case do.DropRun():
+                for grant in self._slots.waiting(command.run):
+                    self._not_granted(grant)
+                self._tell(command.worker, m.DropRun(command.run))
+            case do.EndEpoch():
+                end = m.End(command.epoch, command.slabs, command.batches, command.rows)
+                self._consumers.send(command.stream, end)
+            case do.FailStream():
+                self._consumers.send(command.stream, m.Failed(m.ErrorReport.of(command.error)))
+            case do.ListSplits():
+                self._tell(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
+            case do.ForgetSplits():
+                self._forget_splits(command.splits)
+            case do.FeedReady():
+                self._feed_ready(command.feed)
+            case do.RefuseStart():
+                self._fail(command.error)
+
+    def _granted(self, grant: do.Grant | do.Merge) -> None:
+        segment = self._slots.segment(grant.ticket)
+        if isinstance(grant, do.Grant):
+            self._show_segment(grant.worker, segment)
+            fill = m.Fill(grant.run, grant.ticket, grant.index, grant.batches, segment.number, 0, segment.nbytes)
+            self._tell(grant.worker, fill)
+            return
+        for part in grant.parts:
+            self._show_segment(part.worker, segment)
+            write = m.WriteRows(
+                run=part.run,
+                ticket=grant.ticket,
+                segment=segment.number,
+                offset=0,
+                nbytes=segment.nbytes,
+                start=part.start,
+                count=part.count,
+                row=part.row,
+                rows=grant.rows,
+                index=grant.index,
+            )
+            self._tell(part.worker, write)
+
+    def _not_granted(self, grant: do.Grant | do.Merge) -> None:
+        """The grant was taken back before a worker heard of it."""
+        if isinstance(grant, do.Grant):
+            self._coordinator.made(grant.ticket, None, last=True)
+        else:
+            for part in grant.parts:
+                self._coordinator.rows_written(grant.ticket, part.run)
+
+    def _refused(self, ticket: int, error: PenstockError) -> None:
+        self._coordinator.no_slot(ticket, error)
+        self._coordinator.made(ticket, None, last=True)
+        self._carry_out()
+
+    def _start_run(self, command: do.StartRun) -> None:
+        if command.splits:
+            fd, nbytes = self._lists[command.splits]
+            if ("splits", command.splits) not in self._known[command.worker]:
+                self._known[command.worker].add(("splits", command.splits))
+                data = codec.encode(m.SplitList(command.splits, nbytes))
+                self._supervisor.send(command.worker, data, fd)
+        start = m.StartRun(
+            run=command.run,
+            feed=command.feed,
+            epoch=command.epoch,
+            lane=command.lane,
+            splits=command.splits,
+            spec=self._coordinator.feeds[command.feed].info.spec,
+        )
+        self._tell(command.worker, start)
+
+    def _forget_splits(self, number: int) -> None:
+        fd, _ = self._lists.pop(number, (-1, 0))
+        if fd >= 0:
+            os.close(fd)
+        for worker, known in enumerate(self._known):
+            if ("splits", number) in known:
+                known.discard(("splits", number))
+                self._tell(worker, m.ForgetSplits(number))
+
+    def _show_segment(self, worker: int, segment: Segment) -> None:
+        if ("segment", segment.number) not in self._known[worker]:
+            self._known[worker].add(("segment", segment.number))
+            data = codec.encode(m.Segment(segment.number, segment.nbytes))
+            self._supervisor.send(worker, data, segment.fd)
+
+    def _segment_gone(self, segment: Segment) -> None:
+        self._consumers.segment_gone(segment)
+        for worker, known in enumerate(self._known):
+            if ("segment", segment.number) in known:
+                known.discard(("segment", segment.number))
+                self._tell(worker, m.SegmentGone(segment.number))
+
+    def _tell(self, worker: int, message: m.Message) -> None:
+        self._supervisor.send(worker, codec.encode(message))
+
+    # --- starting ---
+
+    def _all_ready(self) -> bool:
+        return len(self._coordinator.feeds) == len(self._feeds)
+
+    def _feed_ready(self, name: str) -> None:
+        feed = self._coordinator.feeds[name]
+        log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes))
+        self._on_ready(self._url(name))
+        if self._all_ready():
+            self._consumers.feeds_ready()
+
+    def _url(self, feed: str) -> str:
+        address, _, port = self._router.endpoint.removeprefix("tcp://").rpartition(":")
+        host = socket.gethostname() if address in ("0.0.0.0", "[::]", "*") else address
+        return f"tcp://{host}:{port}/{feed}"
+
+    def _fail(self, error: PenstockError) -> None:
+        if self._error is None:
+            self._error = error
+        self.stop()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
+
+
+def serve(
+    feeds: list[str],
+    *,
+    workers: int,
+    bind: str,
+    memory: int,
+    on_ready: Callable[[str], None],
+    until_stdin_closes: bool = False,
+) -> None:
+    """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
+
+    Raises:
+        PenstockError: it could not start; the message says why.
+    """
+    import uvloop
+
+    async def main() -> None:
+        daemon = Daemon(feeds, workers=workers, bind=bind, memory=memory, on_ready=on_ready)
+        await daemon.run(until_stdin_closes)
+
+    uvloop.run(main())
+
+

@@ -1,0 +1,283 @@
+"""`Feed`: what a user declares, checked when it is declared; and what follows from it before any data is read.
+
+A feed runs nothing by itself. It must not know workers, slots or streams.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import msgspec
+
+from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaf_list, shown
+
+INTERLEAVE = 4
+"""Splits that a lane has open at once when it shuffles, unless the feed says otherwise."""
+
+MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """A named source of batches, made of a generator and a work list, or of anything that can be indexed.
+
+    `generate` yields one sample at a time: nested dicts and tuples of arrays and numbers, each of one dtype and shape.
+    It runs in worker processes, once for each split, and is given what it asks for by parameter name:
+
+        the first positional parameter   the split, one item of `splits`
+        rng                              a `numpy.random.Generator`, seeded from the feed's seed, the epoch, the split
+        epoch                            the number of the epoch, from 0
+        shard                            (index, count), for a generator without `splits` that divides itself
+
+    A generator without `rng` finds `random` and `numpy.random` seeded in the same way. In place of a generator, an
+    object with `__len__` and `__getitem__` serves its items, each once an epoch.
+
+    Attributes:
+        generate: the generator function, or the indexable object.
+        splits: the work list, or a function without parameters that returns it (run once an epoch). Its items must
+            be picklable.
+        batch_size: samples in a batch. None: `generate` yields whole batches (items of an indexable object are
+            whole batches), and the rows of each may differ.
+        name: the feed's name in its URL; by default the name of the module's attribute.
+        shuffle: how many samples are mixed (batches where `batch_size` is None); 0 keeps the order of the input.
+        interleave: splits that a lane reads at once when it shuffles; 4 by default.
+        seed: 0 to 2**62. The stream is a function of the feed and its seed.
+        epochs: how many epochs a stream has; None: no end.
+        samples: samples in an epoch, where known beforehand: then the number of steps is known too.
+        drop_remainder: drop the last batch of an epoch where it is not full.
+        lanes: sequences that an epoch is dealt into, the most workers that can run at once. Part of the order.
+        turn: batches that the order takes from a lane in turn; by default as many as make about 1 MiB.
+        order: "exact", the same order with any number of workers, or "fast", whatever is ready.
+        spec: dtypes and shapes of a sample (of a batch where `batch_size` is None); by default those of the first.
+
+    Raises:
+        TypeError, ValueError: an option that cannot work; the message says what to do.
+    """
+
+    generate: Callable[..., Any] | Sequence[Any]
+    _: KW_ONLY
+    splits: Sequence[Any] | Callable[[], Iterable[Any]] | None = None
+    batch_size: int | None
+    name: str | None = None
+    shuffle: int = 0
+    interleave: int | None = None
+    seed: int = 0
+    epochs: int | None = None
+    samples: int | None = None
+    drop_remainder: bool = False
+    lanes: int = 16
+    turn: int | None = None
+    order: str = "exact"
+    spec: Spec | None = None
+
+    def __post_init__(self) -> None:
+        _whole("batch_size", self.batch_size, 1, 2**31, optional=True)
+        _whole("shuffle", self.shuffle, 0, 2**62)
+        _whole("interleave", self.interleave, 1, MAX_INTERLEAVE, optional=True)
+        _whole("seed", self.seed, 0, 2**62)
+        _whole("epochs", self.epochs, 1, 2**62, optional=True)
+        _whole("samples", self.samples, 1, 2**62, optional=True)
+        _whole("lanes", self.lanes, 1, 2**16)
+        _whole("turn", self.turn, 1, 2**16, optional=True)
+        if self.name is not None:
+            check_name(self.name)
+        if self.order not in ("exact", "fast"):
+            raise ValueError(f"order is {self.order!r}; it can be 'exact' or 'fast'")
+        if not isinstance(self.drop_remainder, bool):
+            raise TypeError(f"drop_remainder is {self.drop_remainder!r}; it can be True or False")
+        if self.interleave not in (None, 1) and not self.shuffle:
+            raise ValueError("interleave= mixes splits, which needs shuffle=; without it the input's order is kept")
+        if self.batch_size is None:
+            if self.drop_remainder:
+                raise ValueError("drop_remainder= cannot work with batch_size=None: `generate` makes the batches")
+            if self.turn not in (None, 1):
+                raise ValueError("turn= is 1 with batch_size=None: batches of unknown size travel one by one")
+        if self.spec is not None:
+            object.__setattr__(self, "spec", _checked_spec(self.spec, self.batch_size))
+        if is_indexable(self.generate):
+            self._check_indexable()
+        else:
+            object.__setattr__(self, "splits", _checked_splits(self.splits))
+            wants(self.generate, has_splits=self.splits is not None)
+
+    def _check_indexable(self) -> None:
+        if isinstance(self.generate, type):
+            raise TypeError(f"{self.generate.__name__} is a class: give an object of it, {self.generate.__name__}(...)")
+        if isinstance(self.generate, Mapping | str | bytes):
+            raise TypeError(f"{shown(self.generate)} has no numbered samples: give a list of samples or a generator")
+        if self.splits is not None:
+            raise ValueError("splits= is for generators: an indexable object is divided by its indices; leave it out")
+        if self.samples is not None and self.samples != len(self.generate):  # type: ignore[arg-type]
+            raise ValueError(
+                f"samples is {self.samples}, but the indexable object has {len(self.generate)}: "  # type: ignore[arg-type]
+                "leave samples= out"
+            )
+
+    def plan(self, default_name: str) -> FeedPlan:
+        """What the daemon must know of this feed, which is called `default_name` if it has no name of its own.
+
+        Raises:
+            ValueError: `default_name` cannot be part of a URL.
+        """
+        name = self.name if self.name is not None else check_name(default_name)
+        length = len(self.generate) if is_indexable(self.generate) else None  # type: ignore[arg-type]
+        samples, lanes, warnings = self.samples, self.lanes, []
+        if length is not None:
+            lanes = 1
+            samples = length if self.batch_size is not None else None
+        elif self.splits is None and not wants(self.generate, has_splits=False).shard:
+            lanes = 1
+            warnings.append(
+                f"feed {name} cannot be divided, so one worker makes all of it: give splits= (a list of files or "
+                "ranges, passed to the generator one by one), or let the generator take `shard` and yield every "
+                "count-th sample from index, where index, count = shard"
+            )
+        interleave = self.interleave or (INTERLEAVE if self.shuffle else 1)
+        return FeedPlan(
+            name=name,
+            spec=self.spec,
+            batch_size=self.batch_size,
+            turn=1 if self.batch_size is None else self.turn,
+            lanes=lanes,
+            order=self.order,
+            shuffle=self.shuffle,
+            interleave=interleave,
+            seed=self.seed,
+            epochs=self.epochs,
+            samples=samples,
+            length=length,
+            drop_remainder=self.drop_remainder,
+            static_splits=not callable(self.splits),
+            warnings=tuple(warnings),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a generator function asks for by its parameters."""
+
+    split: bool
+    rng: bool
+    epoch: bool
+    shard: bool
+
+
+def wants(generate: Any, *, has_splits: bool) -> Wants:
+    """What `generate` is to be given.
+
+    Raises:
+        TypeError: it is no function, or asks for what it cannot be given.
+        ValueError: it asks for a split and there are none, or the other way round.
+    """
+    name = getattr(generate, "__name__", type(generate).__name__)
+    if not callable(generate):
+        what = "is an iterator, which can be read only once" if hasattr(generate, "__next__") else "is no function"
+        raise TypeError(
+            f"{shown(generate)} {what}: give a generator function that yields samples, or an object with "
+            "__len__ and __getitem__"
+        )
+    try:
+        parameters = inspect.signature(generate).parameters.values()
+    except ValueError:
+        raise TypeError(f"the parameters of {name} cannot be read: wrap it in a `def` of your own") from None
+    named = {p.name for p in parameters} & {"rng", "epoch", "shard"}
+    others = [p for p in parameters if p.name not in named]
+    positional = [p for p in others if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    required = [p.name for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if has_splits and not positional:
+        raise ValueError(f"splits= is given, but {name} takes no split: add a first parameter for it, or leave it out")
+    surplus = [parameter for parameter in required if not positional or parameter != positional[0].name]
+    if surplus:
+        raise TypeError(
+            f"{name} asks for {', '.join(surplus)}: a generator can ask for the split (its first parameter), rng, "
+            "epoch and shard; give the others defaults or bind them with functools.partial"
+        )
+    if required and not has_splits:
+        raise ValueError(f"{name} asks for a split ({required[0]}), but there are none: give splits=")
+    if has_splits and "shard" in named:
+        raise ValueError(f"{name} asks for shard, which is for generators without splits=: leave one of them out")
+    for p in parameters:
+        if p.name in named and p.kind is p.POSITIONAL_ONLY:
+            raise TypeError(f"{name} takes {p.name} by position only: remove the `/`")
+    return Wants(has_splits, "rng" in named, "epoch" in named, "shard" in named)
+
+
+def is_indexable(source: Any) -> bool:
+    """Whether `source` serves its items by number, rather than being a generator function."""
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def check_name(name: str) -> str:
+    """`name`, if it can be the path of a URL.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name):
+        raise ValueError(f"name is {name!r}; a feed's name is 1 to 128 letters, digits, '_', '-' and '.'")
+    return name
+
+
+def block_samples(shuffle: int, lanes: int, batch_size: int | None) -> int:
+    """Samples in a lane's shuffle block: `shuffle / lanes`, rounded up to whole batches; 0 without shuffling.
+
+    `lanes` are those that have any splits. With `batch_size` None, ready batches are counted.
+    """
+    rows = batch_size or 1
+    return -(-shuffle // (lanes * rows)) * rows
+
+
+def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
+    """What to tell the user where `n_splits` splits are too few to be mixed well, else None."""
+    lanes = min(plan.lanes, n_splits)
+    if not plan.shuffle or plan.length is not None or not n_splits or n_splits >= lanes * plan.interleave:
+        return None
+    fewest, most = n_splits // lanes, -(-n_splits // lanes)
+    mixed = str(most) if fewest == most else f"{fewest} or {most}"
+    text = (
+        f"feed {plan.name} shuffles, but each batch mixes only {mixed} of its {n_splits} splits, "
+        f"because {lanes} lanes share them: divide the input more finely (row ranges of files, say)"
+    )
+    fewer = max(1, n_splits // plan.interleave)
+    if fewer < lanes:
+        text += f", or give lanes={fewer}, which mixes more and lets at most {fewer} workers run at once"
+    return text
+
+
+def _whole(option: str, value: Any, low: int, high: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if type(value) is not int:
+        raise TypeError(f"{option} is {value!r}; it is a whole number{', or None' if optional else ''}")
+    if not low <= value <= high:
+        raise ValueError(f"{option} is {value}; it can be {low} to {high}{', or None' if optional else ''}")
+
+
+def _checked_splits(splits: Any) -> Any:
+    if splits is None or callable(splits) or (isinstance(splits, Sequence) and not isinstance(splits, str | bytes)):
+        return splits
+    if isinstance(splits, str | bytes | Mapping) or not isinstance(splits, Iterable):
+        raise TypeError(f"splits is {shown(splits)}; it is a list (of files, say) or a function that returns one")
+    return list(splits)
+
+
+def _checked_spec(spec: Any, batch_size: int | None) -> Spec:
+    if not isinstance(spec, Leaf | TupleSpec | DictSpec):
+        raise TypeError(f"spec is {shown(spec)}; it is a Leaf, TupleSpec or DictSpec")
+    try:
+        checked: Spec = msgspec.convert(msgspec.to_builtins(spec), type=Spec)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise ValueError(f"spec is {spec}, which cannot be served: {error}") from None
+    if not leaf_list(checked):
+        raise ValueError("spec has no leaves: a sample needs at least one array")
+    if batch_size is not None and not all(leaf.static for leaf in leaf_list(checked)):
+        raise ValueError(
+            f"spec is {spec}: samples that are stacked to batches need one shape. Pad them, or yield whole batches "
+            "with batch_size=None"
+        )
+    return checked

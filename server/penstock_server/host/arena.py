@@ -1,0 +1,110 @@
+"""The arena: the shared memory in which slabs are built.
+
+Every slot is a memfd of its own, sealed in its size and handed to workers and local clients with SCM_RIGHTS. So there are
+no names to leak, docker's small /dev/shm does not matter, a slot can be given back to the system by itself, and slots of
+different sizes do not fragment one another. A free slot is used again for the next ticket that it fits.
+
+Growing takes time (0.3 s a GiB), so pages are reserved on a thread, after a look at what the machine has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass, field
+
+from penstock_proto import MemoryBound
+
+from ..coordinator import size
+from .room import available
+
+_PAGE = mmap.PAGESIZE
+_SPARE = 64 << 20
+"""Bytes that are left to the machine, so that processes can go on when the arena cannot."""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One slot's memory: `number` names it in messages (and is never used again), `fd` is its memfd."""
+
+    number: int
+    nbytes: int
+    fd: int
+    _view: memoryview | None = field(default=None)
+
+    def view(self) -> memoryview:
+        """The segment's bytes, mapped into this process at first use (only slabs for the network need that)."""
+        if self._view is None:
+            self._view = memoryview(mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ))
+        return self._view
+
+    def drop(self) -> None:
+        """Close the fd. A mapping goes when the last frame that ZeroMQ still sends from it has gone."""
+        self._view = None
+        os.close(self.fd)
+
+
+class Arena:
+    """Slots for tickets, within `memory` bytes."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self.nbytes = 0
+        self._last = 0
+        self._free: list[Segment] = []
+
+    def reuse(self, nbytes: int) -> Segment | None:
+        """A free segment that holds `nbytes` and is not more than twice as large, the smallest, or None."""
+        fits = [s for s in self._free if nbytes <= s.nbytes <= max(2 * nbytes, _PAGE)]
+        if not fits:
+            return None
+        segment = min(fits, key=lambda s: s.nbytes)
+        self._free.remove(segment)
+        return segment
+
+    async def grow(self, nbytes: int) -> Segment:
+        """A new segment of at least `nbytes`, its pages reserved.
+
+        Raises:
+            MemoryBound: the machine or the cgroup has not that much left.
+        """
+        nbytes = -(-nbytes // _PAGE) * _PAGE
+        self.nbytes += nbytes
+        self._last += 1
+        number = self._last
+        fd = -1
+        try:
+            room = available() - _SPARE
+            if nbytes > room:
+                raise MemoryBound(
+                    f"a slot of {size(nbytes)} is needed, but the machine (or its cgroup) has only {size(max(0, room))} "
+                    "left: close other programs, raise the container's limit, or make --memory smaller"
+                )
+            fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            await asyncio.get_running_loop().run_in_executor(None, os.posix_fallocate, fd, 0, nbytes)
+        except BaseException as error:
+            self.nbytes -= nbytes
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise MemoryBound(f"a slot of {size(nbytes)} could not be reserved: {error.strerror}") from None
+            raise
+        return Segment(number, nbytes, fd)
+
+    def free(self, segment: Segment) -> None:
+        """Nobody uses the segment any more."""
+        self._free.append(segment)
+
+    def trim(self, reserved: int) -> list[Segment]:
+        """Give free segments back to the system until no more than `reserved` bytes are held; returns them."""
+        gone = []
+        while self._free and self.nbytes > reserved:
+            segment = self._free.pop(0)
+            self.nbytes -= segment.nbytes
+            segment.drop()
+            gone.append(segment)
+        return gone

@@ -1,0 +1,137 @@
+"""The unix listener: consumers on this host, each on one SOCK_SEQPACKET connection.
+
+The address is in the abstract namespace, so no file is left behind. Such an address has no permissions: who connects is
+asked of the kernel (SO_PEERCRED), and only our own user and root are let in. We speak first, with a ledger whose nonce
+proves that the other side maps our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+
+from penstock_proto import ledger
+from penstock_proto.codec import encode
+from penstock_proto.messages import VERSION, Greeting, Message, Segment, SegmentGone
+
+from . import arena
+from .peer import Peer
+
+log = logging.getLogger(__name__)
+
+
+class LocalPeer:
+    """One connection of a consumer on this host: its ledger, and the segments it has been told of."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        on_data: Callable[[LocalPeer, bytes], None],
+        on_end: Callable[[LocalPeer], None],
+    ) -> None:
+        fd = os.memfd_create("penstock-ledger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, ledger.NBYTES)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._page = mmap.mmap(fd, ledger.NBYTES)
+            self.nonce = secrets.token_bytes(16)
+            self._page[ledger.NONCE] = self.nonce
+            self._known: set[int] = set()
+            self._on_data = on_data
+            self._peer = Peer(connection, self._data, lambda: on_end(self))
+            self._peer.send(encode(Greeting(VERSION)), fd)
+        finally:
+            os.close(fd)
+
+    @property
+    def open(self) -> bool:
+        """Whether the connection stands."""
+        return self._peer.open
+
+    @property
+    def handed(self) -> int:
+        """How many slabs the consumer has marked as handed."""
+        return ledger.handed(self._page)
+
+    def send(self, message: Message) -> None:
+        """Send a message."""
+        self._peer.send(encode(message))
+
+    def show(self, segment: arena.Segment) -> None:
+        """Make sure that the consumer knows the segment."""
+        if segment.number not in self._known:
+            self._known.add(segment.number)
+            self._peer.send(encode(Segment(segment.number, segment.nbytes)), segment.fd)
+
+    def gone(self, segment: arena.Segment) -> None:
+        """The segment was given back to the system."""
+        if segment.number in self._known:
+            self._known.discard(segment.number)
+            self._peer.send(encode(SegmentGone(segment.number)))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._peer.close()
+        self._page.close()
+
+    def _data(self, data: bytes, fd: int | None) -> None:
+        if fd is not None:
+            os.close(fd)
+        self._on_data(self, data)
+
+
+class Listener:
+    """Accepts consumers on this host.
+
+    Args:
+        on_data: called with (peer, datagram).
+        on_end: called with a peer whose other side is gone.
+    """
+
+    def __init__(
+        self, on_data: Callable[[LocalPeer, bytes], None], on_end: Callable[[LocalPeer], None]
+    ) -> None:
+        self.name = f"penstock-{secrets.token_hex(16)}"
+        self.peers: set[LocalPeer] = set()
+        self._on_data = on_data
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind("\0" + self.name)
+        self._socket.listen(64)
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Close the listener and every connection."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for peer in list(self.peers):
+            self.drop(peer)
+
+    def drop(self, peer: LocalPeer) -> None:
+        """Close one connection."""
+        self.peers.discard(peer)
+        peer.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = self._socket.accept()
+            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (0, os.geteuid()):
+                log.warning("refused a connection on this host from user %d: the daemon runs as %d", uid, os.geteuid())
+                connection.close()
+                return
+            self.peers.add(LocalPeer(connection, self._on_data, self._ended))
+
+    def _ended(self, peer: LocalPeer) -> None:
+        self._on_end(peer)
+        self.drop(peer)

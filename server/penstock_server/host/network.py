@@ -1,0 +1,96 @@
+"""The ROUTER socket: everything that comes over ZeroMQ, and slabs out in pieces of 1 MiB.
+
+The socket is non-blocking and hangs on the event loop by its file descriptor. That descriptor is edge-triggered, so after
+every wake-up and every send all that is there is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+from penstock_proto import StartError
+from penstock_proto.codec import encode
+from penstock_proto.messages import Chunk, Message
+
+CHUNK = 1 << 20
+
+
+class Router:
+    """A bound ROUTER socket.
+
+    Args:
+        bind: a `tcp://address:port` to listen on; port 0 takes a free one.
+        on_frames: called with (routing id, frame) for each one-frame message that comes.
+
+    Raises:
+        StartError: the address cannot be bound.
+    """
+
+    def __init__(self, bind: str, on_frame: Callable[[bytes, bytes], None]) -> None:
+        self._on_frame = on_frame
+        self._context = zmq.Context(io_threads=1)
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 10_000)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 256 * 1024)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        try:
+            self._socket.bind(bind)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            self._context.term()
+            if error.errno == zmq.EADDRINUSE:
+                why = "the port is in use, perhaps by another daemon: choose another one, or port 0 for a free one"
+            else:
+                why = f"{error.strerror}; an address looks like tcp://127.0.0.1:5555"
+            raise StartError(f"cannot listen on {bind}: {why}") from None
+        self._fd = self._socket.fileno()
+        self._loop.add_reader(self._fd, self._readable)
+        self._loop.call_soon(self._readable)
+
+    @property
+    def endpoint(self) -> str:
+        """The address that the socket listens on, with its real port."""
+        return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def send(self, peer: bytes, message: Message) -> bool:
+        """Send a message; False if the peer is gone."""
+        return self._send([peer, encode(message)])
+
+    def send_bytes(self, peer: bytes, seq: int, data: memoryview) -> bool:
+        """Send the bytes of slab `seq` in pieces, straight from `data`; False if the peer is gone."""
+        for start in range(0, len(data), CHUNK):
+            if not self._send([peer, encode(Chunk(seq, start)), data[start : start + CHUNK]]):
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the socket; what was sent last still goes out for up to half a second."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._fd)
+            self._socket.close()
+            self._context.term()
+
+    def _send(self, frames: list[bytes | memoryview]) -> bool:
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
+            return False
+        self._loop.call_soon(self._readable)
+        return True
+
+    def _readable(self) -> None:
+        while not self._closed and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) == 2:
+                self._on_frame(frames[0], frames[1])

@@ -1,0 +1,109 @@
+"""A SOCK_SEQPACKET connection on the event loop: messages and fds out in order, messages in, end of file noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from penstock_proto import ProtocolError, seqpacket
+
+
+class Peer:
+    """One connection.
+
+    Args:
+        connection: a connected SOCK_SEQPACKET socket; the peer owns it.
+        on_data: called with the bytes of each datagram and the fd that came with it.
+        on_end: called once when the other side is gone (or broke the framing).
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        on_data: Callable[[bytes, int | None], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._on_data = on_data
+        self._on_end = on_end
+        self._outbox: deque[tuple[bytes, int | None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        connection.setblocking(False)
+        self._loop.add_reader(connection.fileno(), self._readable)
+
+    @property
+    def open(self) -> bool:
+        """Whether the connection still stands."""
+        return self._open
+
+    def send(self, data: bytes, fd: int | None = None) -> None:
+        """Send, now or when the other side has room. An fd may be closed by the caller at once."""
+        if not self._open:
+            return
+        if not self._outbox and self._try(data, fd):
+            return
+        if not self._outbox and self._open:
+            self._loop.add_writer(self._connection.fileno(), self._writable)
+        if self._open:
+            self._outbox.append((data, None if fd is None else os.dup(fd)))
+
+    def drain(self) -> None:
+        """Read what is there now: the last words of a peer that has ended."""
+        self._readable(1 << 16)
+
+    def close(self) -> None:
+        """Close the connection; `on_end` is not called."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._connection.fileno())
+            self._loop.remove_writer(self._connection.fileno())
+            self._connection.close()
+            for _, fd in self._outbox:
+                if fd is not None:
+                    os.close(fd)
+            self._outbox.clear()
+
+    def _try(self, data: bytes, fd: int | None) -> bool:
+        try:
+            seqpacket.send(self._connection, data, fd)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._end()
+        return True
+
+    def _writable(self) -> None:
+        while self._outbox:
+            data, fd = self._outbox[0]
+            if not self._try(data, fd):
+                return
+            if not self._open:
+                return
+            self._outbox.popleft()
+            if fd is not None:
+                os.close(fd)
+        self._loop.remove_writer(self._connection.fileno())
+
+    def _readable(self, most: int = 64) -> None:
+        for _ in range(most):
+            if not self._open:
+                return
+            try:
+                data, fd = seqpacket.receive(self._connection)
+            except BlockingIOError:
+                return
+            except (OSError, ProtocolError):
+                data, fd = b"", None
+            if not data:
+                self._end()
+                return
+            self._on_data(data, fd)
+
+    def _end(self) -> None:
+        if self._open:
+            self.close()
+            self._on_end()

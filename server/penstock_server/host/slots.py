@@ -1,0 +1,150 @@
+"""Slots for tickets: which segment a ticket has, and the grants that wait for one.
+
+Grants of one stream keep their order, since a worker fills the turns of a lane in the order in which it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from penstock_proto import MemoryBound
+
+from ..coordinator.commands import Grant, Merge
+from ..coordinator.stream import IDS_PER_STREAM
+from .arena import Arena, Segment
+
+PATIENCE = 10.0
+"""Seconds that a grant waits for a slot to come free when the machine has no memory for a new one."""
+
+
+class Slots:
+    """The arena's segments by ticket.
+
+    Args:
+        arena: where segments come from.
+        reserved: tells how many bytes the streams' shares add up to.
+        granted: called with a grant whose ticket has its segment now.
+        refused: called with (ticket, error) when there is no memory for it.
+        gone: called with each segment that was given back to the system.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        reserved: Callable[[], int],
+        granted: Callable[[Grant | Merge], None],
+        refused: Callable[[int, MemoryBound], None],
+        gone: Callable[[Segment], None],
+    ) -> None:
+        self._arena = arena
+        self._reserved = reserved
+        self._granted = granted
+        self._refused = refused
+        self._gone = gone
+        self._segments: dict[int, Segment] = {}
+        self._waiting: dict[int, deque[Grant | Merge]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._freed = asyncio.Event()
+
+    def segment(self, ticket: int) -> Segment:
+        """The segment that the ticket has."""
+        return self._segments[ticket]
+
+    def request(self, grant: Grant | Merge) -> None:
+        """Get a segment for the grant's ticket, then call `granted`; at once where a free one fits."""
+        stream = grant.ticket // IDS_PER_STREAM
+        queue = self._waiting.get(stream)
+        if queue is not None:
+            queue.append(grant)
+        elif not self._reuse(grant):
+            self._waiting[stream] = deque([grant])
+            task = asyncio.get_running_loop().create_task(self._serve(stream))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def waiting(self, run: int) -> list[Grant | Merge]:
+        """Take the run's grants that have no segment yet out of the queue; no worker has heard of them."""
+        taken = []
+        for queue in self._waiting.values():
+            for grant in list(queue):
+                if run in ([grant.run] if isinstance(grant, Grant) else [part.run for part in grant.parts]):
+                    queue.remove(grant)
+                    taken.append(grant)
+        return taken
+
+    def free(self, ticket: int) -> None:
+        """The ticket is not needed any more."""
+        segment = self._segments.pop(ticket, None)
+        if segment is not None:
+            self._arena.free(segment)
+            self._freed.set()
+        else:
+            for queue in self._waiting.values():
+                for grant in [grant for grant in queue if grant.ticket == ticket]:
+                    queue.remove(grant)
+
+    def trim(self) -> None:
+        """Give back what the streams' shares do not need."""
+        for segment in self._arena.trim(self._reserved()):
+            self._gone(segment)
+
+    async def stop(self) -> None:
+        """Grant nothing more."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _reuse(self, grant: Grant | Merge) -> bool:
+        old = self._segments.get(grant.ticket)
+        if old is not None and old.nbytes >= grant.nbytes:
+            self._granted(grant)
+            return True
+        segment = self._arena.reuse(grant.nbytes)
+        if segment is None:
+            return False
+        self._assign(grant, segment)
+        return True
+
+    def _assign(self, grant: Grant | Merge, segment: Segment) -> None:
+        old = self._segments.pop(grant.ticket, None)
+        if old is not None:
+            self._arena.free(old)
+        self._segments[grant.ticket] = segment
+        self._granted(grant)
+
+    async def _serve(self, stream: int) -> None:
+        queue = self._waiting[stream]
+        while queue:
+            grant = queue[0]
+            if self._reuse(grant):
+                queue.remove(grant)
+                continue
+            for segment in self._arena.trim(self._reserved() - grant.nbytes):
+                self._gone(segment)
+            try:
+                new = await self._arena.grow(grant.nbytes)
+            except MemoryBound as error:
+                if grant in queue and not await self._slot_comes_free(stream):
+                    queue.remove(grant)
+                    self._refused(grant.ticket, error)
+                continue
+            if grant in queue:
+                queue.remove(grant)
+                self._assign(grant, new)
+            else:
+                self._arena.free(new)
+        del self._waiting[stream]
+
+    async def _slot_comes_free(self, stream: int) -> bool:
+        """Wait for a slot to come free: the stream then lives in a smaller window. False if none does."""
+        if not any(ticket // IDS_PER_STREAM == stream for ticket in self._segments):
+            return False
+        self._freed.clear()
+        try:
+            await asyncio.wait_for(self._freed.wait(), PATIENCE)
+        except TimeoutError:
+            return False
+        return True

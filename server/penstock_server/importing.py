@@ -1,0 +1,124 @@
+"""Brings in user code: loads the feed that MODULE:ATTR names, and shows a traceback as far as it is the user's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from types import ModuleType, TracebackType
+
+from penstock_proto import StartError
+from penstock_proto.spec import shown
+
+from .feed import Feed
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
+
+
+def load(target: str) -> Feed:
+    """The feed that `target` names: "MODULE:ATTR", where MODULE is a dotted module or a path to a .py file.
+
+    The current directory, or that of the file, joins `sys.path`.
+
+    Raises:
+        StartError: there is none; the message says why.
+    """
+    module_name, colon, attribute = target.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise StartError(f"{target!r} does not name a feed: write MODULE:ATTR, such as scenes:feed or scenes.py:feed")
+    is_file = module_name.endswith(".py") or os.sep in module_name
+    module = _load_file(module_name) if is_file else _load_module(module_name)
+    return _feed(module, module_name, attribute)
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of `error` as text, from the first frame that is neither ours nor the import system's."""
+    frame = error.__traceback__
+    while frame is not None and _is_ours(frame):
+        frame = frame.tb_next
+    return _printable("".join(traceback.format_exception(type(error), error, frame)))
+
+
+def said(error: BaseException) -> str:
+    """The class and the text of `error` in one line, such as "ValueError: no pixels"."""
+    try:
+        return _printable(f"{type(error).__name__}: {error}")
+    except Exception:  # its __str__ is user code too
+        return type(error).__name__
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()  # undecodable file names hold lone surrogates
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith((_OURS, *_IMPORT))
+
+
+def _load_file(path: str) -> ModuleType:
+    path = os.path.abspath(path)
+    name = os.path.splitext(os.path.basename(path))[0]
+    if not os.path.isfile(path):
+        raise StartError(f"there is no file {path}")
+    if not path.endswith(".py"):
+        raise StartError(f"{path} is no .py file: write path/to/module.py:ATTR, or the dotted name of a module")
+    known = sys.modules.get(name)
+    if known is not None:
+        if getattr(known, "__file__", None) == path:
+            return known
+        where = getattr(known, "__file__", None) or "the interpreter"
+        raise StartError(f"{path} has the name of a module that is already loaded from {where}: rename the file")
+    _join_path(os.path.dirname(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # any path that ends in .py has a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _import_failed(path, error) from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _join_path(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise StartError(
+                f"there is no module {error.name!r} in {os.getcwd()} or among the installed packages: "
+                "start in the directory that holds it, or give the path of its .py file"
+            ) from None
+        raise _import_failed(name, error) from error
+    except Exception as error:
+        raise _import_failed(name, error) from error
+
+
+def _join_path(directory: str) -> None:
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+
+
+def _import_failed(module: str, error: Exception) -> StartError:
+    return StartError(f"importing {module} raised {said(error)}", remote_traceback=user_traceback(error))
+
+
+def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:
+    found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
+    there = f"it has {', '.join(found)}" if found else "it has none: write feed = Feed(...) at its top level"
+    if not hasattr(module, attribute):
+        raise StartError(f"{module_name} has no attribute {attribute!r}; of Feed objects {there}")
+    value = getattr(module, attribute)
+    if isinstance(value, Feed):
+        return value
+    if callable(value):
+        mend = f"wrap it: feed = Feed({attribute}, splits=..., batch_size=...), and name that"
+    else:
+        mend = f"of Feed objects {there}"
+    raise StartError(f"{module_name}:{attribute} is no Feed but {shown(value)}; {mend}")

@@ -1,0 +1,275 @@
+"""Checks what user code yields against the feed's spec, and copies it to where it belongs.
+
+Two ways of collating share one face: `Rows` stacks samples, `ReadyBatches` takes batches that are stacked already. A
+*store* is what they fill: for `Rows` one array for each leaf, the rows being dimension 0; for `ReadyBatches` a list
+whose rows are whole batches. Nothing here knows where a store lies, or which sample comes when.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto import SpecError
+from penstock_proto.spec import (
+    DictSpec,
+    Leaf,
+    Spec,
+    TupleSpec,
+    as_array,
+    flatten,
+    infer,
+    leaf_list,
+    leaves,
+    map_leaves,
+    numpy_dtype,
+    shown,
+)
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class BadSample(Exception):
+    """What was to fill row `row` does not fit the spec. The caller knows where it came from, and says so."""
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.row = row
+
+
+class Rows:
+    """Stacks samples that all have the dtypes and shapes of `spec`, which is static."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._flatten = _flattener(spec)
+        self._leaves = [_LeafCheck(path, leaf, ready=False) for path, leaf in leaves(spec)]
+        self._checks = [(check.dtype, check.shape, check.scalar, check.fit) for check in self._leaves]
+
+    def store(self, rows: int) -> list[Array]:
+        """Memory for so many samples."""
+        return [np.empty((rows, *check.shape), check.dtype) for check in self._leaves]
+
+    def fill(self, store: Sequence[Array], row: int, stop: int, samples: Iterator[Any]) -> int:
+        """Copy samples to the rows from `row` to `stop`, each before the next is asked for.
+
+        Returns:
+            `stop`, or, if `samples` ended before, the first row that was not filled.
+
+        Raises:
+            BadSample: a sample does not fit the spec.
+            Exception: whatever `samples` raises.
+        """
+        flat_of, checks, array_type = self._flatten, self._checks, np.ndarray
+        for sample in islice(samples, stop - row):
+            try:
+                flat = flat_of(sample)
+                for value, target, (dtype, shape, scalar, fit) in zip(flat, store, checks, strict=True):
+                    kind = type(value)
+                    if kind is array_type:
+                        if value.dtype is dtype and value.shape == shape:
+                            target[row] = value
+                            continue
+                    elif kind is scalar:
+                        target[row] = value
+                        continue
+                    target[row] = fit(value)
+            except SpecError as error:
+                raise BadSample(error.message, row) from None
+            row += 1
+        return row
+
+    def move(self, store: Sequence[Array], rows: npt.NDArray[np.int64], target: Sequence[Array]) -> None:
+        """Copy these rows of `store`, in this order, to the first rows of `target`."""
+        for source, leaf in zip(store, target, strict=True):
+            np.take(source, rows, axis=0, out=leaf[: len(rows)], mode="clip")  # "raise" would copy twice
+
+    def first(self, store: Sequence[Array], rows: int) -> list[Array]:
+        """A copy of the first rows."""
+        return [leaf[:rows].copy() for leaf in store]
+
+
+class ReadyBatches:
+    """Takes batches that the user's code has stacked. A row of a store is a list of arrays, one for each leaf.
+
+    With `copy` they are private copies; without, they are what was yielded, to be used before user code runs on.
+    """
+
+    def __init__(self, spec: Spec, *, copy: bool) -> None:
+        self._flatten = _flattener(spec)
+        self._leaves = [_LeafCheck(path, leaf, ready=True) for path, leaf in leaves(spec)]
+        self._copy = copy
+
+    def store(self, rows: int) -> list[Any]:
+        """Room for so many batches."""
+        return [None] * rows
+
+    def fill(self, store: list[Any], row: int, stop: int, batches: Iterator[Any]) -> int:
+        """Put batches in the rows from `row` to `stop`; returns and raises as `Rows.fill`."""
+        for batch in islice(batches, stop - row):
+            try:
+                parts = zip(self._flatten(batch), self._leaves, strict=True)
+                store[row] = [np.array(check.fit(v)) if self._copy else np.asarray(check.fit(v)) for v, check in parts]
+            except SpecError as error:
+                raise BadSample(error.message, row) from None
+            row += 1
+        return row
+
+    def move(self, store: list[Any], rows: npt.NDArray[np.int64], target: list[Any]) -> None:
+        """Move these rows of `store`, in this order, to the first rows of `target`."""
+        for i, row in enumerate(rows.tolist()):
+            target[i], store[row] = store[row], None
+
+    def first(self, store: list[Any], rows: int) -> list[Any]:
+        """The first rows."""
+        return store[:rows]
+
+
+Collate: TypeAlias = Rows | ReadyBatches
+
+
+def infer_spec(sample: Any, batch_size: int | None) -> Spec:
+    """The spec of a feed whose first sample (or ready batch, with a first dimension that varies) is this.
+
+    Raises:
+        SpecError: it cannot be served.
+    """
+    spec = infer(sample)
+    if batch_size is not None:
+        return spec
+    return map_leaves(lambda leaf: Leaf(leaf.dtype, (None, *leaf.shape[1:])) if leaf.shape else leaf, spec)
+
+
+def nbytes_of(spec: Spec, sample: Any) -> int:
+    """Bytes of one sample or ready batch of this spec; `sample` is looked at only where the spec is not static."""
+    total = 0
+    flat = flatten(spec, sample) if sample is not None else [None] * len(leaf_list(spec))
+    for value, leaf in zip(flat, leaf_list(spec), strict=True):
+        shape = leaf.shape if leaf.static else as_array(value).shape
+        total += numpy_dtype(leaf.dtype).itemsize * int(np.prod([dim or 0 for dim in shape], dtype=np.int64))
+    return total
+
+
+class _LeafCheck:
+    """Whether a value fits one leaf of the spec."""
+
+    def __init__(self, path: str, leaf: Leaf, *, ready: bool) -> None:
+        self._path = path
+        self._leaf = leaf
+        self._what = "batch" if ready else "sample"
+        self.dtype = numpy_dtype(leaf.dtype)
+        self.shape = tuple(dim or 0 for dim in leaf.shape)  # only `Rows` reads it, and there is no None there
+        self.scalar = self.dtype.type if leaf.shape == () else None
+        self._kind = self.dtype.kind if leaf.dtype != "bfloat16" else "f"
+        limits = np.iinfo(self.dtype) if self._kind in "iu" else None
+        self._low, self._high = (limits.min, limits.max) if limits else (1, 0)
+        self._fast_int = leaf.shape == () and limits is not None
+
+    def fit(self, value: Any) -> Any:
+        """`value`, or an array of it, that can be assigned to a leaf's row and keeps its meaning.
+
+        Raises:
+            SpecError: its structure, dtype or shape is another.
+        """
+        kind = type(value)
+        if kind is int and self._fast_int and self._low <= value <= self._high:
+            return value
+        if isinstance(value, tuple | Mapping):
+            raise self._error(value, "every sample of a feed needs the same structure")
+        array = as_array(value, self._path)
+        if array.dtype.name != self._leaf.dtype:
+            if kind not in (bool, int, float, complex, list):
+                raise self._error(
+                    value, f"yield .astype({self._leaf.dtype!r}) of it, or declare what comes with Feed(spec=...)"
+                )
+            array = self._from_python(value, array)
+        if not self._has_shape(array.shape):
+            if self._what == "batch":
+                mend = "give Feed(spec=...) with None for every dimension that varies"
+            else:
+                mend = "crop or pad samples to one shape, or yield whole batches with batch_size=None"
+            raise self._error(value, mend)
+        return array
+
+    def _has_shape(self, shape: tuple[int, ...]) -> bool:
+        wanted = self._leaf.shape
+        return len(shape) == len(wanted) and all(w in (None, dim) for w, dim in zip(wanted, shape, strict=True))
+
+    def _from_python(self, value: Any, array: Array) -> Array:
+        """Python's own numbers have no size: they may go wherever they keep their value (floats: to a rounding)."""
+        has, wants = array.dtype.kind, self._kind
+        if array.size == 0 and has == "f":  # an empty list
+            return array.astype(self.dtype)
+        if has in "iu" and wants in "iu":
+            if self._low <= int(array.min()) and int(array.max()) <= self._high:
+                return array.astype(self.dtype)
+            raise self._error(value, f"{self._leaf.dtype} holds {self._low} to {self._high}")
+        if (has in "iu" and wants in "fc") or (has == "f" and wants in "fc") or has == wants == "c":
+            with np.errstate(over="ignore"):
+                cast = array.astype(self.dtype)
+            if bool(np.any(np.isinf(cast) & np.isfinite(array))):
+                raise self._error(value, f"it is too large for {self._leaf.dtype}")
+            return cast
+        raise self._error(value, "yield every number of a leaf in one type, or declare it with Feed(spec=...)")
+
+    def _error(self, value: Any, mend: str) -> SpecError:
+        name = f"{self._what}{self._path}"
+        return SpecError(f"{name} is {shown(value)}, but the feed's spec has {self._leaf} there: {mend}")
+
+
+class _Unlike(Exception):
+    """The sample is not built of plain tuples and dicts exactly as the spec: look more closely."""
+
+
+def _flattener(spec: Spec) -> Callable[[Any], Sequence[Any]]:
+    """A function that returns the leaves of a sample in order, as `spec.flatten` does, but fast for the usual."""
+    if isinstance(spec, Leaf):
+        return lambda sample: (sample,)
+    plain = _plain_flattener(spec)
+
+    def flattener(sample: Any) -> Sequence[Any]:
+        try:
+            return plain(sample)
+        except (_Unlike, KeyError):
+            return flatten(spec, sample)  # also raises the error that says what is unlike
+
+    return flattener
+
+
+def _plain_flattener(spec: TupleSpec | DictSpec) -> Callable[[Any], Sequence[Any]]:
+    count = len(spec.items)
+    if isinstance(spec, TupleSpec):
+
+        def items(sample: Any) -> tuple[Any, ...]:
+            if type(sample) is not tuple or len(sample) != count:
+                raise _Unlike
+            return sample
+
+    else:
+        get = operator.itemgetter(*spec.keys) if count > 1 else None
+        keys = spec.keys
+
+        def items(sample: Any) -> tuple[Any, ...]:
+            if type(sample) is not dict or len(sample) != count:
+                raise _Unlike
+            return get(sample) if get else tuple(sample[key] for key in keys)
+
+    if all(isinstance(item, Leaf) for item in spec.items):
+        return items
+    parts = [None if isinstance(item, Leaf) else _plain_flattener(item) for item in spec.items]
+
+    def nested(sample: Any) -> Sequence[Any]:
+        flat: list[Any] = []
+        for item, part in zip(items(sample), parts, strict=True):
+            if part is None:
+                flat.append(item)
+            else:
+                flat.extend(part(item))
+        return flat
+
+    return nested

@@ -1,0 +1,261 @@
+"""The order of a lane's samples: which split comes when, how they mix, and how to go on from a record.
+
+A lane has every C-th split of the (permuted) list. Without shuffling its samples come in order. With shuffling,
+`interleave` splits are open at once and fill a block in equal runs, and the block is permuted. Either way the sequence
+is cut into batches, and what remains at the end is the leftover.
+
+No user code is called from here but through `Split`, and nothing here knows slots, messages or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from penstock_proto import FeedError, ProtocolError, arrays
+from penstock_proto.messages import Count, FeedPlan
+
+from ..feed import block_samples
+from ..permutation import make_key, permute
+from .collate import Collate
+
+
+class Split(Protocol):
+    """One split that is being read."""
+
+    taken: int
+    """Samples read so far."""
+
+    def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
+        """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended."""
+
+    def skip(self, count: int) -> None:
+        """Read so many samples and drop them."""
+
+    def close(self) -> None:
+        """End the generator."""
+
+
+class _Place(Struct, frozen=True, forbid_unknown_fields=True):
+    """A restart record. It comes back by way of a trainer's checkpoint, so it is checked.
+
+    `seats`: of each split that is open, its number within the lane and the samples taken of it, None for an empty
+    seat; `next`: number of the lane's next split; both at the start of the block when shuffling. `block`: its number;
+    `made`: batches taken of it. `index`: number of the lane's next batch.
+    """
+
+    seats: tuple[tuple[Count, Count] | None, ...]
+    next: Count
+    block: Count
+    made: Count
+    index: Count
+
+
+class LaneRun:
+    """One lane of one epoch, read from its start or from a record.
+
+    Args:
+        plan: the feed's options.
+        epoch: from 0.
+        lane: from 0 to the number of live lanes, the smaller of `plan.lanes` and `n_splits`.
+        n_splits: length of the list of splits.
+        collate: copies samples into stores.
+        open_split: starts to read the split with this index in the list.
+        record: empty, or what `record` returned in an earlier run.
+
+    Raises:
+        ProtocolError: `record` is not of this lane.
+
+    Attributes:
+        index: number of the next batch.
+        ended: whether there is no further full batch.
+        leftover: rows that remain then, less than a batch.
+        leftover_rows: those rows as a store.
+    """
+
+    def __init__(
+        self,
+        plan: FeedPlan,
+        *,
+        epoch: int,
+        lane: int,
+        n_splits: int,
+        collate: Collate,
+        open_split: Callable[[int], Split],
+        record: bytes = b"",
+    ) -> None:
+        self._lanes = min(plan.lanes, n_splits)
+        self._lane = lane
+        self._n_splits = n_splits
+        self._count = len(range(lane, n_splits, self._lanes))  # splits of this lane
+        self._split_key = make_key(plan.seed, epoch, "splits") if plan.shuffle else None
+        self._block_key = (plan.seed, epoch, "block", lane)
+        self._collate = collate
+        self._open_split = open_split
+        self._batch_rows = plan.batch_size or 1
+        self._block_rows = block_samples(plan.shuffle, self._lanes, plan.batch_size)
+        seats = min(plan.interleave, self._block_rows) if plan.shuffle else 1
+        self._seats: list[tuple[int, Split] | None] = [None] * seats
+        self._next = 0
+        self._block = 0
+        self._block_start: _Place | None = None  # None: no block is begun
+        self._last: _Place | None = None  # set when a lane that does not shuffle has ended
+        self._store: Any = None
+        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._taken = 0  # rows of the block
+        self.ended = False
+        self._resume = self._checked(record) if record else None
+        self.index = self._resume.index if self._resume else 0
+        self.leftover = 0
+        self.leftover_rows: Any = None
+
+    def next_batch(self, target: Any) -> int:
+        """Put the next batch in the first rows of the store `target`.
+
+        Returns:
+            Its rows, always a full batch; or 0 when the lane has no further one: then `leftover` is set.
+
+        Raises:
+            FeedError: a resumed lane does not have the samples that it had.
+            Exception: whatever a `Split` or `open_split` raises.
+        """
+        if self._resume is not None:
+            self._restore(self._resume)
+            self._resume = None
+        if self.ended:
+            return 0
+        rows = self._from_block(target) if self._block_rows else self._in_order(target)
+        self.index += rows > 0
+        return rows
+
+    def record(self) -> bytes:
+        """What a later `LaneRun` needs to go on behind the last batch."""
+        if self._resume is not None:
+            return arrays.pack(msgspec.to_builtins(self._resume))
+        place = self._last or self._block_start or self._place()
+        made = self._taken // self._batch_rows
+        return arrays.pack(msgspec.to_builtins(msgspec.structs.replace(place, made=made, index=self.index)))
+
+    def close(self) -> None:
+        """End the generators and let go of all memory."""
+        self.ended = True
+        self._store = self.leftover_rows = None
+        for number, seat in enumerate(self._seats):
+            self._seats[number] = None
+            if seat is not None:
+                seat[1].close()
+
+    def _in_order(self, target: Any) -> int:
+        seat, following = self._seats[0], self._next
+        taken = seat[1].taken if seat is not None else 0
+        rows = self._read(0, target, 0, self._batch_rows)
+        if rows < self._batch_rows:
+            # The record stays behind the last full batch, so that whoever goes on from it has the leftover too.
+            self._last = _Place((None if seat is None else (seat[0], taken),), following, 0, 0, self.index)
+            self._end(rows, self._collate.first(target, rows))
+            return 0
+        return rows
+
+    def _from_block(self, target: Any) -> int:
+        if self._block_start is None:
+            self._fill_block()
+        rows = self._order[self._taken : self._taken + self._batch_rows]
+        if len(rows) < self._batch_rows:
+            kept = self._collate.store(len(rows))
+            self._collate.move(self._store, rows, kept)
+            self._store = None
+            self._end(len(rows), kept)
+            return 0
+        self._collate.move(self._store, rows, target)
+        self._taken += len(rows)
+        if self._taken == self._block_rows:
+            self._block_start = None
+            self._block += 1
+            self._taken = 0
+        return len(rows)
+
+    def _end(self, rows: int, kept: Any) -> None:
+        self.ended = True
+        self.leftover, self.leftover_rows = rows, kept
+
+    def _fill_block(self) -> None:
+        """Fill a block from the open splits in equal runs; when one has no more, and the lane no other, the rest."""
+        self._block_start = self._place()
+        if self._store is None:
+            self._store = self._collate.store(self._block_rows)
+        filled = 0
+        while filled < self._block_rows:
+            live = [i for i, seat in enumerate(self._seats) if seat is not None or self._next < self._count]
+            if not live:
+                break
+            run, longer = divmod(self._block_rows - filled, len(live))
+            for place, seat in enumerate(live):
+                filled = self._read(seat, self._store, filled, filled + run + (place < longer))
+        if filled:
+            self._order = permute(make_key(*self._block_key, self._block), filled, np.arange(filled))
+        else:
+            self._order = np.empty(0, np.int64)
+
+    def _read(self, seat: int, store: Any, row: int, stop: int) -> int:
+        """Fill rows from the split on that seat, and from the lane's next ones when it ends, while there are any."""
+        while row < stop:
+            taken = self._seats[seat]
+            if taken is None:
+                if self._next >= self._count:
+                    break
+                self._next += 1
+                taken = self._seats[seat] = self._next - 1, self._opened(self._next - 1)
+            row = taken[1].read(self._collate, store, row, stop)
+            if row < stop:
+                self._seats[seat] = None
+                taken[1].close()
+        return row
+
+    def _opened(self, number: int) -> Split:
+        position = self._lane + number * self._lanes
+        if self._split_key is not None:
+            position = permute(self._split_key, self._n_splits, position)
+        return self._open_split(position)
+
+    def _place(self) -> _Place:
+        seats = tuple(None if seat is None else (seat[0], seat[1].taken) for seat in self._seats)
+        return _Place(seats, self._next, self._block, 0, self.index)
+
+    def _checked(self, record: bytes) -> _Place:
+        try:
+            place = msgspec.convert(arrays.unpack(record), type=_Place)
+        except msgspec.ValidationError as error:
+            raise ProtocolError(f"a malformed restart record: {error}") from None
+        numbers = [seat[0] for seat in place.seats if seat is not None]
+        if (
+            len(place.seats) != len(self._seats)
+            or len(set(numbers)) != len(numbers)
+            or any(number >= place.next for number in numbers)
+            or place.next > self._count
+            or (place.made and place.made * self._batch_rows >= self._block_rows)
+        ):
+            raise ProtocolError("a restart record that was made with other splits or other options of the feed")
+        return place
+
+    def _restore(self, place: _Place) -> None:
+        for i, seat in enumerate(place.seats):
+            if seat is not None:
+                split = self._opened(seat[0])
+                self._seats[i] = seat[0], split
+                split.skip(seat[1])
+        self._next = place.next
+        self._block = place.block
+        if place.made:
+            self._fill_block()
+            self._taken = place.made * self._batch_rows
+            if self._taken > len(self._order):
+                raise FeedError(
+                    f"block {self._block} of lane {self._lane} had {self._taken} samples or more, and only "
+                    f"{len(self._order)} when its splits were read again: a stream can go on elsewhere only if a split "
+                    "always yields the same samples"
+                )

@@ -1,0 +1,377 @@
+"""The worker's conversation with the daemon: one thread, one message at a time, turns filled in the order asked for.
+
+Between two batches it looks for new messages, so a run that nobody wants any more ends there, and rows for a merged
+batch never wait for a turn. User code runs inside `_fill_*` and `_list_splits`, and where generators are closed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock_proto import PenstockError, ProtocolError, codec, layout, seqpacket
+from penstock_proto import messages as m
+from penstock_proto.spec import leaf_list
+
+from .indexed import IndexRun
+from .lane import LaneRun
+from .randomness import GlobalRandomness
+from .served import ServedFeed, look_at_item, look_at_splits
+from .slots import Segments
+from .splits import SplitList, SplitOpener, list_splits, write_list
+
+_PART_SECONDS = 0.010
+"""A turn that takes longer than this is handed over in parts, so that a waiting consumer sees what there is."""
+
+
+@dataclass(eq=False)
+class Run:
+    """A run that the daemon has opened."""
+
+    number: int
+    served: ServedFeed
+    epoch: int
+    lane: int
+    batches: LaneRun | IndexRun
+    closed: bool = False
+    """Dropped or failed: nothing more is made of it."""
+    waiting: int | None = None
+    """The ticket for which a batch, `held`, needs a larger slot."""
+    held: list[Any] = field(default_factory=list)
+
+
+class Worker:
+    """Serves the daemon at the other end of a connection.
+
+    Args:
+        connection: blocking, SOCK_SEQPACKET.
+        number: the worker's number, for errors.
+        feeds: what is served, by name.
+    """
+
+    def __init__(self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed]) -> None:
+        self._connection = connection
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._number = number
+        self._feeds = feeds
+        self._segments = Segments()
+        self._lists: dict[int, SplitList] = {}
+        self._runs: dict[int, Run] = {}
+        self._fills: deque[m.Fill] = deque()
+        self._randomness = GlobalRandomness()
+        self._stopping = False
+
+    def serve(self) -> None:
+        """Serve until Shutdown. When the daemon is gone, the process ends here, at once."""
+        while not self._stopping:
+            fill = self._next_fill()
+            if fill is None:
+                self._receive()
+            else:
+                self._fill(fill, self._runs[fill.run])
+            self._poll()
+        for run in self._runs.values():
+            run.batches.close()
+
+    # --- messages ---
+
+    def _poll(self) -> None:
+        while not self._stopping and self._readable.poll(0):
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data, fd = seqpacket.receive(self._connection)
+        except ConnectionError:
+            data, fd = b"", None
+        if not data:
+            os._exit(0)  # user code's threads and exit handlers must not outlive the daemon
+        message = codec.to_worker(data)
+        try:
+            self._handle(message, fd)
+        except PenstockError as error:
+            if not isinstance(message, m.ListSplits | m.StartRun | m.WriteRows):
+                raise
+            self._fail(message.run, message.feed if not isinstance(message, m.WriteRows) else None, error)
+
+    def _handle(self, message: m.ToWorker, fd: int | None) -> None:
+        match message:
+            case m.Fill():
+                self._queue(message)
+            case m.WriteRows():
+                self._write_rows(message)
+            case m.StartRun():
+                self._start(message)
+            case m.DropRun():
+                self._drop(message.run)
+            case m.ListSplits():
+                self._list_splits(message)
+            case m.SplitList():
+                fd = _needed(fd, message)
+                try:
+                    self._lists[message.splits] = SplitList(fd, message.nbytes)
+                finally:
+                    os.close(fd)
+            case m.ForgetSplits():
+                self._lists.pop(message.splits, None)
+            case m.Segment():
+                self._segments.add(message.segment, message.nbytes, _needed(fd, message))
+            case m.SegmentGone():
+                self._segments.remove(message.segment)
+            case m.Shutdown():
+                self._stopping = True
+
+    def _send(self, message: m.FromWorker, fd: int | None = None) -> None:
+        try:
+            seqpacket.send(self._connection, codec.encode(message), fd)
+        except ConnectionError:
+            os._exit(0)
+
+    def _fail(self, run: int, feed: str | None, error: PenstockError) -> None:
+        """Report `error`, and close the run with all of its tickets."""
+        error.feed = error.feed or feed
+        error.worker = self._number
+        opened = self._runs.get(run)
+        if opened is not None:
+            error.feed = opened.served.plan.name
+            self._close(opened)
+        self._send(m.RunFailed(run=run, error=m.ErrorReport.of(error)))
+
+    # --- splits and the first sample ---
+
+    def _list_splits(self, message: m.ListSplits) -> None:
+        served = self._feeds[message.feed]
+        feed, plan = served.feed, served.plan
+        if plan.length is not None:
+            spec, nbytes = look_at_item(served, self._randomness)
+            digest = hashlib.sha256(f"indexable {plan.length}".encode()).digest()
+            self._send(
+                m.SplitsListed(run=message.run, count=0, nbytes=0, digest=digest, spec=spec, sample_nbytes=nbytes)
+            )
+            return
+        splits = list_splits(feed, plan, message.epoch, self._randomness)
+        spec, nbytes = look_at_splits(served, splits, message.epoch, self._randomness)
+        fd, length, digest = write_list(splits)
+        try:
+            self._send(
+                m.SplitsListed(
+                    run=message.run,
+                    count=len(splits),
+                    nbytes=length,
+                    digest=digest,
+                    spec=spec,
+                    sample_nbytes=nbytes,
+                ),
+                fd,
+            )
+        finally:
+            os.close(fd)
+
+    # --- runs ---
+
+    def _start(self, message: m.StartRun) -> None:
+        served = self._feeds[message.feed]
+        if message.spec is not None:
+            served.learn(message.spec)
+        plan = served.plan
+        batches: LaneRun | IndexRun
+        if plan.length is not None:
+            batches = IndexRun(
+                plan,
+                served.feed.generate,
+                epoch=message.epoch,
+                collate=served.collate,
+                randomness=self._randomness,
+            )
+        else:
+            splits = self._lists.get(message.splits)
+            if splits is None:
+                raise ProtocolError(f"a run of splits {message.splits}, which this worker was not given")
+            opener = SplitOpener(served.feed, plan, self._randomness)
+            epoch = message.epoch
+            batches = LaneRun(
+                plan,
+                epoch=epoch,
+                lane=message.lane,
+                n_splits=splits.count,
+                collate=served.collate,
+                open_split=lambda index: opener.open(splits[index], index, epoch),
+                record=message.record,
+            )
+        self._runs[message.run] = Run(message.run, served, message.epoch, message.lane, batches)
+
+    def _drop(self, number: int) -> None:
+        run = self._runs.pop(number, None)
+        if run is None:
+            return  # its StartRun failed
+        tickets = [fill.ticket for fill in self._fills if fill.run == number]
+        if run.waiting is not None:
+            tickets.insert(0, run.waiting)
+        if run.closed:  # it failed, and its tickets with it
+            tickets = []
+        self._close(run)
+        for ticket in tickets:
+            self._send(_nothing(number, ticket))
+
+    def _close(self, run: Run) -> None:
+        run.closed = True
+        run.waiting = None
+        run.held = []
+        run.batches.close()
+        self._fills = deque(fill for fill in self._fills if fill.run != run.number)
+
+    # --- turns ---
+
+    def _queue(self, fill: m.Fill) -> None:
+        run = self._runs.get(fill.run)
+        if run is None or run.closed:
+            return  # it failed when the daemon had not heard of it
+        if run.waiting == fill.ticket:
+            run.waiting = None
+            self._fills.appendleft(fill)
+        else:
+            self._fills.append(fill)
+
+    def _next_fill(self) -> m.Fill | None:
+        """Take the oldest that can be filled: a run that waits for a larger slot keeps its order and lets others by."""
+        for i, fill in enumerate(self._fills):
+            if self._runs[fill.run].waiting is None:
+                del self._fills[i]
+                return fill
+        return None
+
+    def _fill(self, fill: m.Fill, run: Run) -> None:
+        try:
+            if run.served.layout is None:
+                self._fill_one(fill, run)
+            else:
+                self._fill_turn(fill, run, run.served.layout)
+        except PenstockError as error:
+            self._fail(run.number, None, error)
+
+    def _fill_turn(self, fill: m.Fill, run: Run, batch_layout: layout.BatchLayout) -> None:
+        """A turn of a fixed feed: batches one after another, reported in parts where they take their time."""
+        source = run.batches
+        _go_to(source, fill.index)
+        slot = self._segments.batches(batch_layout, fill.segment, fill.offset, fill.nbytes // batch_layout.stride)
+        if fill.batches > len(slot.headers):
+            raise ProtocolError(f"{fill.batches} batches do not fit a slot of {fill.nbytes} bytes")
+        first = at = rows = 0
+        ended = False
+        reported = time.monotonic()
+        while at < fill.batches:
+            try:
+                made = source.next_batch([leaf[at] for leaf in slot.leaves])
+            except PenstockError:
+                if at > first:
+                    self._report(fill, source, first, at, rows)  # what was made before is not lost
+                raise
+            if not made:
+                ended = True
+                break
+            slot.headers[at] = made, run.epoch, run.lane, source.index - 1
+            rows += made
+            at += 1
+            self._poll()
+            if run.closed or self._stopping:
+                self._send(_nothing(fill.run, fill.ticket, first))
+                return
+            if at < fill.batches and time.monotonic() - reported > _PART_SECONDS:
+                self._report(fill, source, first, at, rows)
+                first, rows = at, 0
+                reported = time.monotonic()
+        self._report(fill, source, first, at, rows, last=True, ended=ended)
+
+    def _fill_one(self, fill: m.Fill, run: Run) -> None:
+        """One batch of a feed whose batches vary in size, which needs no more than it takes."""
+        if fill.batches != 1:
+            raise ProtocolError(f"{fill.batches} batches in a slot of a feed whose batches vary in size")
+        source = run.batches
+        if not run.held:
+            _go_to(source, fill.index)
+            target: list[Any] = [None]
+            if not source.next_batch(target):
+                self._report(fill, source, 0, 0, 0, last=True, ended=True)
+                return
+            run.held = target[0]
+        batch, run.held = run.held, []
+        assert run.served.spec is not None
+        shapes = tuple(leaf.shape for leaf in batch)
+        places = layout.lay_out([leaf.dtype for leaf in leaf_list(run.served.spec)], shapes)
+        if places.stride > fill.nbytes:
+            run.held = [leaf.copy() for leaf in batch]  # the generator may reuse its buffers in another lane
+            run.waiting = fill.ticket
+            self._send(m.NeedRoom(run=fill.run, ticket=fill.ticket, nbytes=places.stride))
+            return
+        memory = self._segments.slot(fill.segment, fill.offset, places.stride)
+        for view, leaf in zip(places.views(memory), batch, strict=True):
+            view[...] = leaf
+        rows = next((shape[0] for shape in shapes if shape), 1)
+        memory[:32].view(np.int64)[:] = rows, run.epoch, run.lane, source.index - 1
+        self._report(fill, source, 0, 1, rows, last=True, shapes=shapes)
+
+    def _report(
+        self,
+        fill: m.Fill,
+        source: LaneRun | IndexRun,
+        first: int,
+        at: int,
+        rows: int,
+        *,
+        last: bool = False,
+        ended: bool = False,
+        shapes: m.Shapes = (),
+    ) -> None:
+        self._send(
+            m.Made(
+                run=fill.run,
+                ticket=fill.ticket,
+                first=first,
+                batches=at - first,
+                rows=rows,
+                last=last,
+                ended=ended,
+                leftover=source.leftover if ended else 0,
+                shapes=shapes,
+                record=source.record() if at > first else b"",
+            )
+        )
+
+    def _write_rows(self, message: m.WriteRows) -> None:
+        run = self._runs[message.run]
+        if run.served.layout is None or message.start + message.count > run.batches.leftover:
+            raise ProtocolError(
+                f"rows {message.start} to {message.start + message.count} of a run with "
+                f"{run.batches.leftover} rows left over"
+            )
+        slot = self._segments.batches(run.served.layout, message.segment, message.offset, 1)
+        for target, rows in zip(slot.leaves, run.batches.leftover_rows, strict=True):
+            target[0, message.row : message.row + message.count] = rows[message.start : message.start + message.count]
+        slot.headers[0] = message.rows, run.epoch, layout.TAIL_LANE, message.index
+        self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
+
+
+def _needed(fd: int | None, message: m.Message) -> int:
+    if fd is None:
+        raise ProtocolError(f"a {type(message).__name__} message without its fd")
+    return fd
+
+
+def _nothing(run: int, ticket: int, first: int = 0) -> m.Made:
+    return m.Made(run=run, ticket=ticket, first=first, batches=0, rows=0, last=True)
+
+
+def _go_to(source: LaneRun | IndexRun, index: int) -> None:
+    if isinstance(source, IndexRun):
+        source.index = index
+    elif source.index != index and not source.ended:
+        raise ProtocolError(f"batch {index} is asked of a lane that stands at batch {source.index}")

@@ -1,0 +1,125 @@
+"""A feed as a worker knows it: its options, its spec once that is known, and the look at its first sample.
+
+Nothing here knows runs, slots or messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_proto import FeedError, PenstockError, layout
+from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import Spec, leaf_list
+
+from ..feed import Feed
+from .collate import Collate, ReadyBatches, Rows, infer_spec, nbytes_of
+from .indexed import item_failed
+from .randomness import GlobalRandomness
+from .splits import SplitOpener
+
+
+class ServedFeed:
+    """A feed of this process, its options, and, once it is known, its spec and what follows from that."""
+
+    def __init__(self, feed: Feed, plan: FeedPlan) -> None:
+        self.feed = feed
+        self.plan = plan
+        self.spec: Spec | None = None
+        self.layout: layout.BatchLayout | None = None
+        """That of a full batch; None where batches vary."""
+        self._collate: Collate | None = None
+        if plan.spec is not None:
+            self.learn(plan.spec)
+
+    def learn(self, spec: Spec) -> None:
+        """The spec, declared or inferred, here or in another worker."""
+        if spec == self.spec:
+            return
+        self.spec = spec
+        self._collate = None
+        self.layout = None
+        if self.plan.batch_size is not None:
+            self.layout = layout.fixed_layout(spec, self.plan.batch_size)
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Whether only a first sample can tell the spec, or how large a batch is."""
+        return self.spec is None or (self.plan.spec is not None and not self._is_static(self.plan.spec))
+
+    @property
+    def declared_nbytes(self) -> int:
+        """Bytes of a sample (or ready batch) where they are declared, else 0."""
+        declared = self.plan.spec
+        return nbytes_of(declared, None) if declared is not None and self._is_static(declared) else 0
+
+    @staticmethod
+    def _is_static(spec: Spec) -> bool:
+        return all(leaf.static for leaf in leaf_list(spec))
+
+    @property
+    def collate(self) -> Collate:
+        """Checks and stacks the feed's samples.
+
+        Raises:
+            FeedError: the spec is not known.
+        """
+        if self._collate is None:
+            if self.spec is None:
+                raise FeedError("the daemon started to read the feed before its spec was known")
+            if self.plan.batch_size is not None:
+                self._collate = Rows(self.spec)
+            else:
+                self._collate = ReadyBatches(self.spec, copy=self.plan.shuffle > 0)
+        return self._collate
+
+
+def look_at_splits(
+    served: ServedFeed, splits: list[Any], epoch: int, randomness: GlobalRandomness
+) -> tuple[Spec | None, int]:
+    """Read the first sample of a feed, unless what it tells is known.
+
+    Returns:
+        The spec by that sample, or None if it was known; and the bytes of a sample (or ready batch), or 0 if they were.
+
+    Raises:
+        FeedError: no split yields a sample.
+        GeneratorError, SpecError: user code raised, or what it yields cannot be served.
+    """
+    if not served.needs_a_look:
+        return None, served.declared_nbytes
+    opener = SplitOpener(served.feed, served.plan, randomness)
+    for index, split in enumerate(splits):
+        opened = opener.open(split, index, epoch)
+        try:
+            for sample in opened.first():
+                return _seen(served, sample, opened.place)
+        finally:
+            opened.close()
+    raise FeedError(f"the feed yields nothing: all of its {len(splits)} splits were read, and none yielded a sample")
+
+
+def look_at_item(served: ServedFeed, randomness: GlobalRandomness) -> tuple[Spec | None, int]:
+    """`look_at_splits` for an indexable feed."""
+    if served.plan.length == 0:
+        raise FeedError("the feed yields nothing: the indexable object has no items (its len() is 0)")
+    if not served.needs_a_look:
+        return None, served.declared_nbytes
+    randomness.seed(served.plan.seed, 0, 0)
+    source: Any = served.feed.generate
+    try:
+        sample = source[0]
+    except Exception as error:
+        raise item_failed(0, error) from error
+    return _seen(served, sample, "item 0")
+
+
+def _seen(served: ServedFeed, sample: Any, place: str | None) -> tuple[Spec | None, int]:
+    try:
+        spec = served.spec or infer_spec(sample, served.plan.batch_size)
+        nbytes = nbytes_of(spec, sample)
+    except PenstockError as error:
+        error.split = place
+        raise
+    found = spec if served.spec is None else None
+    served.learn(spec)
+    return found, nbytes

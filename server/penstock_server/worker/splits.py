@@ -1,0 +1,268 @@
+"""Splits: the user's work list as bytes that workers share, and one split as something to read samples from.
+
+The list is made by one worker and lies in a sealed memfd:
+
+    uint64 count, uint64 offsets[count + 1] (from the start), then each item, pickled apart
+
+Only workers of one daemon, which run the same user code, unpickle it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import pickle
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from penstock_proto import FeedError, GeneratorError, SpecError
+from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import shown
+
+from ..feed import Feed, wants
+from ..importing import said, user_traceback
+from .collate import BadSample, Collate
+from .randomness import GlobalRandomness, GlobalState, generator
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def list_splits(feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness) -> list[Any]:
+    """The splits of an epoch, of a feed that is not indexable. A feed without any has itself for one.
+
+    Raises:
+        FeedError: there are none.
+        GeneratorError: the user's function raised.
+    """
+    if feed.splits is None:
+        if wants(feed.generate, has_splits=False).shard:
+            return [(index, plan.lanes) for index in range(plan.lanes)]
+        return [None]
+    if not callable(feed.splits):
+        splits = list(feed.splits)
+    else:
+        name = _name(feed.splits)
+        randomness.seed(plan.seed, epoch)
+        try:
+            answer = feed.splits()
+            if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
+                raise FeedError(f"{name} returned {shown(answer)}: splits= is a function that returns a list")
+            splits = list(answer)
+        except FeedError:
+            raise
+        except Exception as error:
+            raise GeneratorError(
+                f"{name}, which lists the splits, raised {said(error)}", remote_traceback=user_traceback(error)
+            ) from error
+    if not splits:
+        source = f"{_name(feed.splits)} returned none" if callable(feed.splits) else "splits= is empty"
+        raise FeedError(f"there are no splits to read: {source}. Does a path or a pattern match nothing?")
+    return splits
+
+
+def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
+    """The list as a memfd: its fd, which the caller closes, its bytes, and their SHA-256.
+
+    Raises:
+        FeedError: a split cannot be pickled.
+    """
+    items = []
+    for number, split in enumerate(splits):
+        try:
+            items.append(pickle.dumps(split, protocol=5))
+        except Exception as error:
+            raise FeedError(
+                f"split {number} of {len(splits)} cannot be pickled ({said(error)}): make splits plain data, such as "
+                "paths or ranges, and open files in the generator",
+                split=shown(split),
+            ) from error
+    head = 8 * (len(items) + 2)
+    offsets = np.cumsum([head, *map(len, items)], dtype=np.uint64)
+    data = b"".join((np.uint64(len(items)).tobytes(), offsets.tobytes(), *items))
+    fd = os.memfd_create("penstock-splits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, len(data), hashlib.sha256(data).digest()
+
+
+class SplitList:
+    """A list of splits that `write_list` made, here or in another worker; an item is unpickled when it is read."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        """Maps `nbytes` of `fd`, which the caller may close afterwards."""
+        # Before Linux 6.7 a write-sealed memfd can only be mapped private.
+        self._data = mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        self.count = int.from_bytes(self._data[:8], sys.byteorder)
+
+    def __getitem__(self, index: int) -> Any:
+        """The split with this index.
+
+        Raises:
+            FeedError: it cannot be unpickled.
+        """
+        at = 8 * (index + 1)
+        start, stop = np.frombuffer(self._data[at : at + 16], np.uint64).tolist()
+        try:
+            return pickle.loads(self._data[start:stop])
+        except Exception as error:
+            raise FeedError(
+                f"split {index} cannot be unpickled ({said(error)}): make splits plain data, such as paths or ranges",
+                remote_traceback=user_traceback(error),
+            ) from error
+
+
+class SplitOpener:
+    """Starts the user's generator with what it asks for."""
+
+    def __init__(self, feed: Feed, plan: FeedPlan, randomness: GlobalRandomness) -> None:
+        self._generate: Callable[..., Any] = feed.generate  # type: ignore[assignment]
+        self._wants = wants(feed.generate, has_splits=feed.splits is not None)
+        self._seed = plan.seed
+        self._randomness = randomness
+
+    def open(self, split: Any, index: int, epoch: int) -> OpenSplit:
+        """Start to read `split`, which has this index in the list.
+
+        Raises:
+            GeneratorError: the user's function raised, or returned no iterator.
+        """
+        args: list[Any] = [split] if self._wants.split else []
+        kwargs: dict[str, Any] = {}
+        place = shown(split) if self._wants.split else None
+        if self._wants.shard:
+            kwargs["shard"] = split
+            place = f"shard {split[0]} of {split[1]}"
+        if self._wants.epoch:
+            kwargs["epoch"] = epoch
+        state = None
+        if self._wants.rng:
+            kwargs["rng"] = generator(self._seed, epoch, index)
+        else:
+            state = GlobalState(self._seed, epoch, index)
+        name = _name(self._generate)
+        self._randomness.use(state)
+        try:
+            samples = self._generate(*args, **kwargs)
+        except Exception as error:
+            raise _failed(name, place, error) from error
+        if not hasattr(samples, "__next__"):
+            raise GeneratorError(
+                f"{name} returned {shown(samples)}, which is no iterator: {_mend(samples)}", split=place
+            )
+        return OpenSplit(samples, name, place, state, self._randomness)
+
+
+class OpenSplit:
+    """A split that is being read.
+
+    Attributes:
+        taken: samples read so far.
+    """
+
+    def __init__(
+        self,
+        samples: Iterator[Any],
+        name: str,
+        place: str | None,
+        state: GlobalState | None,
+        randomness: GlobalRandomness,
+    ) -> None:
+        self.taken = 0
+        self.place = place
+        self._samples = samples
+        self._name = name
+        self._state = state
+        self._randomness = randomness
+
+    def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
+        """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended.
+
+        Raises:
+            GeneratorError: the user's code raised.
+            SpecError: a sample does not fit the spec.
+        """
+        self._randomness.use(self._state)
+        try:
+            end = collate.fill(store, row, stop, self._samples)
+        except BadSample as error:
+            number = self.taken + error.row - row
+            raise SpecError(f"{error.message} (number {number} of its split, from 0)", split=self.place) from None
+        except Exception as error:
+            raise _failed(self._name, self.place, error) from error
+        self.taken += end - row
+        return end
+
+    def first(self) -> list[Any]:
+        """The next sample as a list of one, or an empty list if the split has ended.
+
+        Raises:
+            GeneratorError: the user's code raised.
+        """
+        self._randomness.use(self._state)
+        try:
+            return list(islice(self._samples, 1))
+        except Exception as error:
+            raise _failed(self._name, self.place, error) from error
+
+    def skip(self, count: int) -> None:
+        """Read so many samples and drop them.
+
+        Raises:
+            GeneratorError: the user's code raised.
+            FeedError: the split has fewer samples than when it was read first.
+        """
+        self._randomness.use(self._state)
+        counted = deque(enumerate(_guarded(self, islice(self._samples, count)), 1), maxlen=1)
+        self.taken = counted[0][0] if counted else 0
+        if self.taken < count:
+            raise FeedError(
+                f"{self._name} yielded {count} samples of a split, and only {self.taken} when it was run again: "
+                "a stream can go on elsewhere only if a split always yields the same samples",
+                split=self.place,
+            )
+
+    def close(self) -> None:
+        """End the generator; what its clean-up raises is only logged."""
+        close = getattr(self._samples, "close", None)
+        if close is None:
+            return
+        self._randomness.use(self._state)
+        try:
+            close()
+        except Exception:
+            traceback.print_exc()
+
+
+def _guarded(split: OpenSplit, samples: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from samples
+    except Exception as error:
+        raise _failed(split._name, split.place, error) from error
+
+
+def _failed(name: str, place: str | None, error: Exception) -> GeneratorError:
+    return GeneratorError(f"{name} raised {said(error)}", split=place, remote_traceback=user_traceback(error))
+
+
+def _mend(returned: Any) -> str:
+    if returned is None:
+        return "did you forget to `yield` its samples?"
+    return "`yield` samples one by one, or return iter(...) of it"
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,171 @@
+"""What the tests share: a daemon that serves the feeds of a test, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+
+def _fds() -> dict[int, str]:
+    """What each open file descriptor of this process refers to."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+    return found
+
+
+def _left_behind(children: set[int], threads: set[int], fds: set[int]) -> str:
+    """What is there now and was not then: processes, threads, file descriptors."""
+    left = [
+        f"process {child.pid} {child.name()} ({child.status()})"
+        for child in psutil.Process().children(recursive=True)
+        if child.pid not in children
+    ]
+    left += [f"thread {thread.name}" for thread in threading.enumerate() if thread.ident not in threads]
+    left += [f"fd {fd} -> {target}" for fd, target in _fds().items() if fd not in fds and not _is_ours(target)]
+    return "; ".join(left)
+
+
+def _is_ours(target: str) -> bool:
+    """Whether the fd is pytest's own or that of a file that Python keeps open."""
+    return target.startswith(("/dev/", "/tmp/pytest-", "/proc/")) or "(deleted)" in target and "memfd" not in target
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
+    if "tf" in request.fixturenames:
+        request.getfixturevalue("tf")  # TensorFlow keeps what it opens
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    threads = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
+    fds = set(_fds())
+    yield
+    deadline = time.monotonic() + 5
+    while True:
+        gc.collect()
+        try:
+            left = _left_behind(children, threads, fds)
+        except psutil.NoSuchProcess:
+            left = "a process that is just ending"
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def tf():
+    """TensorFlow, imported once, its thread pools started."""
+    import tensorflow
+
+    list(tensorflow.data.Dataset.from_generator(lambda: iter([1]), output_signature=tensorflow.TensorSpec([], "int64")))
+    return tensorflow
+
+
+class Daemon:
+    """A running `penstock serve` with its URLs by feed name; `stderr()` is its log so far."""
+
+    def __init__(self, command: list[str], cwd: Path, log: Path, environment: dict[str, str]) -> None:
+        self._log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=environment
+            )
+        self.urls: dict[str, str] = {}
+
+    def wait_ready(self, count: int, timeout: float = 60) -> None:
+        """Read the `ready` lines of `count` feeds."""
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(timeout, self.process.kill)
+        watchdog.start()
+        try:
+            while len(self.urls) < count:
+                line = self.process.stdout.readline().decode()
+                if not line:
+                    self.process.wait()
+                    raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.stderr()}")
+                assert line.startswith("ready "), line
+                url = line.split()[1]
+                self.urls[url.rpartition("/")[2]] = url
+        finally:
+            watchdog.cancel()
+            watchdog.join()
+
+    @property
+    def url(self) -> str:
+        """The URL of the only feed."""
+        (url,) = self.urls.values()
+        return url
+
+    def stderr(self) -> str:
+        """What it has logged."""
+        return self._log.read_text(errors="replace")
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes."""
+        return psutil.Process(self.process.pid).children()
+
+    def stop(self, how: int = signal.SIGTERM, timeout: float = 10) -> int:
+        """Signal it and return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        try:
+            return self.process.wait(timeout)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+Serve = Callable[..., Daemon]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
+
+    Keyword `ready=False` does not wait for the feeds; other keywords become options (`memory=...` is `--memory`).
+    The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
+    """
+    daemons: list[Daemon] = []
+
+    def start(source: str, *feeds: str, ready: bool = True, env: dict[str, str] | None = None, **options: object) -> Daemon:
+        number = len(daemons)
+        folder = tmp_path / f"daemon{number}"
+        folder.mkdir()
+        (folder / "feeds.py").write_text(textwrap.dedent(source))
+        feeds = feeds or ("feed",)
+        command = [sys.executable, "-m", "penstock_server", "serve", *(f"feeds.py:{feed}" for feed in feeds)]
+        for name, value in {"bind": "tcp://127.0.0.1:0", "workers": 2, **options}.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        daemon = Daemon(command, folder, folder / "log", {**os.environ, **(env or {})})
+        daemons.append(daemon)
+        if ready:
+            daemon.wait_ready(len(feeds))
+        return daemon
+
+    yield start
+    for daemon in daemons:
+        running = daemon.process.poll() is None
+        status = daemon.stop()
+        if running:
+            assert status == 0, f"the daemon ended with {status}:\n{daemon.stderr()}"

@@ -1,0 +1,464 @@
+"""A small scripted daemon for tests of the client: it speaks the protocol over both transports, and makes no data.
+
+It sends what it is given, keeps to credits and slots, writes rubbish into a slot as soon as it is released (so that
+a slot that is released too early shows), and remembers every message that it was sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import zmq
+
+from penstock_proto import VERSION, PenstockError, ProtocolError, UnknownFeed, ledger, seqpacket
+from penstock_proto.codec import encode, from_client
+from penstock_proto.layout import fixed_layout, is_fixed, lay_out
+from penstock_proto.messages import (
+    Ack,
+    Begin,
+    Bye,
+    Chunk,
+    End,
+    ErrorReport,
+    Failed,
+    FeedInfo,
+    Greeting,
+    Hello,
+    Leave,
+    Message,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Segment,
+    Slab,
+    Welcome,
+)
+from penstock_proto.spec import Spec, flatten, infer, leaf_list
+
+RUBBISH = 0xEE
+
+
+@dataclass
+class Made:
+    """A slab that is to be sent: its bytes, and what its message says."""
+
+    data: bytes
+    batches: int
+    rows: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass
+class Fail:
+    """In place of a slab: the error that is sent."""
+
+    error: PenstockError
+
+
+class Vanish:
+    """In place of a slab: the daemon closes the session's connection without a word."""
+
+
+class Stall:
+    """In place of a slab: nothing more comes until `FakeDaemon.go_on`."""
+
+
+def feed_info(
+    spec: Spec,
+    batch_size: int | None,
+    *,
+    turn: int = 1,
+    batches: int | None = None,
+    epochs: int | None = None,
+    **more: bool,
+) -> FeedInfo:
+    return FeedInfo(
+        name="feed",
+        spec=spec,
+        batch_size=batch_size,
+        turn=turn,
+        drop_remainder=more.get("drop_remainder", False),
+        order="exact",
+        lanes=1,
+        seed=0,
+        epochs=epochs,
+        batches=batches,
+        samples=None,
+    )
+
+
+def slab(info: FeedInfo, *batches: object) -> Made:
+    """The slab of these batches, each in the feed's structure with the rows in front."""
+    flats = [flatten(info.spec, batch) for batch in batches]
+    rows = [len(flat[0]) if flat[0].ndim else 1 for flat in flats]
+    dtypes = [leaf.dtype for leaf in leaf_list(info.spec)]
+    if is_fixed(info.spec, info.batch_size):
+        layout, shapes = fixed_layout(info.spec, info.batch_size), ()
+    else:
+        shapes = tuple(array.shape for array in flats[0])
+        layout = lay_out(dtypes, shapes)
+    memory = np.zeros(layout.stride * len(batches), np.uint8)
+    for i, (flat, count) in enumerate(zip(flats, rows, strict=True)):
+        start = i * layout.stride
+        memory[start : start + 8].view(np.int64)[0] = count
+        for view, array in zip(layout.views(memory, start), flat, strict=True):
+            (view[: len(array)] if array.ndim else view)[...] = array
+    return Made(memory.tobytes(), len(batches), sum(rows), shapes)
+
+
+def numbers(
+    count: int, *, rows: int = 4, width: int = 16, turn: int = 1, **more: object
+) -> tuple[FeedInfo, Callable[[int], list[Made]]]:
+    """A feed of (x, y): x float32 (width,), y int64 (), `count` batches an epoch; batch i of epoch e is all 100 e + i."""
+    info = feed_info(infer((np.zeros(width, np.float32), np.int64(0))), rows, turn=turn, **more)
+
+    def epoch(e: int) -> list[Made]:
+        batches = [
+            (np.full((rows, width), 100 * e + i, np.float32), np.full(rows, 100 * e + i, np.int64))
+            for i in range(count)
+        ]
+        return [slab(info, *batches[i : i + turn]) for i in range(0, count, turn)]
+
+    return info, epoch
+
+
+@dataclass
+class _Session:
+    """One session of the fake."""
+
+    token: bytes
+    routing_id: bytes
+    connection: socket.socket | None = None
+    page: np.ndarray | None = None
+    credit: int = 0
+    epoch: int | None = None
+    todo: list[object] = field(default_factory=list)
+    totals: list[int] = field(default_factory=lambda: [0, 0, 0])
+    sent: int = 0
+    handed: int = 0
+    acked_end: int = 0
+    ended: int = 0
+    slots: dict[int, int] = field(default_factory=dict)
+    gone: bool = False
+
+
+class FakeDaemon:
+    """Serves one feed, `epoch(e)` giving what is sent in epoch e. A context manager.
+
+    Attributes:
+        got: every message that came, in order.
+        copied: how many slots are in use now.
+    """
+
+    def __init__(
+        self,
+        info: FeedInfo,
+        epoch: Callable[[int], Sequence[object]],
+        *,
+        slots: int = 32,
+        unix: bool = True,
+        answer: bool = True,
+        chunk: int = 1 << 20,
+        quota: int | None = None,
+        credit: int | None = None,
+    ) -> None:
+        self.info = info
+        self.got: list[Message] = []
+        self.stalled = threading.Event()
+        self.ended_sessions = 0
+        self.marked: list[int] = []
+        self.wrong_end = False
+        self._epoch = epoch
+        self._answer = answer
+        self._chunk = chunk
+        self._quota = quota
+        self._credit = credit
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        port = self._router.bind_to_random_port("tcp://127.0.0.1")
+        self.url = f"tcp://127.0.0.1:{port}/feed"
+        self.unix = f"penstock-fake-{secrets.token_hex(8)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if unix:
+            self._listener.bind("\0" + self.unix)
+            self._listener.listen()
+        self._wake, self._waker = socket.socketpair()
+        self._sessions: list[_Session] = []
+        self._fresh: list[tuple[socket.socket, np.ndarray]] = []
+        nbytes = 1 << 20
+        first = [made for made in epoch(0) if isinstance(made, Made)]
+        self._slot = max([len(made.data) for made in first] or [64])
+        self.free = list(range(slots))
+        nbytes = slots * self._slot
+        self.memfd = os.memfd_create("fake")
+        os.ftruncate(self.memfd, nbytes)
+        self._nbytes = nbytes
+        self.paused = False
+        self._stop = False
+        self._commands: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name="fake-daemon")
+        self._thread.start()
+
+    def __enter__(self) -> FakeDaemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop = True
+        self._do(lambda: None)
+        self._thread.join()
+        for session in self._sessions:
+            if session.connection is not None:
+                session.connection.close()
+        for connection, _ in self._fresh:
+            connection.close()
+        for end in (self._listener, self._wake, self._waker):
+            end.close()
+        self._router.close()
+        self._context.term()
+        os.close(self.memfd)
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._waker.send(b"\0")
+
+    def go_on(self) -> None:
+        """Send on after a Stall."""
+
+        def command() -> None:
+            for session in self._sessions:
+                if session.todo and isinstance(session.todo[0], Stall):
+                    session.todo.pop(0)
+
+        self._do(command)
+
+    def say(self, message: Message) -> None:
+        """Send a message to every session now, out of turn."""
+        self._do(lambda: [self._send(session, message) for session in self._sessions if not session.gone])  # type: ignore[func-returns-value]
+
+    def count(self, kind: type[Message]) -> int:
+        return sum(isinstance(message, kind) for message in self.got)
+
+    def wait_for(self, true: Callable[[], object], timeout: float = 3) -> None:
+        """Wait until `true()`; fail after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not true():
+            assert time.monotonic() < deadline, "it did not come to that"
+            time.sleep(0.005)
+
+    @property
+    def in_use(self) -> int:
+        """Slots that are not free."""
+        return sum(len(session.slots) for session in self._sessions if not session.gone)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while not self._stop:
+            poller = zmq.Poller()
+            poller.register(self._router, zmq.POLLIN)
+            poller.register(self._wake.fileno(), zmq.POLLIN)
+            with contextlib.suppress(OSError):
+                self._listener.getsockname() and poller.register(self._listener.fileno(), zmq.POLLIN)
+            local = {s.connection.fileno(): s for s in self._sessions if s.connection is not None and not s.gone}
+            fresh = {c.fileno(): (c, page) for c, page in self._fresh}
+            for fd in [*local, *fresh]:
+                poller.register(fd, zmq.POLLIN)
+            ready = dict(poller.poll(1000))
+            if self._wake.fileno() in ready:
+                self._wake.recv(4096)
+            while self._commands:
+                self._commands.pop(0)()
+            if self._router in ready:
+                self._from_router()
+            if self._listener.fileno() in ready:
+                self._greet()
+            for fd in ready:
+                if fd in local:
+                    self._from_unix(local[fd])
+                elif fd in fresh:
+                    self._from_fresh(*fresh[fd])
+            for session in self._sessions:
+                self._pump(session)
+
+    def _greet(self) -> None:
+        connection, _ = self._listener.accept()
+        fd = os.memfd_create("ledger")
+        os.ftruncate(fd, ledger.NBYTES)
+        os.pwrite(fd, secrets.token_bytes(16), ledger.NONCE.start)
+        import mmap
+
+        page = np.frombuffer(mmap.mmap(fd, ledger.NBYTES), np.uint8)
+        seqpacket.send(connection, encode(Greeting(VERSION)), fd)
+        os.close(fd)
+        self._fresh.append((connection, page))
+
+    def _from_fresh(self, connection: socket.socket, page: np.ndarray) -> None:
+        data, _ = seqpacket.receive(connection)
+        self._fresh = [(c, p) for c, p in self._fresh if c is not connection]
+        if not data:
+            connection.close()
+            return
+        message = from_client(data)
+        self.got.append(message)
+        assert isinstance(message, Open)
+        assert message.proof == page[ledger.NONCE].tobytes()
+        session = next(s for s in self._sessions if s.token == message.session)
+        session.connection, session.page = connection, page
+        self._open(session, message)
+        with contextlib.suppress(OSError):
+            seqpacket.send(connection, encode(Segment(1, self._nbytes)), self.memfd)
+
+    def _open(self, session: _Session, message: Open) -> None:
+        session.credit = self._credit or message.credit
+        quota = message.quota if self._quota is None else self._quota
+        self._send(session, Opened(session.credit, quota))
+
+    def _from_router(self) -> None:
+        routing_id, data = self._router.recv_multipart()
+        message = from_client(data)
+        self.got.append(message)
+        if not self._answer:
+            return
+        if isinstance(message, Hello):
+            if message.version != VERSION:
+                error: PenstockError = ProtocolError("versions differ")
+            elif message.feed != self.info.name:
+                error = UnknownFeed(f"no feed {message.feed!r}; there is: {self.info.name}")
+            else:
+                session = _Session(secrets.token_bytes(16), routing_id)
+                self._sessions.append(session)
+                self._router.send_multipart([routing_id, encode(Welcome(session.token, self.info, self.unix))])
+                return
+            self._router.send_multipart([routing_id, encode(Failed(ErrorReport.of(error)))])
+            return
+        session = next(s for s in self._sessions if s.routing_id == routing_id)
+        if isinstance(message, Open):
+            self._open(session, message)
+        else:
+            self._heard(session, message)
+
+    def _from_unix(self, session: _Session) -> None:
+        assert session.connection is not None
+        try:
+            data, _ = seqpacket.receive(session.connection)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            assert session.page is not None
+            self.marked.append(int(session.page[:8].view(np.uint64)[0]))
+            session.gone = True
+            self.ended_sessions += 1
+            session.connection.close()
+            for seq in list(session.slots):
+                self._free(session, seq)
+            return
+        message = from_client(data)
+        self.got.append(message)
+        self._heard(session, message)
+
+    def _heard(self, session: _Session, message: Message) -> None:
+        if isinstance(message, Begin):
+            session.epoch, session.totals = message.epoch, [0, 0, 0]
+            session.todo = [*self._epoch(message.epoch), "end"]
+        elif isinstance(message, Leave):
+            assert message.epoch == session.epoch
+            session.todo = []
+        elif isinstance(message, Ack):
+            assert session.handed <= message.handed <= session.sent
+            session.handed, session.acked_end = message.handed, message.ended
+            if session.page is not None:
+                for seq in message.released:
+                    assert seq < message.handed
+                    self._free(session, seq)
+        elif isinstance(message, Ping):
+            self._send(session, Pong())
+        elif isinstance(message, Bye):
+            session.todo = []
+            if session.connection is None:
+                session.gone = True
+                self.ended_sessions += 1
+
+    def _free(self, session: _Session, seq: int) -> None:
+        slot = session.slots.pop(seq)
+        os.pwrite(self.memfd, bytes([RUBBISH]) * self._slot, slot * self._slot)
+        self.free.append(slot)
+
+    def _send(self, session: _Session, message: Message, payload: bytes | None = None) -> None:
+        data = encode(message)
+        if session.connection is not None:
+            with contextlib.suppress(OSError):  # its end of file says it
+                session.connection.send(data)
+            return
+        try:
+            self._router.send_multipart([session.routing_id, data, *([] if payload is None else [payload])])
+        except zmq.ZMQError:
+            session.gone = True
+
+    def _pump(self, session: _Session) -> None:
+        while session.todo and not session.gone:
+            head = session.todo[0]
+            if isinstance(head, Stall):
+                self.stalled.set()
+                return
+            if isinstance(head, Fail):
+                self._send(session, Failed(ErrorReport.of(head.error)))
+                session.todo = []
+                return
+            if isinstance(head, Vanish):
+                session.todo = []
+                session.gone = True
+                if session.connection is not None:
+                    session.connection.close()
+                else:
+                    self._router.close()
+                    self._router = self._context.socket(zmq.ROUTER)
+                return
+            if head == "end":
+                if session.handed < session.sent:
+                    return
+                slabs, batches, rows = session.totals
+                assert session.epoch is not None
+                self._send(session, End(session.epoch, slabs, batches, rows + self.wrong_end))
+                session.ended += 1
+                session.todo.pop(0)
+                continue
+            assert isinstance(head, Made)
+            if session.sent - session.handed >= session.credit:
+                return
+            if session.connection is not None and not self.free:
+                return
+            session.todo.pop(0)
+            self._send_slab(session, head)
+
+    def _send_slab(self, session: _Session, made: Made) -> None:
+        assert session.epoch is not None
+        seq, nbytes = session.sent, len(made.data)
+        segment = offset = 0
+        if session.connection is not None:
+            slot = self.free.pop(0)
+            session.slots[seq] = slot
+            segment, offset = 1, slot * self._slot
+            os.pwrite(self.memfd, made.data, offset)
+        session.sent += 1
+        for i, more in enumerate((1, made.batches, made.rows)):
+            session.totals[i] += more
+        self._send(
+            session,
+            Slab(
+                seq, session.epoch, 0, session.totals[1], made.batches, made.rows, nbytes, segment, offset, made.shapes
+            ),
+        )
+        if session.connection is None:
+            for start in range(0, nbytes, self._chunk):
+                self._send(session, Chunk(seq, start), made.data[start : start + self._chunk])

@@ -1,0 +1,857 @@
+"""The coordinator in a simulated world: a host with its arena, workers and consumers, and a schedule drawn from a seed.
+
+Whatever happens is one of a few things: the message at the head of a link arrives, a slot is found for a grant, a
+worker makes a part of a turn, or a consumer does one of the things it may do just now. `World.step` lets one of them
+happen, chosen at random, and `World.check` then holds the coordinator to its promises. The same arguments and the same
+seed give the same history.
+
+No process, socket, clock or byte of memory is real. Samples are (epoch, split, number); a slot holds batches of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any, TypeAlias
+
+from reference import batches_of_index, batches_of_lanes
+
+from penstock_proto import GeneratorError, Leaf, MemoryBound, PenstockError
+from penstock_proto.layout import TAIL_LANE, lay_out
+from penstock_proto.messages import FeedPlan
+from penstock_server.coordinator import Coordinator
+from penstock_server.coordinator import commands as do
+from penstock_server.coordinator.feeds import SplitsInfo
+from penstock_server.coordinator.order import Part
+from penstock_server.coordinator.stream import IDS_PER_STREAM, Stream
+
+Sample: TypeAlias = tuple[int, int, int]
+"""(epoch, split, number within the split)."""
+Batch: TypeAlias = tuple[Sample, ...]
+Event: TypeAlias = Callable[[], object]
+
+
+class Broken(AssertionError):
+    """The coordinator broke a promise."""
+
+
+class Stuck(Broken):
+    """Nothing can happen any more, but somebody still waits."""
+
+
+def hold(promise: object, broken: str) -> None:
+    """Raise Broken unless the promise holds."""
+    if not promise:
+        raise Broken(broken)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimFeed:
+    """A feed of the simulation; options as in `FeedPlan`.
+
+    `splits` are the numbers of samples in each split; split i goes to lane i mod lanes, shifted by the epoch. With
+    `dynamic` they are listed for each epoch, which fails in `unlisted` epochs. Reading a sample in `poison` raises.
+    With `batch_size` None each sample is a ready batch, and number k of a split has 1 + k * `growth` rows.
+    """
+
+    name: str = "train"
+    splits: tuple[int, ...] = (9, 9, 9, 9)
+    lanes: int = 4
+    batch_size: int | None = 4
+    turn: int = 1
+    order: str = "exact"
+    epochs: int | None = None
+    samples: int | None = None
+    length: int | None = None
+    drop_remainder: bool = False
+    shuffle: int = 0
+    dynamic: bool = False
+    unlisted: frozenset[int] = frozenset()
+    poison: frozenset[Sample] = frozenset()
+    growth: int = 0
+
+    def plan(self) -> FeedPlan:
+        return FeedPlan(
+            name=self.name,
+            spec=None,
+            batch_size=self.batch_size,
+            turn=self.turn,
+            lanes=self.lanes,
+            order=self.order,
+            shuffle=self.shuffle,
+            interleave=1,
+            seed=0,
+            epochs=self.epochs,
+            samples=self.samples,
+            length=self.length,
+            drop_remainder=self.drop_remainder,
+            static_splits=not self.dynamic,
+        )
+
+    def spec(self) -> Leaf:
+        return Leaf("int64", (None,) if self.batch_size is None else ())
+
+    def shapes(self, batch: Batch) -> tuple[tuple[int, ...], ...]:
+        """The shapes that a message tells of a batch: none of a fixed feed."""
+        return () if self.batch_size is not None else ((1 + batch[0][2] * self.growth,),)
+
+    def nbytes(self, batch: Batch) -> int:
+        """Bytes that a batch takes in its slot."""
+        return lay_out(["int64"], self.shapes(batch) or ((self.batch_size or 1,),)).stride
+
+    def rows(self, batch: Batch) -> int:
+        shapes = self.shapes(batch)
+        return shapes[0][0] if shapes else len(batch)
+
+    def lane_count(self) -> int:
+        return min(self.lanes, len(self.splits))
+
+    def lane(self, epoch: int, lane: int) -> Iterator[Sample]:
+        """The samples of one lane; raises GeneratorError at a poisoned one."""
+        for position in range(lane, len(self.splits), self.lane_count()):
+            split = (position + epoch) % len(self.splits)
+            for number in range(self.splits[split]):
+                sample = (epoch, split, number)
+                if sample in self.poison:
+                    raise GeneratorError(f"poison at {sample}")
+                yield sample
+
+    def index(self, epoch: int, start: int, stop: int) -> Batch:
+        """The items `start` to `stop` of an epoch of an indexable feed."""
+        assert self.length is not None
+        return tuple((epoch, 0, (number + epoch) % self.length) for number in range(start, min(stop, self.length)))
+
+    def samples_of(self, epoch: int) -> list[Sample]:
+        """All samples of an epoch that has no poison."""
+        if self.length is not None:
+            return list(self.index(epoch, 0, self.length))
+        return [sample for lane in range(self.lane_count()) for sample in self.lane(epoch, lane)]
+
+    def expected(self, epoch: int) -> Iterator[Batch]:
+        """The epoch in exact order; raises the error of a poisoned sample where it is needed."""
+        if self.length is not None:
+            items = self.index(epoch, 0, self.length)
+            return batches_of_index(items, batch_size=self.batch_size or 1, drop_remainder=self.drop_remainder)
+        return batches_of_lanes(
+            [self.lane(epoch, lane) for lane in range(self.lane_count())],
+            batch_size=self.batch_size or 1,
+            turn=self.turn,
+            drop_remainder=self.drop_remainder,
+        )
+
+
+# --- the host's memory ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Slot:
+    """Memory of the arena: which ticket has it, what lies in it, and who may touch it now."""
+
+    nbytes: int
+    ticket: int = -1
+    content: dict[int, list[Sample | None]] = field(default_factory=dict)
+    fillers: set[tuple[Worker, int]] = field(default_factory=set)
+    readers: set[tuple[Consumer, int]] = field(default_factory=set)
+
+    def write(self, ticket: int, position: int, samples: Sequence[Sample], row: int = 0, rows: int = 0) -> None:
+        """Write samples to the rows of a batch from `row` on, on behalf of a ticket; a row is written once."""
+        hold(self.ticket == ticket, f"ticket {ticket} writes into a slot that ticket {self.ticket} has now")
+        batch = self.content.setdefault(position, [None] * (rows or len(samples)))
+        for number, sample in enumerate(samples, row):
+            hold(batch[number] is None, f"row {number} of batch {position} of ticket {ticket} is written twice")
+            batch[number] = sample
+
+    def read(self, ticket: int, position: int) -> Batch:
+        """A whole batch, on behalf of a ticket."""
+        hold(self.ticket == ticket, f"ticket {ticket} is read from a slot that ticket {self.ticket} has now")
+        batch = tuple(sample for sample in self.content[position] if sample is not None)
+        hold(len(batch) == len(self.content[position]), f"a batch of ticket {ticket} is read before it is whole")
+        return batch
+
+
+class Arena:
+    """Slots by ticket. A slot that came back is used again at once, so that whoever still holds it is found out."""
+
+    def __init__(self, refused: frozenset[int]) -> None:
+        self.used: dict[int, Slot] = {}
+        self._free: list[Slot] = []
+        self._refused = refused
+        self._asked = 0
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the next slot will be there."""
+        return self._asked + 1 not in self._refused
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slot.nbytes for slot in self.used.values())
+
+    def take(self, ticket: int, nbytes: int) -> Slot | None:
+        """A slot for the ticket in place of the one that it may have, or None if the machine has no memory for it."""
+        self._asked += 1
+        if self._asked in self._refused:
+            return None
+        if ticket in self.used:
+            self.free(ticket)
+        slot = next((slot for slot in reversed(self._free) if slot.nbytes == nbytes), None)
+        if slot is None:
+            slot = Slot(nbytes)
+        else:
+            self._free.remove(slot)
+        slot.ticket = ticket
+        self.used[ticket] = slot
+        return slot
+
+    def free(self, ticket: int) -> None:
+        """The ticket's slot comes back; it may have none if that was refused."""
+        slot = self.used.pop(ticket, None)
+        if slot is None:
+            return
+        hold(not slot.readers, f"the slot of ticket {ticket} is freed while the consumer has {len(slot.readers)} slabs")
+        filling = [worker.number for worker, run in slot.fillers if worker.alive and worker.fills_of(run)]
+        hold(not filling, f"the slot of ticket {ticket} is freed while worker {filling} fills it")
+        slot.ticket = -1
+        slot.content, slot.fillers = {}, set()
+        self._free.append(slot)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Run:
+    """What a worker holds of one lane of an epoch, or of an indexable epoch."""
+
+    feed: SimFeed
+    epoch: int
+    samples: Iterator[Sample]
+    index: int = 0
+    ended: bool = False
+    leftover: Batch = ()
+    kept: Batch | None = None
+    failed: bool = False
+
+    def take(self, index: int) -> Batch | None:
+        """Batch number `index`, or None when there is no further full one."""
+        if self.kept is not None:
+            batch, self.kept = self.kept, None
+            return batch
+        if self.feed.length is not None:
+            size = self.feed.batch_size or 1
+            return self.feed.index(self.epoch, index * size, index * size + size)
+        if self.ended:
+            return None
+        hold(index == self.index, f"batch {index} of a lane is asked for when {self.index} is next")
+        batch = tuple(islice(self.samples, self.feed.batch_size or 1))
+        if len(batch) < (self.feed.batch_size or 1):
+            self.ended, self.leftover = True, batch
+            return None
+        self.index += 1
+        return batch
+
+
+@dataclass(eq=False)
+class Fill:
+    """A turn that is to be made, `made` batches of which are."""
+
+    ticket: int
+    run: int
+    index: int
+    batches: int
+    slot: Slot
+    made: int = 0
+    waits: bool = False
+
+
+class Worker:
+    """One worker process: reads its messages in order, makes its turns in order, answers over its own link."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.number = number
+        self.alive = True
+        self.hung = False
+        self.dropped: set[int] = set()
+        self.runs: dict[int, Run] = {}
+        self.fills: list[Fill] = []
+        self.told: deque[Event] = deque()
+        self.answers: deque[Event] = deque()
+        self._world = world
+        self._coordinator = world.coordinator
+
+    def next_fill(self) -> Fill | None:
+        """The first turn that can be gone on with: one that waits for room holds up its own run only."""
+        waiting = {fill.run for fill in self.fills if fill.waits}
+        return next((fill for fill in self.fills if fill.run not in waiting), None)
+
+    def fills_of(self, run: int) -> bool:
+        """Whether it writes into slots for the run."""
+        return run in self.runs and not self.runs[run].failed
+
+    # what it is told
+
+    def list_splits(self, run: int, feed: SimFeed, epoch: int) -> None:
+        if epoch in feed.unlisted:
+            self._answer(self._coordinator.run_failed, run, GeneratorError(f"no splits in epoch {epoch}"))
+            return
+        number = self._world.new_list(feed, epoch)
+        first = run < 1 << 32
+        sample: Batch = ((0, 0, 0),)
+        nbytes = feed.nbytes(sample) - 64 if feed.batch_size is None else 8
+        splits = SplitsInfo(number, len(feed.splits) if feed.length is None else 0, bytes(32))
+        spec = feed.spec() if first else None
+        self._answer(self._coordinator.splits_listed, run, splits, spec, nbytes if first else 0)
+
+    def start_run(self, run: int, feed: SimFeed, epoch: int, lane: int) -> None:
+        hold(run not in self.runs, f"run {run} is started twice")
+        self.runs[run] = Run(feed, epoch, feed.lane(epoch, lane))
+
+    def fill(self, fill: Fill) -> None:
+        hold(fill.run not in self.dropped, f"a turn of run {fill.run}, which was dropped, is to be made")
+        if not self.fills_of(fill.run):
+            return  # it failed, or was its predecessor's, when the daemon had not heard of it
+        for waiting in self.fills:
+            if waiting.ticket == fill.ticket:
+                hold(waiting.waits, f"ticket {fill.ticket} is to be filled twice")
+                waiting.slot, waiting.waits = fill.slot, False
+                return
+        self.fills.append(fill)
+
+    def write_rows(self, rows: do.Rows, merge: do.Merge, slot: Slot) -> None:
+        hold(self.fills_of(rows.run), f"rows of run {rows.run}, which is not open, are to be written")
+        leftover = self.runs[rows.run].leftover[rows.start : rows.start + rows.count]
+        hold(len(leftover) == rows.count, f"run {rows.run} has not so many leftover rows")
+        slot.write(merge.ticket, 0, leftover, rows.row, merge.rows)
+        slot.fillers.remove((self, rows.run))
+        self._answer(self._coordinator.rows_written, merge.ticket, rows.run)
+
+    def drop_run(self, run: int) -> None:
+        self.dropped.add(run)
+        if self.runs.pop(run, None) is not None:
+            for fill in [fill for fill in self.fills if fill.run == run]:
+                self._close(fill)
+                self._answer(self._coordinator.made, fill.ticket, None, last=True)
+
+    # what it does
+
+    def make(self) -> None:
+        """Go on with the next turn by a random number of batches."""
+        fill = self.next_fill()
+        assert fill is not None
+        run = self.runs[fill.run]
+        wanted = self._world.random.randint(1, fill.batches - fill.made)
+        parts: list[Batch] = []
+        try:
+            while len(parts) < wanted:
+                batch = run.take(fill.index + fill.made + len(parts))
+                if batch is None:
+                    break
+                if run.feed.nbytes(batch) > fill.slot.nbytes // fill.batches:
+                    run.kept, fill.waits = batch, True
+                    fill.slot.fillers.remove((self, fill.run))
+                    self._answer(self._coordinator.need_room, fill.ticket, run.feed.nbytes(batch))
+                    return
+                fill.slot.write(fill.ticket, fill.made + len(parts), batch)
+                parts.append(batch)
+        except PenstockError as error:
+            self._made(fill, run, parts, last=False)
+            self._fail(fill.run, error)
+        else:
+            self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
+
+    def die(self) -> None:
+        """End without a word. What it has sent arrives, and then the news of its death."""
+        self.alive = False
+        self.told.clear()
+        self._answer(self._world.bury, self)
+
+    def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool) -> None:
+        part = None
+        if parts:
+            rows = sum(run.feed.rows(batch) for batch in parts)
+            part = Part(fill.made, len(parts), rows, run.feed.shapes(parts[0]))
+            fill.made += len(parts)
+        if last:
+            self._close(fill)
+        apart = part is not None and (not last or self._world.random.random() < 0.3)
+        if apart:
+            self._answer(self._coordinator.made, fill.ticket, part)
+            part = None
+        if last:
+            answer = partial(self._coordinator.made, last=True, ended=run.ended, leftover=len(run.leftover))
+            self._answer(answer, fill.ticket, part)
+
+    def _fail(self, run: int, error: PenstockError) -> None:
+        self.runs[run].failed = True
+        self.fills = [fill for fill in self.fills if fill.run != run]
+        self._answer(self._coordinator.run_failed, run, error)
+
+    def _close(self, fill: Fill) -> None:
+        self.fills.remove(fill)
+        fill.slot.fillers.discard((self, fill.run))
+
+    def _answer(self, event: Callable[..., object], *values: object, **named: object) -> None:
+        self.answers.append(partial(event, *values, **named))
+
+
+# --- consumers --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Slab:
+    """A slab on its way to a consumer, or under its tensors."""
+
+    seq: int
+    epoch: int
+    ticket: int
+    slot: Slot
+    nbytes: int
+    batches: dict[int, Batch]
+
+    def verify(self) -> None:
+        """The bytes are still those that were sent."""
+        for position, batch in self.batches.items():
+            hold(self.slot.read(self.ticket, position) == batch, f"slab {self.seq} changed under its reader")
+
+
+class Consumer:
+    """One consumer and its stream: on the same host with a quota of slots to alias, or over the network without.
+
+    Args:
+        reads: the epochs to read, each with the number of slabs after which to leave it, or None for all of it.
+        hoards: it keeps its tensors until it closes.
+        dies_after: it vanishes without a word when it was handed so many slabs.
+        stays: it does not close when it has read all.
+        greedy: it aliases whatever it is handed, beyond its quota.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        stream: Stream,
+        reads: Sequence[tuple[int, int | None]],
+        *,
+        hoards: bool = False,
+        dies_after: int | None = None,
+        stays: bool = False,
+        greedy: bool = False,
+    ) -> None:
+        self.stream = stream
+        self.read: dict[int, list[Batch]] = {}
+        self.ended: dict[int, do.EndEpoch] = {}
+        self.failures: list[PenstockError] = []
+        self.gone = False
+        self.told: deque[Event] = deque()
+        self.says: deque[Event] = deque()
+        self.received = 0
+        self._world = world
+        self._coordinator = world.coordinator
+        self._reads = deque(reads)
+        self._hoards = hoards
+        self._dies_after = dies_after
+        self._stays = stays
+        self._greedy = greedy
+        self._local = stream.share.quota > 0
+        self._epoch: int | None = None
+        self._leave_after: int | None = None
+        self._queue: deque[Slab] = deque()
+        self._aliased: list[Slab] = []
+        self._handed = 0
+        self._handed_said = 0
+        self._handed_here = 0
+        self._released: list[int] = []
+        self._closed = False
+
+    @property
+    def under_way(self) -> tuple[int, int]:
+        """Slabs and bytes sent and not yet said to be handed, as the daemon sees it."""
+        return self.stream.sent - self.stream.handed, self.stream._unhanded_bytes
+
+    def options(self) -> list[Event]:
+        """What it may do now."""
+        if self.gone:
+            return []
+        if self._dies_after is not None and self._handed >= self._dies_after:
+            return [self._vanish]
+        options: list[Event] = []
+        leaving = self._leave_after is not None and self._handed_here >= self._leave_after
+        if self._epoch is not None and leaving:
+            options.append(self._leave)
+        elif self._epoch is not None and self._queue:
+            options.append(self._hand)
+        if self._handed > self._handed_said or self._released:
+            options.append(self._acknowledge)
+        if self._aliased and (not self._hoards or self._closed):
+            options.append(self._release)
+        if self._epoch is None and not self._closed:
+            if self._reads and not self.failures:
+                options.append(self._begin)
+            elif not self._stays:
+                options.append(self._close)
+        if self._closed and not (self._local and (self._aliased or self._released)):
+            options.append(self._vanish)
+        return options
+
+    # what it is told
+
+    def slab(self, slab: Slab) -> None:
+        hold(slab.seq == self.received, f"slab {slab.seq} comes when {self.received} is next")
+        hold(not self.failures, "a slab comes after the stream failed")
+        self.received += 1
+        if slab.epoch == self._epoch:
+            self._queue.append(slab)
+        else:
+            hold(
+                slab.epoch in self.read and slab.epoch not in self.ended, f"a slab of epoch {slab.epoch} comes unasked"
+            )
+            self._void(slab)
+
+    def end(self, end: do.EndEpoch) -> None:
+        hold(end.epoch not in self.ended, f"epoch {end.epoch} ends twice")
+        self.ended[end.epoch] = end
+        self._finish()
+
+    def fail(self, error: PenstockError) -> None:
+        self.failures.append(error)
+        hold(len(self.failures) == 1, "the stream fails twice")
+        while self._queue:
+            self._hand()
+        self._epoch = None
+
+    def let_go(self) -> None:
+        """From now on its tensors die, and it closes when it has read all."""
+        self._hoards = self._stays = False
+
+    # what it does
+
+    def _begin(self) -> None:
+        self._epoch, self._leave_after = self._reads.popleft()
+        self._handed_here = 0
+        self.read[self._epoch] = []
+        self._say(self._coordinator.begin, self.stream, self._epoch)
+
+    def _hand(self) -> None:
+        slab = self._queue.popleft()
+        slab.verify()
+        self.read[slab.epoch] += slab.batches.values()
+        self._handed += 1
+        self._handed_here += 1
+        if self._local and (self._greedy or len(self._aliased) < self.stream.share.quota):
+            self._aliased.append(slab)
+        else:
+            self._let_go(slab)
+        self._finish()
+
+    def _release(self) -> None:
+        slab = self._aliased.pop(self._world.random.randrange(len(self._aliased)))
+        slab.verify()
+        self._let_go(slab)
+
+    def _acknowledge(self) -> None:
+        self._say(self._coordinator.acknowledge, self.stream, self._handed, tuple(self._released))
+        self._handed_said = self._handed
+        self._released = []
+
+    def _leave(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        while self._queue:
+            self._void(self._queue.popleft())
+        self._say(self._coordinator.leave, self.stream, epoch)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._say(self._coordinator.close, self.stream)
+
+    def _vanish(self) -> None:
+        self.gone = True
+        self.told.clear()
+        for slot in self._world.arena.used.values():
+            slot.readers = {reader for reader in slot.readers if reader[0] is not self}
+        self._say(self._coordinator.lost, self.stream)
+
+    def _finish(self) -> None:
+        if self._epoch is not None and self._epoch in self.ended and not self._queue:
+            end, read = self.ended[self._epoch], self.read[self._epoch]
+            hold(end.batches == len(read), f"the epoch ends with {end.batches} batches, but {len(read)} came")
+            hold(end.rows == sum(map(self._feed.rows, read)), "the epoch ends with a wrong number of rows")
+            self._epoch = None
+
+    def _void(self, slab: Slab) -> None:
+        self._handed += 1
+        self._let_go(slab)
+
+    def _let_go(self, slab: Slab) -> None:
+        slab.slot.readers.remove((self, slab.seq))
+        if self._local:
+            self._released.append(slab.seq)
+
+    @property
+    def _feed(self) -> SimFeed:
+        return self._world.feeds[self.stream.feed.name]
+
+    def _say(self, event: Callable[..., object], *values: object) -> None:
+        self.says.append(partial(event, *values))
+
+
+# --- the world --------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """See the file's head.
+
+    Args:
+        feeds: what is served.
+        workers: how many worker processes there are.
+        memory: `--memory`.
+        seed: of the schedule and of how turns are cut into parts.
+        refused: which requests for a slot, counted from 1, the machine has no memory for.
+        starts: start at once, so that the feeds can be consumed when the constructor returns.
+    """
+
+    def __init__(
+        self,
+        *feeds: SimFeed,
+        workers: int = 2,
+        memory: int = 1 << 30,
+        seed: int = 0,
+        refused: frozenset[int] = frozenset(),
+        starts: bool = True,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.feeds = {feed.name: feed for feed in feeds}
+        self.coordinator = Coordinator(workers=workers, memory=memory)
+        self.arena = Arena(refused)
+        self.ready: list[str] = []
+        self.refusals: list[PenstockError] = []
+        self.consumers: dict[int, Consumer] = {}
+        self.steps = 0
+        self._crash: tuple[int, int] | None = None
+        self._waiting: dict[int, deque[do.Grant | do.Merge]] = {}
+        self._lists: dict[int, tuple[SimFeed, int]] = {}
+        self._last_list = 0
+        self._pace: dict[object, float] = {}
+        self.workers = [Worker(self, number) for number in range(workers)]
+        if starts:
+            self.start()
+
+    def start(self) -> None:
+        """A worker has imported the feeds: let things happen until they can be consumed."""
+        self.coordinator.plans([feed.plan() for feed in self.feeds.values()], worker=0)
+        self._carry_out()
+        self.settle()
+
+    def crash(self, worker: int | None, after: int = 0) -> None:
+        """Have this worker die after so many steps more, or none any more."""
+        self._crash = None if worker is None else (self.steps + after, worker)
+
+    def open(
+        self,
+        feed: str = "train",
+        *,
+        reads: Sequence[tuple[int, int | None]] = ((0, None),),
+        credit: int = 4,
+        credit_bytes: int = 1 << 40,
+        quota: int = 0,
+        **habits: Any,
+    ) -> Consumer:
+        """A new consumer, with these habits (see there), with a stream of its own."""
+        stream = self.coordinator.open(feed, credit=credit, credit_bytes=credit_bytes, quota=quota)
+        consumer = Consumer(self, stream, reads, **habits)
+        self.consumers[stream.number] = consumer
+        self._carry_out()
+        return consumer
+
+    # --- the schedule ---
+
+    def run(self) -> None:
+        """Let things happen until every consumer is gone, and check that nothing is left.
+
+        Raises:
+            Stuck: nothing can happen before that.
+            Broken: a promise is broken.
+        """
+        self.settle()
+        waiting = [consumer.stream.number for consumer in self.consumers.values() if not consumer.gone]
+        if waiting:
+            raise Stuck(f"nothing can happen, but stream {waiting} still waits")
+        hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
+        hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} never come back")
+        hold(self.coordinator.reserved == 0, "memory stays reserved")
+        for worker in self.workers:
+            hold(not worker.runs and not worker.fills, f"worker {worker.number} keeps runs {list(worker.runs)}")
+        kept = [feed.name for feed, _ in self._lists.values() if feed.dynamic]
+        hold(not kept, f"lists of splits of {kept} are never forgotten")
+
+    def settle(self) -> None:
+        """Let things happen until nothing can."""
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Let one thing happen, if anything can."""
+        if self._crash is not None and self._crash[0] <= self.steps:
+            self.workers[self._crash[1]].die()
+            self._crash = None
+        choices = list(self._choices())
+        if not choices:
+            return False
+        self.steps += 1
+        weights = [self._pace.setdefault(actor, self.random.choice((1, 1, 0.1, 0.01))) for actor, _ in choices]
+        ((_, event),) = self.random.choices(choices, weights)
+        event()
+        self._carry_out()
+        self.check()
+        return True
+
+    def _choices(self) -> Iterator[tuple[object, Event]]:
+        for stream, grants in self._waiting.items():
+            if grants:
+                yield ("slots", stream), partial(self._serve, grants)
+        for worker in self.workers:
+            if worker.answers:
+                yield (worker.number, "answers"), partial(_arrive, worker.answers)
+            if worker.alive and worker.told:
+                yield (worker.number, "told"), partial(_arrive, worker.told)
+            if worker.alive and not worker.hung and worker.next_fill() is not None:
+                yield (worker.number, "makes"), worker.make
+        for number, consumer in self.consumers.items():
+            if consumer.told and not consumer.gone:
+                yield ("consumer", number, "told"), partial(_arrive, consumer.told)
+            if consumer.says:
+                yield ("consumer", number, "says"), partial(_arrive, consumer.says)
+            for option in consumer.options():
+                yield ("consumer", number, option.__name__), option
+
+    def check(self) -> None:
+        """What must hold at any time."""
+        coordinator = self.coordinator
+        hold(coordinator.reserved <= coordinator.memory, "more memory is reserved than allowed")
+        hold(self.arena.nbytes <= coordinator.reserved, f"slots take {self.arena.nbytes} of {coordinator.reserved}")
+        for stream in coordinator.streams.values():
+            share = stream.share
+            most = share.production + share.credit + share.quota
+            hold(stream.slots <= most, f"stream {stream.number} holds {stream.slots} slots of {most}")
+
+    # --- what the host does for the coordinator ---
+
+    def new_list(self, feed: SimFeed, epoch: int) -> int:
+        """Register a list of splits."""
+        self._last_list += 1
+        self._lists[self._last_list] = feed, epoch
+        return self._last_list
+
+    def bury(self, worker: Worker) -> None:
+        """The news of a worker's death has come: another takes its place."""
+        self.workers[worker.number] = Worker(self, worker.number)
+        self.coordinator.worker_died(worker.number, "was killed by SIGKILL")
+
+    def _carry_out(self) -> None:
+        while commands := self.coordinator.take():
+            for command in commands:
+                getattr(self, f"_do_{type(command).__name__}")(command)
+
+    def _tell(self, worker: int, event: Callable[..., object], *values: object) -> None:
+        if self.workers[worker].alive:
+            self.workers[worker].told.append(partial(event, *values))
+
+    def _do_ListSplits(self, command: do.ListSplits) -> None:
+        worker = self.workers[command.worker]
+        self._tell(command.worker, worker.list_splits, command.run, self.feeds[command.feed], command.epoch)
+
+    def _do_ForgetSplits(self, command: do.ForgetSplits) -> None:
+        del self._lists[command.splits]
+
+    def _do_StartRun(self, command: do.StartRun) -> None:
+        feed = self.feeds[command.feed]
+        if feed.dynamic:
+            hold(self._lists.get(command.splits) == (feed, command.epoch), f"no list {command.splits} of this epoch")
+        worker = self.workers[command.worker]
+        self._tell(command.worker, worker.start_run, command.run, feed, command.epoch, command.lane)
+
+    def _do_Grant(self, command: do.Grant | do.Merge) -> None:
+        # A slot is there at once or takes a while; the grants of one stream keep their order.
+        grants = self._waiting.setdefault(command.ticket // IDS_PER_STREAM, deque())
+        grants.append(command)
+        if len(grants) == 1 and self.arena.has_memory and self.random.random() < 0.7:
+            self._serve(grants)
+
+    _do_Merge = _do_Grant
+
+    def _serve(self, grants: deque[do.Grant | do.Merge]) -> None:
+        """Find a slot for the first of these, and tell who is to fill it."""
+        grant = grants.popleft()
+        slot = self.arena.take(grant.ticket, grant.nbytes)
+        if slot is None:
+            self.coordinator.no_slot(grant.ticket, MemoryBound("the machine has no memory"))
+        elif isinstance(grant, do.Grant):
+            worker = self.workers[grant.worker]
+            slot.fillers.add((worker, grant.run))
+            fill = Fill(grant.ticket, grant.run, grant.index, grant.batches, slot)
+            self._tell(grant.worker, worker.fill, fill)
+        else:
+            for part in grant.parts:
+                worker = self.workers[part.worker]
+                slot.fillers.add((worker, part.run))
+                self._tell(part.worker, worker.write_rows, part, grant, slot)
+
+    def _not_granted(self, grant: do.Grant | do.Merge) -> None:
+        """No worker has heard of it."""
+        if isinstance(grant, do.Grant):
+            self.coordinator.made(grant.ticket, None, last=True)
+        else:
+            for part in grant.parts:
+                self.coordinator.rows_written(grant.ticket, part.run)
+
+    def _do_DropRun(self, command: do.DropRun) -> None:
+        for grants in self._waiting.values():
+            for grant in list(grants):
+                if command.run in ([grant.run] if isinstance(grant, do.Grant) else [part.run for part in grant.parts]):
+                    grants.remove(grant)
+                    self._not_granted(grant)
+        self._tell(command.worker, self.workers[command.worker].drop_run, command.run)
+
+    def _do_Free(self, command: do.Free) -> None:
+        self.arena.free(command.ticket)
+        for grants in self._waiting.values():
+            for grant in [grant for grant in grants if grant.ticket == command.ticket]:
+                grants.remove(grant)
+
+    def _do_Deliver(self, command: do.Deliver) -> None:
+        consumer, slot = self.consumers[command.stream], self.arena.used[command.ticket]
+        stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
+        stride = command.nbytes // command.batches
+        first = command.start // stride
+        batches = {first + k: slot.read(command.ticket, first + k) for k in range(command.batches)}
+        hold(command.rows == sum(map(feed.rows, batches.values())), "a slab says a wrong number of rows")
+        hold(stride == max(map(feed.nbytes, batches.values())), "a slab says a wrong number of bytes")
+        hold(command.shapes == feed.shapes(batches[first]), "a slab says wrong shapes")
+        hold(command.lane == TAIL_LANE or command.index % feed.turn == first, "a slab says a wrong index")
+        slabs, nbytes = consumer.under_way
+        hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
+        hold(slabs == 1 or nbytes <= stream._credit_bytes, f"{nbytes} bytes are under way")
+        if not consumer.gone:
+            slot.readers.add((consumer, command.seq))
+            slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches)
+            consumer.told.append(partial(consumer.slab, slab))
+
+    def _do_EndEpoch(self, command: do.EndEpoch) -> None:
+        consumer = self.consumers[command.stream]
+        consumer.told.append(partial(consumer.end, command))
+
+    def _do_FailStream(self, command: do.FailStream) -> None:
+        consumer = self.consumers[command.stream]
+        consumer.told.append(partial(consumer.fail, command.error))
+
+    def _do_FeedReady(self, command: do.FeedReady) -> None:
+        self.ready.append(command.feed)
+
+    def _do_RefuseStart(self, command: do.RefuseStart) -> None:
+        self.refusals.append(command.error)
+
+
+def _arrive(link: deque[Event]) -> None:
+    link.popleft()()

@@ -1,0 +1,141 @@
+"""A trainer that stands still costs a bounded amount of memory, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import Daemon, Serve
+
+import penstock
+from penstock_server import control
+
+MIB = 1 << 20
+FEED = """
+    import numpy as np
+    from penstock_server import Feed
+
+    def big(split):
+        for i in range(30):
+            yield np.full(1 << 20, 30 * split + i, "uint8"), np.int64(30 * split + i)
+
+    feed = Feed(big, splits=range(8), batch_size=1, lanes=4, turn=1)
+"""
+
+
+def memory(daemon: Daemon) -> int:
+    """PSS of daemon and workers, in bytes: shared pages count once."""
+    processes = [psutil.Process(daemon.process.pid), *daemon.workers()]
+    return sum(process.memory_full_info().pss for process in processes)
+
+
+def settled(daemon: Daemon) -> int:
+    """That memory once it has stopped growing."""
+    seen = [memory(daemon)]
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        time.sleep(0.3)
+        seen.append(memory(daemon))
+        if len(seen) > 4 and max(seen[-4:]) - min(seen[-4:]) < MIB // 4:
+            return seen[-1]
+    pytest.fail(f"memory goes on growing: {seen}")
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_memory_stops_at_the_bound_while_the_trainer_stands_still_and_nothing_is_lost(
+    serve: Serve, transport: str
+) -> None:
+    bound = 12 * MIB
+    daemon = serve(FEED, memory=bound)
+    empty = settled(daemon)
+    with penstock.connect(daemon.url, transport=transport) as connection:
+        batches = connection.batches()
+        seen = [int(next(batches)[1][0])]
+        assert settled(daemon) - empty < bound + 4 * MIB
+        seen += [int(n[0]) for _, n in batches]
+        assert sorted(seen) == list(range(240))
+        assert settled(daemon) - empty < bound + 4 * MIB
+
+
+def test_several_streams_share_the_bound_and_one_too_many_is_refused_with_figures(serve: Serve) -> None:
+    bound = 16 * MIB
+    daemon = serve(FEED, memory=bound)
+    empty = settled(daemon)
+    connections = []
+    try:
+        with pytest.raises(penstock.MemoryBound, match=r"a stream needs .* MiB, but \d+ others hold .*--memory allows"):
+            for _ in range(20):
+                connections.append(penstock.connect(daemon.url))
+        assert len(connections) >= 3
+        iterators = [connection.batches() for connection in connections]
+        for iterator in iterators:
+            next(iterator)
+        assert settled(daemon) - empty < bound + 6 * MIB
+        del iterators, iterator
+        assert [len(list(connection.batches())) for connection in connections] == [240] * len(connections)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_the_slots_of_a_closed_stream_go_back_to_the_system(serve: Serve) -> None:
+    daemon = serve(FEED, memory=64 * MIB)
+
+    def arena() -> int:
+        return int(json.loads(control.status(daemon.url, 5))["memory"]["arena"])
+
+    assert arena() == 0
+    with penstock.connect(daemon.url) as connection:
+        next(connection.batches())
+        assert arena() > 4 * MIB
+    deadline = time.monotonic() + 5
+    while arena() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert arena() == 0
+
+
+def test_a_batch_larger_than_its_slot_makes_the_arena_grow(serve: Serve) -> None:
+    daemon = serve(
+        """
+        import numpy as np
+        from penstock_server import Feed
+        feed = Feed(lambda k: iter([np.full(k, k % 251, "uint8")] * 3), splits=[10, 100, 10**5, 3 * 10**6, 5, 9 * 10**6],
+                    batch_size=None, lanes=2)
+        """,
+        memory=400 * MIB,
+    )
+    with penstock.connect(daemon.url) as connection:
+        sizes = []
+        for batch in connection.batches():
+            assert (batch == len(batch) % 251).all()
+            sizes.append(len(batch))
+    assert sorted(sizes) == sorted([10, 100, 10**5, 3 * 10**6, 5, 9 * 10**6] * 3)
+
+
+def test_a_batch_larger_than_memory_allows_is_an_error_with_figures(serve: Serve) -> None:
+    daemon = serve(
+        """
+        import numpy as np
+        from penstock_server import Feed
+        feed = Feed(lambda k: iter([np.zeros(k, "uint8")]), splits=[10, 10**8], batch_size=None, lanes=1)
+        """,
+        memory=10 * MIB,
+    )
+    with penstock.connect(daemon.url) as connection:
+        with pytest.raises(penstock.MemoryBound, match=r"a batch of 95.* MiB came.*10.0 MiB that --memory allows"):
+            list(connection.batches())
+
+
+def test_a_consumer_that_hoards_arrays_never_stops_the_stream(serve: Serve) -> None:
+    daemon = serve(FEED, memory=12 * MIB)
+    with penstock.connect(daemon.url) as connection:
+        held: list[Any] = list(connection.batches())
+        for x, n in held:
+            assert (x == np.uint8(n[0])).all()
+        assert len(held) == 240
+        assert connection.stats()["copies"] > 200
+        del held, x, n

@@ -1,0 +1,286 @@
+"""Each mistake that a user can make gets a message that says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from conftest import Serve
+
+import penstock
+from penstock_proto import codec
+from penstock_proto import messages as m
+
+HEAD = "import numpy as np\nfrom penstock_server import Feed\n"
+
+
+def refused(tmp_path: Path, source: str, *arguments: str) -> str:
+    """What `penstock serve` says on stderr when it refuses to start."""
+    (tmp_path / "feeds.py").write_text(HEAD + source)
+    arguments = arguments or ("feeds.py:feed",)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock_server", "serve", *arguments, "--workers", "2"]
+        + ([] if "--bind" in arguments else ["--bind", "tcp://127.0.0.1:0"]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0, done.stderr
+    assert done.stdout == "", "nothing was ready"
+    return done.stderr
+
+
+GOOD = "feed = Feed(lambda s: iter([1]), splits=[1], batch_size=1)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "words"),
+    [
+        (GOOD, ["feeds.py"], r"MODULE:ATTR"),
+        (GOOD, ["nowhere.py:feed"], r"nowhere\.py"),
+        (GOOD, ["no_such_module:feed"], r"no_such_module"),
+        (GOOD, ["feeds.py:fed"], r"fed.*feed"),
+        ("feed = 42\n", [], r"42|int.*Feed"),
+        ("def feed(): yield 1\n", [], r"Feed\("),
+        ("import no_such_package\n" + GOOD, [], r"no_such_package"),
+        ("feed = Feed(lambda s: iter([1]), splits=[], batch_size=1)\n", [], r"no splits|empty|split"),
+        ("feed = Feed(lambda s: iter([1]), splits=lambda: [], batch_size=1)\n", [], r"split"),
+        ("feed = Feed(lambda s: iter([]), splits=[1, 2], batch_size=1)\n", [], r"yield(s|ed) nothing|no sample"),
+        ("feed = Feed(lambda s: None, splits=[1], batch_size=1)\n", [], r"yield"),
+        ("feed = Feed(lambda s: iter([object()]), splits=[1], batch_size=1)\n", [], r"object.*numeric arrays"),
+        ("feed = Feed(lambda s: iter([1]), splits=[1], batch_size=0)\n", [], r"batch_size"),
+        ("feed = Feed(lambda s: iter([1]), splits=[1])\n", [], r"batch_size"),
+        ("feed = Feed(lambda: iter([1]), splits=[1], batch_size=1)\n", [], r"takes no split"),
+        ("feed = Feed(lambda s: iter([1]), batch_size=1)\n", [], r"splits="),
+        ("feed = Feed([], batch_size=1)\n", [], r"0|empty|nothing"),
+        ("def bad(s):\n    raise KeyError('the cause')\n    yield\nfeed = Feed(bad, splits=[1], batch_size=1)\n", [], r"the cause"),
+        ("a = Feed([1], batch_size=1, name='x')\nb = Feed([1], batch_size=1, name='x')\n", ["feeds.py:a", "feeds.py:b"], r"'x'"),
+        (GOOD, ["feeds.py:feed", "--bind", "tcp://256.0.0.1:5"], r"cannot listen on tcp://256"),
+        (GOOD, ["feeds.py:feed", "--bind", "nonsense"], r"cannot listen on nonsense.*tcp://"),
+        (GOOD, ["feeds.py:feed", "--memory", "lots"], r"lots.*500M"),
+    ],
+    ids=range(22),
+)
+def test_serve_refuses_to_start_and_says_why(tmp_path: Path, source: str, arguments: list[str], words: str) -> None:
+    assert re.search(words, refused(tmp_path, source, *arguments), re.DOTALL)
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        said = refused(tmp_path, GOOD, "feeds.py:feed", "--bind", address)
+    assert f"cannot listen on {address}: the port is in use" in said
+
+
+def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_figure_works(tmp_path: Path, serve: Serve) -> None:
+    source = "feed = Feed(lambda s: iter([np.zeros(10**6, 'u1')] * 40), splits=[1, 2], batch_size=4)\n"
+    said = refused(tmp_path, source, "feeds.py:feed", "--memory", "1M")
+    needed = re.search(r"give --memory (\d+)", said)
+    assert needed, said
+    with penstock.connect(serve(HEAD + source, memory=needed[1]).url) as connection:
+        assert sum(1 for _ in connection.batches()) == 20
+
+
+def test_an_unknown_feed_is_answered_with_those_there_are(serve: Serve) -> None:
+    daemon = serve(HEAD + "train = Feed([1], batch_size=1)\nval = Feed([1], batch_size=1)\n", "train", "val")
+    with pytest.raises(penstock.UnknownFeed, match=r"no feed 'tests'.*there are: train, val"):
+        penstock.connect(daemon.urls["train"].replace("/train", "/tests"))
+
+
+def test_a_daemon_that_is_not_there_is_reported_with_the_address_tried() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(penstock.Unreachable, match=rf"tcp://127\.0\.0\.1:{port}"):
+        penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=0.5)
+
+
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1/train", "tcp://127.0.0.1:5555", "http://127.0.0.1:5555/x", "scenes.py", ""])
+def test_a_url_of_another_form_is_refused(url: str) -> None:
+    with pytest.raises(penstock.PenstockError, match=r"tcp://"):
+        penstock.connect(url, timeout=0.5)
+
+
+def test_another_protocol_version_is_refused_by_naming_both(serve: Serve) -> None:
+    daemon = serve(HEAD + GOOD)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    try:
+        dealer.connect(daemon.url.rpartition("/")[0])
+        dealer.send(codec.encode(m.Hello(99, "feed")))
+        assert dealer.poll(5000)
+        answer = codec.from_server(dealer.recv())
+    finally:
+        dealer.close(0)
+        context.term()
+    assert isinstance(answer, m.Failed)
+    assert answer.error.kind == "ProtocolError"
+    assert f"version 99, the daemon version {m.VERSION}" in answer.error.message
+
+
+def test_a_client_says_so_when_the_daemon_speaks_another_version() -> None:
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+
+    def answer() -> None:
+        routing_id, _ = router.recv_multipart()
+        error = penstock.ProtocolError("the client speaks protocol version 1, the daemon version 99")
+        router.send_multipart([routing_id, codec.encode(m.Failed(m.ErrorReport.of(error)))])
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        with pytest.raises(penstock.ProtocolError, match="version 1, the daemon version 99"):
+            penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=5)
+    finally:
+        thread.join()
+        router.close(0)
+        context.term()
+
+
+CHANGING = HEAD + """
+def changing(kind):
+    for i in range(20):
+        yield np.zeros(3, "f4"), i
+    yield {
+        "structure": (np.zeros(3, "f4"),),
+        "dtype": (np.zeros(3, "f8"), 1),
+        "shape": (np.zeros(4, "f4"), 1),
+        "object": (np.array([None] * 3), 1),
+        "text": ("a text", 1),
+        "masked": (np.ma.masked_array(np.zeros(3, "f4"), [0, 1, 0]), 1),
+        "nan for an int": (np.zeros(3, "f4"), float("nan")),
+    }[kind]
+
+def failing(split):
+    for i in range(20):
+        yield np.int64(i)
+    deep(split)
+
+def deep(split):
+    raise RuntimeError(f"broken file {split}")
+
+good = Feed([1, 2, 3], batch_size=2)
+failing_feed = Feed(failing, splits=["a.h5", "b.h5"], batch_size=8, lanes=2, turn=1, name="failing")
+""" + "\n".join(
+    f"{kind.replace(' ', '_')} = Feed(changing, splits=[{kind!r}], batch_size=4)"
+    for kind in ["structure", "dtype", "shape", "object", "text", "masked", "nan for an int"]
+)
+KINDS = {
+    "structure": "tuple of 2.*same structure",
+    "dtype": r"sample\[0\].*float64.*float32",
+    "shape": r"sample\[0\].*\(4,\).*float32\[3\].*pad",
+    "object": r"sample\[0\].*object",
+    "text": r"sample\[0\].*'a text'.*text and bytes",
+    "masked": r"sample\[0\].*mask",
+    "nan_for_an_int": r"sample\[1\].*nan.*int64",
+}
+
+
+def test_samples_that_change_arrive_as_a_spec_error_after_all_batches_before_them(serve: Serve) -> None:
+    daemon = serve(CHANGING, *KINDS, "good")
+    for kind, words in KINDS.items():
+        with penstock.connect(daemon.urls[kind]) as connection:
+            rows = 0
+            with pytest.raises(penstock.SpecError) as caught:
+                for batch in connection.batches():
+                    rows += len(batch[0])
+            assert rows == 20, kind
+            assert re.search(words, str(caught.value), re.DOTALL), str(caught.value)
+            assert caught.value.feed == kind
+            assert caught.value.split is not None
+            assert caught.value.worker is not None
+            assert connection.error is caught.value
+    with penstock.connect(daemon.urls["good"]) as connection:
+        assert [batch.tolist() for batch in connection.batches()] == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_an_exception_in_user_code_arrives_with_its_traceback_and_the_stream_stays_failed(
+    serve: Serve, transport: str
+) -> None:
+    daemon = serve(CHANGING, "failing_feed", "good")
+    with (
+        penstock.connect(daemon.urls["good"], transport=transport) as other,
+        penstock.connect(daemon.urls["failing"], transport=transport) as connection,
+    ):
+        batches = connection.batches()
+        first = [next(batches).tolist() for _ in range(4)]
+        assert first == [list(range(8))] * 2 + [list(range(8, 16))] * 2
+        with pytest.raises(penstock.GeneratorError) as caught:
+            next(batches)
+        error = caught.value
+        assert error.message.startswith("failing raised RuntimeError: broken file")
+        assert error.split in ("'a.h5'", "'b.h5'")
+        assert error.worker in (0, 1)
+        assert error.feed == "failing"
+        trace = error.remote_traceback or ""
+        assert re.search(r'feeds\.py", line \d+, in failing\n +deep\(split\)', trace), trace
+        assert re.search(r'feeds\.py", line \d+, in deep', trace)
+        assert "penstock_server" not in trace
+        for _ in range(2):
+            with pytest.raises(penstock.GeneratorError) as again:
+                next(connection.batches())
+            assert again.value is error
+        assert connection.error is error
+        assert sum(len(batch) for batch in other.batches()) == 3
+    assert "broken file" in daemon.stderr()
+
+
+def test_tensorflow_raises_the_workers_error_with_its_text(serve: Serve, tf: Any) -> None:
+    daemon = serve(CHANGING, "failing_feed")
+    with penstock.connect(daemon.url) as connection:
+        rows = 0
+        with pytest.raises(tf.errors.OpError) as caught:
+            for batch in connection.dataset():
+                rows += len(batch)
+        assert rows == 32
+        assert "RuntimeError: broken file" in str(caught.value)
+        assert "feeds.py" in str(caught.value)
+        assert isinstance(connection.error, penstock.GeneratorError)
+
+
+def test_an_epoch_with_other_than_the_promised_samples_is_an_error_not_a_short_end(serve: Serve) -> None:
+    source = HEAD + "less = Feed(lambda s: iter(range(5)), splits=[1, 2], batch_size=4, samples=12)\n"
+    daemon = serve(source + "more = Feed(lambda s: iter(range(5)), splits=[1, 2], batch_size=4, samples=8)\n", "less", "more")
+    for name, says in (("less", 12), ("more", 8)):
+        with penstock.connect(daemon.urls[name]) as connection:
+            with pytest.raises(penstock.IncompleteEpoch, match=f"had 10 samples, but the feed says samples={says}"):
+                list(connection.batches())
+
+
+def test_after_its_last_epoch_a_feed_raises(serve: Serve) -> None:
+    daemon = serve(HEAD + "feed = Feed([1, 2, 3], batch_size=2, epochs=2)\n")
+    with penstock.connect(daemon.url) as connection:
+        for _ in range(2):
+            assert len(list(connection.batches())) == 2
+        with pytest.raises(penstock.EndOfStream, match="2 epochs"):
+            list(connection.batches())
+
+
+def test_malformed_messages_are_counted_and_do_no_harm(serve: Serve) -> None:
+    daemon = serve(HEAD + GOOD)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(daemon.url.rpartition("/")[0])
+    try:
+        for data in (b"", b"nonsense", b"\x81\xa4type\xa5hello", b"\xc1" * 100, codec.encode(m.Begin(0))):
+            dealer.send(data)
+            dealer.send_multipart([data, data])
+        with penstock.connect(daemon.url) as connection:
+            assert [batch.tolist() for batch in connection.batches()] == [[1]]
+    finally:
+        dealer.close(0)
+        context.term()
+    assert daemon.stderr().count("malformed") == 1

@@ -1,0 +1,140 @@
+"""Connecting: what is settled, and what a user reads when it fails."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import fake_daemon
+import numpy as np
+import pytest
+
+import penstock
+from penstock import tcp
+from penstock_proto import DictSpec, Leaf
+from penstock_proto.spec import infer
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_connection_says_what_the_feed_is() -> None:
+    info = fake_daemon.feed_info(infer({"x": np.zeros((2, 3), np.uint8)}), 5, batches=7, drop_remainder=True)
+    with fake_daemon.FakeDaemon(info, lambda _: []) as daemon, penstock.connect(daemon.url) as connection:
+        assert connection.element_spec == DictSpec(("x",), (Leaf("uint8", (5, 2, 3)),))
+        assert connection.cardinality == 7
+        assert connection.info == info
+        assert connection.error is None
+        assert connection.stats()["transport"] == "local"
+        assert daemon.url in repr(connection)
+
+
+def test_without_a_unix_socket_auto_goes_on_over_tcp() -> None:
+    info, epoch = fake_daemon.numbers(3)
+    with fake_daemon.FakeDaemon(info, epoch, unix=False) as daemon, penstock.connect(daemon.url) as connection:
+        assert connection.stats()["transport"] == "tcp"
+        assert len(list(connection.batches())) == 3
+
+
+def test_local_without_a_unix_socket_says_why() -> None:
+    info, epoch = fake_daemon.numbers(3)
+    with (
+        fake_daemon.FakeDaemon(info, epoch, unix=False) as daemon,
+        pytest.raises(penstock.Unreachable, match=r"no shared memory .*refused.*another host or in another container"),
+    ):
+        penstock.connect(daemon.url, transport="local")
+
+
+def test_nobody_there_names_the_address_and_the_time() -> None:
+    port = free_port()
+    began = time.monotonic()
+    with pytest.raises(penstock.Unreachable) as caught:
+        penstock.connect(f"tcp://127.0.0.1:{port}/feed", timeout=0.5)
+    assert 0.4 < time.monotonic() - began < 2
+    assert f"no daemon listens at tcp://127.0.0.1:{port}, tried for 0.5 s" in str(caught.value)
+    assert "penstock serve" in str(caught.value)
+
+
+def test_an_unknown_host_is_named() -> None:
+    with pytest.raises(penstock.Unreachable, match="the host's name is not known"):
+        penstock.connect("tcp://no-such-host.invalid:5555/feed", timeout=0.3)
+
+
+def test_something_that_does_not_answer_is_told_from_nothing() -> None:
+    info, epoch = fake_daemon.numbers(1)
+    with (
+        fake_daemon.FakeDaemon(info, epoch, answer=False) as daemon,
+        pytest.raises(penstock.Unreachable, match=r"accepts connections at tcp://.*, but does not answer"),
+    ):
+        penstock.connect(daemon.url, timeout=0.5)
+
+
+def test_a_daemon_that_starts_late_is_waited_for() -> None:
+    info, epoch = fake_daemon.numbers(1)
+    with fake_daemon.FakeDaemon(info, epoch) as daemon:
+        url = daemon.url
+    port = int(url.split(":")[2].split("/")[0])
+    code = (
+        f"import time, zmq; time.sleep(0.5); s = zmq.Context().socket(zmq.ROUTER); s.bind('tcp://127.0.0.1:{port}'); "
+        "s.recv_multipart(); print('heard')"
+    )
+    late = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with pytest.raises(penstock.Unreachable, match="does not answer"):
+        penstock.connect(url, timeout=3)
+    out, _ = late.communicate(timeout=10)
+    assert "heard" in out
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_an_unknown_feed_is_answered_with_those_there_are(transport: str) -> None:
+    info, epoch = fake_daemon.numbers(1)
+    with (
+        fake_daemon.FakeDaemon(info, epoch) as daemon,
+        pytest.raises(penstock.UnknownFeed, match="no feed 'trian'; there is: feed"),
+    ):
+        penstock.connect(daemon.url.replace("/feed", "/trian"), transport=transport)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "VERSION", 99)
+    info, epoch = fake_daemon.numbers(1)
+    with (
+        fake_daemon.FakeDaemon(info, epoch) as daemon,
+        pytest.raises(penstock.ProtocolError, match="versions differ"),
+    ):
+        penstock.connect(daemon.url)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"transport": "udp"}, "transport='udp': it can be auto, local, tcp"),
+        ({"timeout": 0}, "timeout=0: it is in seconds"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        penstock.connect("tcp://h:1/f", **options)  # type: ignore[arg-type]
+
+
+def test_options_of_a_private_daemon_do_not_hinder_a_url() -> None:
+    info, epoch = fake_daemon.numbers(1)
+    with fake_daemon.FakeDaemon(info, epoch) as daemon:
+        penstock.connect(daemon.url, workers=4, memory=1 << 30).close()
+
+
+def test_the_public_names_are_there_and_tensorflow_is_not() -> None:
+    code = (
+        "import sys, penstock\n"
+        "assert all(hasattr(penstock, name) for name in penstock.__all__)\n"
+        "assert isinstance(penstock.__version__, str)\n"
+        "print(sorted({'tensorflow', 'click', 'uvloop', 'penstock_server'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "[]"

@@ -1,0 +1,158 @@
+"""A private daemon: `penstock.connect("scenes.py:feed")` starts one and takes it along. Here a scripted one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import penstock
+
+TESTS = Path(__file__).parent
+
+SERVE = """
+import json, sys, time
+sys.path.insert(0, {tests!r})
+from fake_daemon import FakeDaemon, numbers
+open({notes!r}, "w").write(json.dumps(sys.argv[1:]))
+print("a line of the user's own")
+info, epoch = numbers(4)
+with FakeDaemon(info, epoch) as daemon:
+    print("ready " + daemon.url, flush=True)
+    print("later words", flush=True)
+    sys.stdin.read()
+    time.sleep({linger})
+"""
+
+
+class Fake:
+    """Puts a package `penstock_server` whose `__main__` is `code` in front of the real one, for child processes."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._package = folder / "penstock_server"
+        self._package.mkdir()
+        (self._package / "__init__.py").touch()
+        self.notes = folder / "notes"
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))
+
+    def is_(self, code: str, **values: object) -> None:
+        text = textwrap.dedent(code)
+        for name, value in {"tests": str(TESTS), "notes": str(self.notes), **values}.items():
+            text = text.replace("{%s!r}" % name, repr(value)).replace("{%s}" % name, repr(value))
+        (self._package / "__main__.py").write_text(text)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    return Fake(tmp_path, monkeypatch)
+
+
+def daemons() -> list[psutil.Process]:
+    return psutil.Process().children()
+
+
+def test_a_private_daemon_serves_and_ends_with_the_connection(server: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+    server.is_(SERVE, linger=0)
+    with penstock.connect("scenes.py:feed", workers=3, memory=1 << 20) as connection:
+        assert len(list(connection.batches())) == 4
+        (process,) = daemons()
+    assert not process.is_running()
+    words = '["serve", "scenes.py:feed", "--bind", "tcp://127.0.0.1:0", "--workers", "3", "--memory", "1048576"'
+    assert server.notes.read_text() == words + ', "--until-stdin-closes"]'
+    err = capfd.readouterr().err
+    assert "a line of the user's own\n" in err
+    assert "later words\n" in err
+
+
+def test_options_that_were_not_given_are_left_to_the_daemon(server: Fake) -> None:
+    server.is_(SERVE, linger=0)
+    penstock.connect("scenes:feed").close()
+    assert '"--workers"' not in server.notes.read_text()
+    assert '"--memory"' not in server.notes.read_text()
+
+
+def test_a_private_daemon_ends_when_nobody_holds_the_connection(server: Fake) -> None:
+    server.is_(SERVE, linger=0)
+    batches = penstock.connect("scenes.py:feed").batches()
+    next(batches)
+    (process,) = daemons()
+    del batches
+    process.wait(5)
+
+
+def test_a_daemon_that_does_not_end_is_made_to(server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock import private
+
+    monkeypatch.setattr(private, "_PATIENCE", 0.3)
+    server.is_("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE, linger=60)
+    connection = penstock.connect("scenes.py:feed")
+    began = time.monotonic()
+    connection.close()
+    assert time.monotonic() - began < 2
+    assert not daemons()
+
+
+def test_what_the_daemon_reports_is_raised(server: Fake) -> None:
+    server.is_(
+        """print('error {"kind": "StartError", "message": "scenes.py has no feed; it has: feeds"}', flush=True)"""
+    )
+    with pytest.raises(penstock.StartError, match="scenes.py has no feed; it has: feeds"):
+        penstock.connect("scenes.py:feed")
+    assert not daemons()
+
+
+def test_a_daemon_that_ends_before_it_is_ready_is_an_error(server: Fake) -> None:
+    server.is_("import sys; sys.exit(7)")
+    with pytest.raises(penstock.StartError, match=r"'scenes.py:feed' ended with status 7 .*stderr"):
+        penstock.connect("scenes.py:feed")
+
+
+def test_without_the_server_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(penstock.StartError, match=r"pip install 'penstock\[server\]'"):
+        penstock.connect("scenes.py:feed")
+
+
+def test_waiting_for_a_slow_import_can_be_broken_off(server: Fake) -> None:
+    server.is_("import sys; sys.stdin.read()")
+    threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        penstock.connect("scenes.py:feed", timeout=0.1)  # which is for the handshake
+    assert 0.6 < time.monotonic() - began < 3
+    assert not daemons()
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "exit"])
+def test_a_private_daemon_ends_with_its_trainer_however_it_ends(server: Fake, how: str) -> None:
+    server.is_(SERVE, linger=0)
+    code = """
+import os, sys, time, penstock
+connection = penstock.connect("scenes.py:feed")
+batches = connection.batches()
+kept = next(batches)
+if os.fork() == 0:  # a forked child holds nothing open
+    time.sleep(3)
+    os._exit(0)
+print(connection._reader.session._daemon._process.pid, flush=True)
+if sys.argv[1] != "exit":
+    time.sleep(60)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code, how], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    process = psutil.Process(int(trainer.stdout.readline()))
+    if how != "exit":
+        trainer.send_signal(getattr(signal, how))
+    trainer.wait(5)
+    process.wait(2)
+    trainer.stdout.read()
+    trainer.stdout.close()

@@ -1,0 +1,182 @@
+"""The client's stream alone: values in, values out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from fake_daemon import feed_info
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.memory import Pool
+from penstock.stream import Received, Refused, Stream
+from penstock_proto import (
+    EndOfStream,
+    GeneratorError,
+    IncompleteEpoch,
+    Leaf,
+    PenstockError,
+    ProtocolError,
+    StreamClosed,
+)
+from penstock_proto.layout import BatchLayout
+from penstock_proto.messages import Ack, Begin, End, FeedInfo, Leave, Slab
+
+LAYOUT = BatchLayout((), 64)
+POOL = Pool(keep=4)
+
+
+def info(**more: object) -> FeedInfo:
+    return feed_info(Leaf("uint8", ()), 4, **more)  # type: ignore[arg-type]
+
+
+def slab(seq: int, epoch: int) -> Received:
+    return Received(Slab(seq, epoch, 0, seq, 1, 4, 64), LAYOUT, POOL.take(64))
+
+
+@contextlib.contextmanager
+def refused(kind: type[PenstockError], match: str) -> Iterator[None]:
+    with pytest.raises(Refused) as caught:
+        yield
+    assert type(caught.value.error) is kind
+    assert match in str(caught.value.error)
+
+
+def test_slabs_are_handed_in_order_and_then_the_end() -> None:
+    stream = Stream(info())
+    assert stream.begin() == [Begin(0)]
+    assert stream.take(0) is None
+    stream.came(slab(0, 0))
+    stream.came(slab(1, 0))
+    stream.ended(End(0, 2, 2, 8))
+    assert [stream.take(0).slab.seq for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
+    assert isinstance(stream.take(0), End)
+    assert stream.ack() == Ack(2, (), 1)
+    assert stream.ack() is None
+    assert stream.begin() == [Begin(1)]
+
+
+def test_leaving_makes_void_what_came_and_what_comes() -> None:
+    stream = Stream(info())
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.came(slab(1, 0))
+    stream.take(0)
+    assert stream.leave(0) == [Leave(0)]
+    assert stream.handed == 2
+    stream.came(slab(2, 0))
+    assert stream.handed == 3
+    assert stream.begin() == [Begin(1)]
+    stream.came(slab(3, 1))
+    assert stream.handed == 3
+    assert stream.leave(0) == []
+
+
+def test_a_newer_iteration_takes_over() -> None:
+    stream = Stream(info())
+    stream.begin()
+    assert stream.begin() == [Leave(0), Begin(1)]
+    with refused(StreamClosed, match="a newer one on the same connection"):
+        stream.take(0)
+
+
+def test_an_epoch_whose_end_has_come_is_not_left() -> None:
+    stream = Stream(info())
+    stream.begin()
+    stream.ended(End(0, 0, 0, 0))
+    assert stream.leave(0) == []
+
+
+def test_a_failure_comes_after_the_data_before_it_and_stays() -> None:
+    stream, error = Stream(info()), GeneratorError("boom")
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.fail(error)
+    stream.fail(GeneratorError("later"))
+    assert isinstance(stream.take(0), Received)
+    for attempt in (lambda: stream.take(0), lambda: stream.take(0), stream.begin):
+        with pytest.raises(Refused) as caught:
+            attempt()
+        assert caught.value.error is error
+
+
+def test_slabs_of_a_lost_connection_are_not_handed() -> None:
+    stream, error = Stream(info()), GeneratorError("gone")
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.lost(error)
+    with refused(GeneratorError, match="gone"):
+        stream.take(0)
+
+
+@pytest.mark.parametrize("bad", [slab(1, 0), slab(0, 1)])
+def test_a_slab_that_was_not_to_come_breaks_the_protocol(bad: Received) -> None:
+    stream = Stream(info())
+    stream.begin()
+    with pytest.raises(ProtocolError, match="to come was slab 0 of epoch 0"):
+        stream.came(bad)
+
+
+def test_counts_that_differ_are_an_error_and_no_end() -> None:
+    stream = Stream(info())
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.ended(End(0, 1, 1, 5))
+    stream.take(0)
+    with refused(IncompleteEpoch, match="1 batches and 4 rows, but the daemon counted 1, 1 and 5"):
+        stream.take(0)
+
+
+def test_an_epoch_shorter_than_promised_is_an_error() -> None:
+    stream = Stream(info(batches=2))
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.ended(End(0, 1, 1, 4))
+    stream.take(0)
+    with refused(IncompleteEpoch, match="had 1 batches and 4 rows, but the feed promises 2"):
+        stream.take(0)
+
+
+def test_the_last_epoch_is_followed_by_the_end_of_the_stream() -> None:
+    stream = Stream(info(epochs=1))
+    stream.begin()
+    with refused(EndOfStream, match="epochs=1"):
+        stream.begin()
+    stream.came(slab(0, 0))
+    assert isinstance(stream.take(0), Received)  # the refusal did not disturb the open epoch
+
+
+@given(st.lists(st.sampled_from("slab take begin leave end release".split()), max_size=60))
+def test_every_slab_is_accounted_for_once_whatever_happens(steps: list[str]) -> None:
+    stream = Stream(info())
+    sent, epoch_sent, wanted, ended, taken = 0, 0, -1, True, []
+    released: list[int] = []
+    for step in steps:
+        if step == "begin":
+            stream.begin()
+            wanted, epoch_sent, ended = wanted + 1, 0, False
+        elif step == "slab" and not ended:
+            stream.came(slab(sent, wanted))
+            sent, epoch_sent = sent + 1, epoch_sent + 1
+        elif step == "end" and not ended:
+            stream.ended(End(wanted, epoch_sent, epoch_sent, 4 * epoch_sent))
+            ended = True
+        elif step == "leave":
+            stream.leave(wanted)
+        elif step == "take" and wanted >= 0:
+            item = stream.take(wanted)
+            if isinstance(item, Received):
+                taken.append(item.slab.seq)
+                assert stream.handed == item.slab.seq + 1
+        elif step == "release" and taken and taken[-1] not in released:
+            stream.released(taken[-1])
+            released.append(taken[-1])
+        assert stream.handed <= sent
+    assert taken == sorted(set(taken))
+    stream.leave(wanted)
+    assert stream.handed == sent
+    ack = stream.ack()
+    assert (ack.handed if ack else 0) == sent
+    assert list(ack.released if ack else ()) == released

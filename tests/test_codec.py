@@ -1,0 +1,262 @@
+"""The codec alone: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_proto import ProtocolError, UnknownFeed, arrays, codec, errors
+from penstock_proto import messages as m
+from penstock_proto.spec import DTYPES, DictSpec, Leaf, TupleSpec
+
+counts = st.integers(0, 2**62)
+names = st.text(min_size=1, max_size=40)
+shapes = st.lists(st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=4).map(tuple)
+leaf_specs = st.builds(
+    Leaf, st.sampled_from(sorted(DTYPES)), st.lists(st.none() | st.integers(0, 2**30), max_size=4).map(tuple)
+)
+specs = st.recursive(
+    leaf_specs,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: TupleSpec(tuple(items)))
+        | st.dictionaries(names, inner, max_size=3).map(
+            lambda d: DictSpec(tuple(sorted(d)), tuple(d[key] for key in sorted(d)))
+        )
+    ),
+    max_leaves=8,
+)
+infos = st.builds(
+    m.FeedInfo,
+    name=names,
+    spec=specs,
+    batch_size=st.none() | st.integers(1, 1000),
+    turn=st.integers(1, 256),
+    drop_remainder=st.booleans(),
+    order=st.sampled_from(["exact", "fast"]),
+    lanes=st.integers(1, 4096),
+    seed=counts,
+    epochs=st.none() | counts,
+    batches=st.none() | counts,
+    samples=st.none() | counts,
+)
+tokens = st.binary(min_size=16, max_size=16)
+reports = st.builds(
+    m.ErrorReport,
+    st.sampled_from(sorted(errors.BY_NAME)),
+    st.text(max_size=200),
+    st.none() | names,
+    st.none() | st.integers(0, 100),
+    st.none() | names,
+    st.none() | st.text(max_size=200),
+)
+from_clients = st.one_of(
+    st.builds(m.Hello, st.integers(0, 9), names, names),
+    st.builds(m.Open, tokens, st.binary(max_size=16), st.integers(1, 4096), counts, st.integers(0, 4096)),
+    st.builds(m.Begin, counts),
+    st.builds(m.Ack, counts, st.lists(counts, max_size=20).map(tuple), counts),
+    st.builds(m.Leave, counts),
+    st.sampled_from([m.Ping(), m.Bye(), m.StatusRequest(1), m.StopRequest()]),
+)
+from_servers = st.one_of(
+    st.builds(m.Welcome, tokens, infos, names),
+    st.builds(m.Slab, counts, counts, st.integers(-1, 99), counts, st.integers(1, 256), counts, counts, shapes=shapes),
+    st.builds(m.End, counts, counts, counts, counts),
+    st.builds(m.Failed, reports),
+    st.builds(m.Chunk, counts, counts),
+)
+from_workers = st.one_of(
+    st.builds(m.Made, counts, counts, counts, counts, counts, st.booleans(), record=st.binary(max_size=100)),
+    st.builds(m.RunFailed, counts, reports),
+    st.builds(m.NeedRoom, counts, counts, counts),
+)
+
+
+@given(from_clients)
+def test_a_client_message_comes_back_as_it_was(message: m.ClientMessage) -> None:
+    assert codec.from_client(codec.encode(message)) == message
+
+
+@given(from_servers)
+def test_a_server_message_comes_back_as_it_was(message: m.ServerMessage) -> None:
+    assert codec.from_server(codec.encode(message)) == message
+
+
+@given(from_workers)
+def test_a_worker_message_comes_back_as_it_was(message: m.FromWorker) -> None:
+    assert codec.from_worker(codec.encode(message)) == message
+
+
+DECODERS = [codec.from_client, codec.from_server, codec.from_worker, codec.to_worker]
+
+
+@given(st.binary(max_size=300), st.sampled_from(DECODERS))
+def test_arbitrary_bytes_raise_nothing_but_a_protocol_error(data: bytes, decode: codec.Decoder[m.Message]) -> None:
+    try:
+        decode(data)
+    except ProtocolError:
+        pass
+
+
+@given(from_servers, st.data())
+def test_a_damaged_message_raises_nothing_but_a_protocol_error(message: m.ServerMessage, data: st.DataObject) -> None:
+    damaged = bytearray(codec.encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        codec.from_server(bytes(damaged))
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"type": "begin", "epoch": -1},
+        {"type": "begin", "epoch": 1.5},
+        {"type": "begin", "epoch": 2**63},
+        {"type": "begin", "epoch": 1, "more": 1},
+        {"type": "begin"},
+        {"type": "nonsense"},
+        {"type": "welcome"},
+        {"type": "ack", "handed": 1, "released": list(range(5000))},
+        {"type": "hello", "version": 1, "feed": "x" * 5000},
+        {"type": "open", "session": b"short", "proof": b"", "credit": 1, "credit_bytes": 1, "quota": 1},
+        {"type": "open", "session": b"x" * 16, "proof": b"", "credit": 0, "credit_bytes": 1, "quota": 1},
+        ["begin", 1],
+        "begin",
+        None,
+    ],
+)
+def test_what_breaks_a_bound_is_refused(raw: object) -> None:
+    with pytest.raises(ProtocolError, match="malformed message"):
+        codec.from_client(msgpack.packb(raw) if not _too_large(raw) else msgspec.msgpack.encode(raw))
+
+
+def _too_large(raw: object) -> bool:
+    return isinstance(raw, dict) and any(isinstance(v, int) and v >= 2**63 for v in raw.values())
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        codec.from_server(b"\x81\xa4spec" * 20_000)
+
+
+def test_a_message_over_the_bound_is_neither_sent_nor_read() -> None:
+    with pytest.raises(ProtocolError, match="at most"):
+        codec.encode(m.Status("x" * 200_000))
+    with pytest.raises(ProtocolError, match="at most"):
+        codec.from_client(b"x" * 200_000)
+
+
+def test_an_error_crosses_the_wire_as_its_class_with_its_place() -> None:
+    error = UnknownFeed("no feed 'x'", feed="x", worker=3, split="7", remote_traceback="Traceback...")
+    report = m.ErrorReport.of(error)
+    raised = msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=m.ErrorReport).error()
+    assert type(raised) is UnknownFeed
+    assert (raised.feed, raised.worker, raised.split, raised.remote_traceback) == ("x", 3, "7", "Traceback...")
+    assert str(raised) == "no feed 'x'\n  in feed x, worker 3, split 7\n\nTraceback..."
+
+
+def test_an_error_of_a_kind_we_do_not_know_is_still_a_penstock_error() -> None:
+    raised = m.ErrorReport("FromTheFuture", "something").error()
+    assert type(raised) is errors.PenstockError
+    assert "FromTheFuture: something" in str(raised)
+
+
+def test_texts_of_a_report_are_cut_to_fit_a_message() -> None:
+    error = errors.GeneratorError("m" * 10**6, split="s" * 10**6, remote_traceback="t" * 10**6 + "the end")
+    report = codec.from_server(codec.encode(m.Failed(m.ErrorReport.of(error))))
+    assert isinstance(report, m.Failed)
+    assert report.error.remote_traceback is not None
+    assert report.error.remote_traceback.endswith("the end")
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(plain)
+def test_records_of_plain_values_come_back_as_they_were(value: object) -> None:
+    assert arrays.unpack(arrays.pack(value)) == value
+
+
+@given(
+    st.sampled_from(["bool", "int8", "int64", "uint16", "float16", "float32", "float64"]),
+    st.lists(st.integers(0, 4), max_size=3),
+)
+def test_small_arrays_come_back_as_they_were(dtype: str, shape: list[int]) -> None:
+    array = np.arange(int(np.prod(shape)), dtype="int64").reshape(shape).astype(dtype)
+    back = arrays.unpack(arrays.pack({"a": array, "b": [array]}))
+    assert back["a"].dtype == array.dtype
+    assert back["a"].shape == array.shape
+    np.testing.assert_array_equal(back["b"][0], array)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([object()]),
+        np.zeros(2, dtype=[("a", "i4")]),
+        np.zeros(2, "V8"),
+        np.array(["text"]),
+        np.zeros(1, "M8[s]"),
+        np.zeros(3, ">i4"),
+        np.zeros(2, complex),
+        {1, 2},
+        1j,
+        object(),
+        np.zeros(100_000),
+    ],
+    ids=str,
+)
+def test_what_may_not_be_in_a_record_is_refused_on_the_way_out(value: object) -> None:
+    with pytest.raises(ProtocolError):
+        arrays.pack({"a": value})
+
+
+def hostile(**fields: object) -> bytes:
+    return bytes(msgpack.packb({k.encode(): v for k, v in fields.items()}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        hostile(nd=True, type="|O", kind=b"O", shape=[1], data=b"cos\nsystem\n(S'true'\ntR."),
+        hostile(nd=True, type="|O", kind=b"", shape=[1], data=b"x" * 8),
+        hostile(nd=True, type="<i4", kind=b"O", shape=[1], data=b"x" * 4),
+        hostile(nd=True, type=[["a", "<i4"]], kind=b"V", shape=[1], data=b"x" * 4),
+        hostile(nd=True, type="<i4", kind=b"", shape=[2], data=b"x" * 4),
+        hostile(nd=True, type="<i4", kind=b"", shape=[-1], data=b"x" * 4),
+        hostile(nd=True, type="<i4", kind=b"", shape=[2**40, 2**40], data=b""),
+        hostile(nd=True, type="<i4", kind=b"", shape="ab", data=b"x" * 4),
+        hostile(nd=True, type="<i4", shape=[1], data=b"x" * 4),
+        hostile(nd=False, type="|O", data=b"x" * 8),
+        hostile(nd=1, type="<i4", kind=b"", shape=[1], data=b"x" * 4),
+        hostile(nd=[], data=b""),
+        hostile(complex=True, data="1+1j"),
+        b"\xc1",
+        b"",
+        b"\x81",
+        b"\x93\x01",
+        b"\x91" * 3000,
+        b"x" * 100_000,
+    ],
+)
+def test_a_hostile_record_is_refused_and_runs_nothing(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        arrays.unpack(data)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_records_raise_nothing_but_a_protocol_error(data: bytes) -> None:
+    try:
+        arrays.unpack(data)
+    except ProtocolError:
+        pass

@@ -1,0 +1,203 @@
+"""What user code yields is checked before it is served, and what is wrong is said where it is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec
+from penstock_proto.spec import flatten, infer
+from penstock_server.worker.collate import BadSample, ReadyBatches, Rows, infer_spec, nbytes_of
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+def collate(spec: Any, *samples: Any) -> list[Any]:
+    rows = Rows(spec)
+    store = rows.store(len(samples))
+    assert rows.fill(store, 0, len(samples), iter(samples)) == len(samples)
+    return store
+
+
+IMAGE = np.arange(6, dtype=np.float32).reshape(2, 3)
+SPEC = TupleSpec((Leaf("float32", (2, 3)), Leaf("int64", ())))
+
+
+def test_samples_become_rows() -> None:
+    x, y = collate(SPEC, (IMAGE, np.int64(1)), (IMAGE + 1, 2))
+    np.testing.assert_array_equal(x, np.stack([IMAGE, IMAGE + 1]))
+    assert (x.dtype, y.dtype, y.tolist()) == (np.float32, np.int64, [1, 2])
+
+
+def test_a_sample_is_copied_before_the_next_is_asked_for() -> None:
+    def reuses_its_buffer() -> Any:
+        buffer = np.zeros(3, np.float32)
+        for i in range(4):
+            buffer[:] = i
+            yield buffer
+
+    rows = Rows(Leaf("float32", (3,)))
+    store = rows.store(4)
+    assert rows.fill(store, 0, 4, reuses_its_buffer()) == 4
+    assert store[0][:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_no_sample_more_is_taken_than_fits() -> None:
+    samples = iter([np.int64(i) for i in range(5)])
+    rows = Rows(Leaf("int64", ()))
+    assert rows.fill(rows.store(3), 1, 3, samples) == 3
+    assert next(samples) == 2
+    assert rows.fill(rows.store(9), 0, 9, samples) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("int64", 3),
+        ("uint8", 255),
+        ("int8", -128),
+        ("float32", 2),
+        ("float32", 0.1),
+        ("float16", float("inf")),
+        ("float64", float("nan")),
+        ("bool", True),
+        ("complex64", 1 + 2j),
+        ("complex64", 1.5),
+        ("bfloat16", 1.5),
+        ("bfloat16", ml_dtypes.bfloat16(2)),
+        ("float32", np.array(1.5, ">f4")),
+        ("int64", np.array(7)),
+    ],
+)
+def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
+    (leaf,) = collate(Leaf(dtype, ()), value)
+    assert leaf.dtype.name == dtype
+    assert leaf[0] == np.asarray(value).astype(leaf.dtype) or leaf[0] != leaf[0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "sample", "message"),
+    [
+        (Leaf("uint8", ()), 256, "sample is 256, but the feed's spec has uint8\\[\\] there: uint8 holds 0 to 255"),
+        (Leaf("uint8", ()), -1, "holds 0 to 255"),
+        (Leaf("int64", ()), 2**63, "int64 holds"),
+        (Leaf("int64", ()), 1.0, "yield every number of a leaf in one type"),
+        (Leaf("int64", ()), True, "in one type"),
+        (Leaf("bool", ()), 1, "in one type"),
+        (Leaf("float32", ()), True, "in one type"),
+        (Leaf("float16", ()), 1e6, "too large for float16"),
+        (Leaf("float32", (2,)), [1.0, 1e300], "too large for float32"),
+        (Leaf("float32", ()), 1j, "in one type"),
+        (Leaf("int64", ()), np.int32(1), "yield .astype\\('int64'\\) of it, or declare"),
+        (Leaf("float32", ()), np.float64(1), "yield .astype\\('float32'\\)"),
+        (
+            Leaf("float32", (2, 3)),
+            IMAGE.astype(np.float64),
+            "float64 array of shape \\(2, 3\\), but .* float32\\[2, 3\\]",
+        ),
+        (Leaf("float32", (2, 3)), IMAGE[:1], "crop or pad samples to one shape, or yield whole batches"),
+        (Leaf("float32", (2, 3)), IMAGE[0], "float32 array of shape \\(3,\\)"),
+        (Leaf("float32", ()), IMAGE, "crop or pad"),
+        (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),
+        (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; yield numeric"),
+        (Leaf("float32", (2,)), [[1], [1, 2]], "Ragged lists cannot be served: pad them"),
+        (Leaf("int64", ()), "text", "text and bytes cannot be served yet"),
+        (Leaf("int64", ()), None, "dtype object"),
+        (Leaf("int64", (2,)), (1, 2), "same structure"),
+        (Leaf("int64", ()), {"a": 1}, "same structure"),
+        (SPEC, IMAGE, "should be a tuple of 2"),
+        (SPEC, (IMAGE, 1, 2), "should be a tuple of 2"),
+        (SPEC, [IMAGE, 1], "should be a tuple of 2"),
+        (SPEC, (IMAGE, IMAGE), "sample\\[1\\] is float32 array"),
+        (infer({"x": 1, "y": 2}), {"x": 1}, "should be a dict with the keys \\['x', 'y'\\]"),
+        (infer({"x": 1, "y": 2}), {"x": 1, "z": 2}, "should be a dict with the keys"),
+        (infer({"x": 1}), 1, "should be a dict"),
+        (infer(({"x": 1}, 2)), ({"y": 1}, 2), "sample\\[0\\] should be a dict with the keys"),
+        (infer({"x": ({"y": 1.5},)}), {"x": ({"y": IMAGE},)}, "sample\\['x'\\]\\[0\\]\\['y'\\] is float32 array"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_refused_with_its_leaf_and_the_mend(spec: Any, sample: Any, message: str) -> None:
+    with pytest.raises(BadSample, match=message):
+        collate(spec, sample)
+
+
+def test_the_row_of_a_bad_sample_is_known() -> None:
+    rows = Rows(SPEC)
+    good, bad = (IMAGE, 1), (IMAGE, 1.5)
+    with pytest.raises(BadSample) as caught:
+        rows.fill(rows.store(9), 2, 9, iter([good, good, bad]))
+    assert caught.value.row == 4
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        5,
+        (1, 2),
+        (1,),
+        {"a": 1},
+        {"b": 1, "a": 2},
+        ({"a": (1, 2), "b": 3}, 4),
+        {"z": {"y": {"x": 1}}, "a": (2,)},
+        Pair(1, 2),
+        (Pair(1, {"k": 2}), 3),
+        {"a": Pair(1, 2)},
+    ],
+)
+def test_every_structure_is_taken_apart_alike(sample: Any) -> None:
+    spec = infer(sample)
+    assert [leaf.tolist() for leaf in collate(spec, sample)] == [[value] for value in flatten(spec, sample)]
+
+
+def test_lists_are_arrays() -> None:
+    (leaf,) = collate(Leaf("float32", (2,)), [1, 2], [0.5, 1.5])
+    assert leaf.tolist() == [[1, 2], [0.5, 1.5]]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=10), st.data())
+def test_rows_move_in_the_order_asked_for(values: list[int], data: st.DataObject) -> None:
+    order = np.array(data.draw(st.permutations(range(len(values)))), np.int64)
+    rows = Rows(infer((1, 0.5)))
+    store = collate(infer((1, 0.5)), *[(value, value / 2) for value in values])
+    target = rows.store(len(values) + 1)
+    rows.move(store, order, target)
+    assert target[0][:-1].tolist() == [values[i] for i in order]
+    assert target[1][:-1].tolist() == [values[i] / 2 for i in order]
+
+
+def test_ready_batches_vary_in_their_first_dimension() -> None:
+    spec = infer_spec({"x": IMAGE, "n": 3}, None)
+    assert spec == DictSpec(("n", "x"), (Leaf("int64", ()), Leaf("float32", (None, 3))))
+    ready = ReadyBatches(spec, copy=False)
+    store = ready.store(2)
+    assert ready.fill(store, 0, 2, iter([{"x": IMAGE, "n": 1}, {"x": IMAGE[:1], "n": 2}])) == 2
+    assert [leaf.shape for leaf in store[1]] == [(), (1, 3)]
+    assert store[0][1] is IMAGE
+    with pytest.raises(BadSample, match=r"batch\['x'\] .* with None for every dimension that varies"):
+        ready.fill(store, 0, 1, iter([{"x": IMAGE[:, :2], "n": 1}]))
+
+
+def test_ready_batches_that_wait_are_private_copies() -> None:
+    ready = ReadyBatches(infer_spec(IMAGE, None), copy=True)
+    store = ready.store(1)
+    ready.fill(store, 0, 1, iter([IMAGE]))
+    assert not np.shares_memory(store[0][0], IMAGE)
+
+
+def test_bytes_of_a_sample_are_counted() -> None:
+    assert nbytes_of(SPEC, None) == 32
+    assert nbytes_of(infer_spec(IMAGE, None), IMAGE) == 24
+
+
+def test_what_cannot_be_served_has_no_spec() -> None:
+    for sample in ("a", b"a", None, np.ma.array([1]), (), {}, {1: 2}, np.array(["a"])):
+        with pytest.raises(SpecError):
+            infer_spec(sample, 4)

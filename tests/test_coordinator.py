@@ -1,0 +1,516 @@
+"""The coordinator alone, in a simulated world (see simulation.py): what it promises, whatever the schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import epoch_length
+from simulation import Batch, Consumer, SimFeed, World
+
+from penstock_proto import (
+    EndOfStream,
+    GeneratorError,
+    IncompleteEpoch,
+    MemoryBound,
+    PenstockError,
+    ProtocolError,
+    UnknownFeed,
+    WorkerDied,
+)
+from penstock_server.coordinator.memory import Share
+
+PAGE = 4096
+"""Bytes of one slot of the simulated feeds."""
+
+quick = settings(derandomize=True, deadline=None, max_examples=100)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A feed, the world that serves it, and what its consumer asks for."""
+
+    feed: SimFeed
+    workers: int
+    slots: int
+    seed: int
+    asks: Mapping[str, Any]
+
+    def world(self, *others: SimFeed, **options: Any) -> World:
+        """Memory is for so many slots; where batches grow it is plenty."""
+        memory = self.slots * PAGE * (1 + len(others)) if not self.feed.growth else 1 << 22
+        return World(self.feed, *others, workers=self.workers, memory=memory, seed=self.seed, **options)
+
+
+seeds = st.integers(0, 2**32)
+asks = st.fixed_dictionaries(
+    {
+        "credit": st.integers(1, 5),
+        "credit_bytes": st.integers(0, 2000),
+        "quota": st.integers(0, 4),
+        "hoards": st.booleans(),
+    }
+)
+lane_feeds = st.builds(
+    SimFeed,
+    splits=st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(any).map(tuple),
+    lanes=st.integers(1, 10),
+    batch_size=st.integers(1, 5),
+    turn=st.integers(1, 3),
+    drop_remainder=st.booleans(),
+    dynamic=st.booleans(),
+)
+index_feeds = st.builds(
+    SimFeed,
+    length=st.integers(1, 60),
+    batch_size=st.integers(1, 5),
+    turn=st.integers(1, 3),
+    drop_remainder=st.booleans(),
+)
+ready_feeds = st.builds(
+    SimFeed,
+    splits=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any).map(tuple),
+    lanes=st.integers(1, 7),
+    batch_size=st.none(),
+    growth=st.integers(1, 400),
+)
+any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds)
+
+
+def cases(feeds: st.SearchStrategy[SimFeed]) -> st.SearchStrategy[Case]:
+    """Worlds from the least memory that is accepted to plenty, and consumers of every kind."""
+    return st.builds(Case, feeds, st.integers(1, 5), st.integers(3, 40), seeds, asks)
+
+
+def fast(feed: SimFeed) -> SimFeed:
+    return replace(feed, order="fast")
+
+
+def until_error(feed: SimFeed, epoch: int) -> tuple[list[Batch], str | None]:
+    """The batches of an epoch before its first error in exact order, and what that says."""
+    batches = []
+    try:
+        for batch in feed.expected(epoch):
+            batches.append(batch)
+    except PenstockError as error:
+        return batches, error.message
+    return batches, None
+
+
+def check_epoch(feed: SimFeed, epoch: int, read: list[Batch]) -> None:
+    """Every sample came once, in as many batches as there must be, one of them smaller at the most."""
+    samples, size = feed.samples_of(epoch), feed.batch_size or 1
+    assert len(read) == epoch_length(len(samples), size, drop_remainder=feed.drop_remainder)
+    came = Counter(sample for batch in read for sample in batch)
+    assert came <= Counter(samples)
+    assert came.total() == (len(read) * size if feed.drop_remainder else len(samples))
+    assert sum(len(batch) != size for batch in read) <= 1
+
+
+def check_exact_order(case: Case) -> None:
+    """Three epochs come as the reference says, and only the last batch of each is smaller."""
+    world = case.world()
+    consumer = world.open(reads=[(0, None), (1, None), (2, None)], **case.asks)
+    world.run()
+    for epoch in range(3):
+        assert consumer.read[epoch] == list(case.feed.expected(epoch))
+        check_epoch(case.feed, epoch, consumer.read[epoch])
+        assert all(len(batch) == (case.feed.batch_size or 1) for batch in consumer.read[epoch][:-1])
+
+
+def failure(consumer: Consumer) -> PenstockError:
+    """The one error that the consumer was told."""
+    (error,) = consumer.failures
+    return error
+
+
+class TestOrder:
+    @quick
+    @given(cases(any_feeds))
+    def test_the_stream_is_a_function_of_the_feed_alone(self, case: Case) -> None:
+        check_exact_order(case)
+
+    @quick
+    @given(cases(any_feeds.map(fast)))
+    def test_fast_order_delivers_the_same_samples_in_as_many_batches(self, case: Case) -> None:
+        world = case.world()
+        consumer = world.open(reads=[(0, None), (1, None)], **case.asks)
+        world.run()
+        for epoch in range(2):
+            check_epoch(case.feed, epoch, consumer.read[epoch])
+
+    @quick
+    @given(st.one_of(any_feeds, any_feeds.map(fast)), st.integers(1, 5), st.booleans(), seeds)
+    def test_the_least_memory_that_is_accepted_suffices(
+        self, feed: SimFeed, workers: int, local: bool, seed: int
+    ) -> None:
+        feed = replace(feed, growth=0)
+        world = World(feed, workers=workers, memory=3 * PAGE, seed=seed)
+        reads = [(0, None), (1, None)]
+        consumer = world.open(reads=reads, credit=4, quota=4 if local else 0, hoards=True)
+        assert consumer.stream.share == (Share(1, 1, 1, 3 * PAGE) if local else Share(1, 1, 0, 2 * PAGE))
+        world.run()
+        for epoch, _ in reads:
+            check_epoch(feed, epoch, consumer.read[epoch])
+
+    @quick
+    @given(cases(any_feeds), st.lists(st.tuples(st.integers(1, 2), st.none() | st.integers(0, 9)), max_size=4))
+    def test_leaving_or_skipping_epochs_changes_no_other(
+        self, case: Case, visits: list[tuple[int, int | None]]
+    ) -> None:
+        reads: list[tuple[int, int | None]] = []
+        for step, count in visits:
+            reads.append((reads[-1][0] + step if reads else step - 1, count))
+        reads.append((reads[-1][0] + 1 if reads else 0, None))
+        world = case.world()
+        consumer = world.open(reads=reads, **case.asks)
+        world.run()
+        for epoch, count in reads:
+            expected = list(case.feed.expected(epoch))
+            read = consumer.read[epoch]
+            assert read == expected[: len(read)]
+            assert count is not None or read == expected
+
+    @quick
+    @given(st.lists(cases(any_feeds), min_size=2, max_size=3), seeds)
+    def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(self, all_: list[Case], seed: int) -> None:
+        feeds = [replace(case.feed, name=f"feed{number}", growth=0) for number, case in enumerate(all_)]
+        memory = sum(case.slots for case in all_) * PAGE
+        world = World(*feeds, workers=all_[0].workers, memory=memory, seed=seed)
+        consumers = [
+            world.open(feed.name, reads=[(0, None), (1, None)], **case.asks)
+            for feed, case in zip(feeds, all_, strict=True)
+        ]
+        world.run()
+        for feed, consumer in zip(feeds, consumers, strict=True):
+            assert [consumer.read[epoch] for epoch in (0, 1)] == [list(feed.expected(epoch)) for epoch in (0, 1)]
+
+    def test_in_fast_order_a_hung_worker_holds_up_its_own_lanes_only(self) -> None:
+        feed = SimFeed(splits=(40,) * 8, lanes=8, order="fast")
+        world = World(feed, workers=4)
+        consumer = world.open()
+        world.workers[2].hung = True
+        world.settle()
+        splits = {sample[1] for batch in consumer.read[0] for sample in batch}
+        assert splits == {0, 1, 3, 4, 5, 7}
+        assert len(consumer.read[0]) == 6 * 10
+        world.workers[2].hung = False
+        world.run()
+        check_epoch(feed, 0, consumer.read[0])
+
+    def test_in_exact_order_a_hung_worker_does_not_keep_others_from_working_ahead(self) -> None:
+        feed = SimFeed(splits=(40,) * 8, lanes=8)
+        world = World(feed, workers=4)
+        consumer = world.open()
+        world.workers[2].hung = True
+        world.settle()
+        assert consumer.read[0] == list(feed.expected(0))[:2]
+        ready = [turn for turn in consumer.stream._epochs[0].order.window if turn.closed]
+        assert len(ready) == consumer.stream.share.production - 3  # turns 2, 6 and 10 are of lanes 2, 6 and 2
+
+    def test_epochs_are_numbered_to_the_end_that_the_feed_says(self) -> None:
+        world = World(SimFeed(epochs=2))
+        consumer = world.open(reads=[(0, None), (1, None), (2, None)])
+        world.run()
+        assert len(consumer.ended) == 2
+        assert isinstance(failure(consumer), EndOfStream)
+        assert failure(consumer).message == "the feed has 2 epochs"
+
+    def test_the_next_epoch_is_begun_while_the_consumer_does_something_else(self) -> None:
+        world = World(SimFeed())
+        consumer = world.open(stays=True)
+        world.settle()
+        assert consumer.read[0] == list(world.feeds["train"].expected(0))
+        assert [epoch.number for epoch in consumer.stream._epochs] == [1]
+        assert consumer.stream._epochs[0].order.window[0].parts
+
+
+class TestFailures:
+    @quick
+    @given(st.data(), cases(st.one_of(lane_feeds, ready_feeds)), st.booleans())
+    def test_what_stands_before_an_error_is_delivered_and_then_the_error_once(
+        self, data: st.DataObject, case: Case, bystands: bool
+    ) -> None:
+        poison = data.draw(st.sets(st.sampled_from(case.feed.samples_of(0) + case.feed.samples_of(1)), max_size=2))
+        feed = replace(case.feed, poison=frozenset(poison))
+        others = [replace(case.feed, name="other", poison=frozenset())] if bystands else []
+        world = replace(case, feed=feed).world(*others)
+        consumer = world.open(reads=[(0, None), (1, None)], **case.asks)
+        bystanders = [world.open("other", **case.asks) for _ in others]
+        world.run()
+        for epoch in (0, 1):
+            batches, error = until_error(feed, epoch)
+            assert consumer.read[epoch] == batches
+            if error is not None:
+                assert failure(consumer).message == error
+                assert consumer.stream.error is failure(consumer)
+                break
+        else:
+            assert not consumer.failures
+        for bystander in bystanders:
+            assert bystander.read[0] == list(case.feed.expected(0))
+
+    @quick
+    @given(cases(lane_feeds.filter(lambda feed: sum(feed.splits) > 10)), st.integers(0, 2))
+    def test_an_error_in_an_epoch_that_is_left_before_it_does_no_harm(self, case: Case, slabs: int) -> None:
+        feed = replace(case.feed, poison=frozenset(case.feed.samples_of(0)[-1:] + case.feed.samples_of(1)[:1]))
+        world = replace(case, feed=feed).world()
+        consumer = world.open(reads=[(0, slabs), (2, None)], **case.asks)
+        world.run()
+        before, error = until_error(feed, 0)
+        if consumer.failures:
+            assert (consumer.read[0], failure(consumer).message) == (before, error)
+        else:
+            assert consumer.read[2] == list(feed.expected(2))
+
+    @quick
+    @given(cases(st.one_of(lane_feeds, index_feeds, lane_feeds.map(fast))), st.integers(1, 400), st.data())
+    def test_a_worker_that_dies_makes_an_error_and_never_a_hang(
+        self, case: Case, step: int, data: st.DataObject
+    ) -> None:
+        worker = data.draw(st.integers(0, case.workers - 1))
+        world = case.world()
+        world.crash(worker, after=step)
+        consumer = world.open(reads=[(0, None), (1, None)], **case.asks)
+        world.run()
+        if consumer.failures:
+            assert isinstance(failure(consumer), WorkerDied)
+            assert failure(consumer).worker == worker
+        if case.feed.order == "exact":
+            for epoch, read in consumer.read.items():
+                expected = list(case.feed.expected(epoch))
+                assert read == expected[: len(read)]
+                assert epoch not in consumer.ended or read == expected
+        world.crash(None)
+        later = world.open(**case.asks)
+        world.run()
+        check_epoch(case.feed, 0, later.read[0])
+
+    def test_a_worker_that_dies_disturbs_only_streams_that_need_what_it_held(self) -> None:
+        feed = SimFeed(splits=(8, 8, 8, 9), lanes=4)
+        world = World(feed, workers=4)
+        consumer = world.open()
+        world.workers[3].hung = True
+        world.settle()
+        world.workers[0].die()
+        world.settle()
+        world.workers[3].hung = False
+        world.run()
+        assert not consumer.failures
+        assert consumer.read[0] == list(feed.expected(0))
+
+    def test_leftovers_that_die_with_their_worker_are_missed(self) -> None:
+        feed = SimFeed(splits=(9, 8, 8, 8), lanes=4)
+        world = World(feed, workers=4)
+        consumer = world.open()
+        world.workers[3].hung = True
+        world.settle()
+        world.workers[0].die()
+        world.settle()
+        world.workers[3].hung = False
+        world.run()
+        assert consumer.read[0] == list(feed.expected(0))[:-1]
+        assert isinstance(failure(consumer), WorkerDied)
+
+    def test_a_worker_that_dies_before_there_are_feeds_refuses_the_start(self) -> None:
+        world = World(SimFeed(), starts=False)
+        world.crash(0, after=0)
+        world.start()
+        (error,) = world.refusals
+        assert isinstance(error, WorkerDied)
+        assert "was killed by SIGKILL" in error.message
+
+    @quick
+    @given(cases(lane_feeds), st.sets(st.integers(1, 30), min_size=1, max_size=3))
+    def test_when_the_machine_has_no_memory_the_stream_fails_as_a_whole(self, case: Case, refused: set[int]) -> None:
+        world = case.world(refused=frozenset(refused))
+        consumer = world.open(reads=[(0, None), (1, None)], **case.asks)
+        world.run()
+        if consumer.failures:
+            assert failure(consumer).message == "the machine has no memory"
+        for epoch, read in consumer.read.items():
+            expected = list(case.feed.expected(epoch))
+            assert read == expected[: len(read)]
+            assert epoch not in consumer.ended or read == expected
+
+    @quick
+    @given(cases(lane_feeds.filter(lambda feed: feed.dynamic)))
+    def test_an_epoch_whose_splits_cannot_be_listed_fails_when_it_is_begun(self, case: Case) -> None:
+        feed = replace(case.feed, unlisted=frozenset({1}))
+        world = replace(case, feed=feed).world()
+        reader = world.open(reads=[(0, None), (1, None)], **case.asks)
+        world.run()
+        assert reader.read == {0: list(feed.expected(0)), 1: []}
+        assert failure(reader).message == "no splits in epoch 1"
+        skipper = world.open(reads=[(0, None), (2, None)], **case.asks)
+        world.run()
+        assert skipper.read[2] == list(feed.expected(2))
+
+    def test_a_feed_whose_splits_cannot_be_listed_at_start_refuses_it(self) -> None:
+        world = World(SimFeed(unlisted=frozenset({0})))
+        (error,) = world.refusals
+        assert isinstance(error, GeneratorError)
+        assert not world.ready
+
+    @pytest.mark.parametrize(("splits", "lanes"), [((0, 0), 2), ((), 4)])
+    @pytest.mark.parametrize("order", ["exact", "fast"])
+    def test_an_empty_epoch_is_an_error(self, splits: tuple[int, ...], lanes: int, order: str) -> None:
+        world = World(SimFeed(splits=splits, lanes=lanes, order=order))
+        consumer = world.open()
+        world.run()
+        assert isinstance(failure(consumer), IncompleteEpoch)
+        assert failure(consumer).message == "epoch 0 is empty: the generator yielded nothing"
+
+    @pytest.mark.parametrize(
+        ("feed", "message"),
+        [
+            (SimFeed(samples=37), "epoch 0 had 36 samples, but the feed says samples=37: correct it, or leave it out"),
+            (SimFeed(samples=35), "epoch 0 had 36 samples, but the feed says samples=35: correct it, or leave it out"),
+            (
+                SimFeed(batch_size=None, splits=(3, 4), samples=9),
+                "epoch 0 had 7 batches, but the feed says samples=9: correct it, or leave it out",
+            ),
+        ],
+    )
+    def test_an_epoch_of_another_length_than_the_feed_says_is_an_error(self, feed: SimFeed, message: str) -> None:
+        world = World(feed)
+        consumer = world.open()
+        world.run()
+        assert isinstance(failure(consumer), IncompleteEpoch)
+        assert failure(consumer).message == message
+        assert consumer.read[0] == list(feed.expected(0))
+
+    @pytest.mark.parametrize("drop_remainder", [False, True])
+    def test_samples_counts_what_drop_remainder_drops(self, drop_remainder: bool) -> None:
+        feed = SimFeed(splits=(5, 6), samples=11, drop_remainder=drop_remainder)
+        world = World(feed)
+        assert world.coordinator.feeds["train"].info.batches == (2 if drop_remainder else 3)
+        consumer = world.open()
+        world.run()
+        assert consumer.ended[0].batches == (2 if drop_remainder else 3)
+
+    def test_an_indexable_feed_shorter_than_a_batch_may_have_an_epoch_without_batches(self) -> None:
+        world = World(SimFeed(length=3, drop_remainder=True))
+        consumer = world.open()
+        world.run()
+        assert consumer.ended[0].batches == 0
+
+
+class TestConsumers:
+    @quick
+    @given(cases(any_feeds), st.integers(0, 20), st.booleans())
+    def test_a_consumer_that_dies_leaves_nothing_behind(self, case: Case, slabs: int, again: bool) -> None:
+        world = case.world()
+        world.open(reads=[(0, None), (1, None), (2, None)], dies_after=slabs, **case.asks)
+        world.run()
+        if again:
+            consumer = world.open(**case.asks)
+            world.run()
+            assert consumer.read[0] == list(case.feed.expected(0))
+
+    @quick
+    @given(cases(any_feeds), st.integers(0, 20))
+    def test_a_consumer_that_closes_keeps_its_tensors_until_it_lets_go_of_them(self, case: Case, slabs: int) -> None:
+        world = case.world()
+        world.open(reads=[(0, slabs)], **{**case.asks, "quota": 3, "hoards": True})
+        world.run()
+
+    def test_a_consumer_that_aliases_more_than_it_may_is_sent_no_more(self) -> None:
+        world = World(SimFeed(splits=(100,), lanes=1), memory=20 * PAGE)
+        consumer = world.open(quota=2, hoards=True, greedy=True)
+        world.settle()
+        assert consumer.stream.sent == consumer.stream.share.credit + consumer.stream.share.quota < 25
+        consumer.let_go()
+        world.run()
+        assert consumer.read[0] == list(world.feeds["train"].expected(0))
+
+    @pytest.mark.parametrize("local", [False, True])
+    def test_what_breaks_the_protocol_is_refused(self, local: bool) -> None:
+        world = World(SimFeed())
+        consumer = world.open(reads=[], quota=2 * local, stays=True)
+        coordinator, stream = world.coordinator, consumer.stream
+        coordinator.begin(stream, 0)
+        with pytest.raises(ProtocolError, match="epoch 0 cannot begin: epochs begin one after another"):
+            coordinator.begin(stream, 0)
+        coordinator.leave(stream, 0)
+        with pytest.raises(ProtocolError, match="epoch 0 cannot begin"):
+            coordinator.begin(stream, 0)
+        coordinator.begin(stream, 1)
+        while stream.sent < 2:
+            assert world.step()
+        with pytest.raises(ProtocolError, match=f"{stream.sent + 1} slabs handed of {stream.sent} sent, after 0"):
+            coordinator.acknowledge(stream, stream.sent + 1, ())
+        with pytest.raises(ProtocolError, match="slab 1 is released before it is handed"):
+            coordinator.acknowledge(stream, 1, (1,))
+        if local:
+            coordinator.acknowledge(stream, 2, (0,))
+            with pytest.raises(ProtocolError, match="slab 0 is released twice, or was never sent"):
+                coordinator.acknowledge(stream, 2, (0,))
+        with pytest.raises(ProtocolError, match="0 slabs handed"):
+            coordinator.acknowledge(stream, 0, ())
+        coordinator.close(stream)
+        with pytest.raises(ProtocolError, match="cannot begin"):
+            coordinator.begin(stream, 2)
+
+    def test_an_unknown_feed_is_named_with_those_that_there_are(self) -> None:
+        world = World(SimFeed(name="train"), SimFeed(name="val"))
+        with pytest.raises(UnknownFeed, match="no feed 'tests' is served here; there are: train, val"):
+            world.open("tests")
+
+
+class TestMemory:
+    @quick
+    @given(st.lists(st.tuples(lane_feeds, st.integers(0, 5000)), min_size=1, max_size=3), st.integers(1, 8), asks)
+    def test_the_figure_that_a_refused_start_names_suffices(
+        self, feeds: list[tuple[SimFeed, int]], workers: int, asks: dict[str, Any]
+    ) -> None:
+        served = [replace(feed, name=f"feed{number}", shuffle=shuffle) for number, (feed, shuffle) in enumerate(feeds)]
+        (error,) = World(*served, workers=workers, memory=1000).refusals
+        assert isinstance(error, MemoryBound)
+        figure = int(error.message.partition("; give --memory ")[2].split()[0])
+        assert f"--memory 1000 is too small: {figure} bytes are needed at the least" in error.message
+        assert World(*served, memory=figure - 1).refusals
+        world = World(*served, workers=workers, memory=figure)
+        assert world.ready == [feed.name for feed in served]
+        consumers = [world.open(feed.name, **asks) for feed in served]
+        world.run()
+        for feed, consumer in zip(served, consumers, strict=True):
+            assert consumer.read[0] == list(feed.expected(0))
+
+    def test_a_stream_that_finds_no_memory_is_refused_with_the_figures(self) -> None:
+        world = World(SimFeed(), workers=1, memory=5 * PAGE)
+        world.open(quota=1)
+        with pytest.raises(
+            MemoryBound,
+            match=r"a stream needs 12.0 KiB, but 1 others hold 12.0 KiB of the 20.0 KiB that --memory allows",
+        ):
+            world.open(quota=1)
+        world.open(quota=0)
+        world.run()
+        assert world.coordinator.reserved == 0
+
+    def test_a_batch_that_outgrows_the_memory_fails_the_stream_with_the_figure(self) -> None:
+        feed = SimFeed(batch_size=None, splits=(6,), lanes=1, growth=1000)
+        world = World(feed, memory=100_000)
+        consumer = world.open(credit=1, quota=1)
+        world.run()
+        assert isinstance(failure(consumer), MemoryBound)
+        assert 0 < len(consumer.read[0]) < 6
+        figure = int(failure(consumer).message.partition("give --memory ")[2].split()[0])
+        assert figure > 100_000
+        world = World(feed, memory=figure)
+        consumer2 = world.open(credit=1, quota=1)
+        world.run()
+        assert len(consumer2.read[0]) > len(consumer.read[0])
+
+
+@pytest.mark.soak
+@settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+@given(cases(any_feeds))
+def test_the_stream_is_a_function_of_the_feed_alone_in_thousands_of_worlds(case: Case) -> None:
+    check_exact_order(case)

@@ -1,0 +1,226 @@
+"""`Feed` says at once what cannot work, and MODULE:ATTR finds it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_proto import StartError
+from penstock_server import DictSpec, Feed, Leaf, TupleSpec
+from penstock_server.feed import block_samples, mixing_warning, wants
+from penstock_server.importing import load
+
+
+def by_split(path: str) -> Iterator[int]:
+    yield 1
+
+
+def with_all(path: str, rng: Any, epoch: int) -> Iterator[int]:
+    yield 1
+
+
+def by_shard(shard: tuple[int, int]) -> Iterator[int]:
+    yield 1
+
+
+def alone() -> Iterator[int]:
+    yield 1
+
+
+def asks_too_much(path: str, size: int) -> Iterator[int]:
+    yield 1
+
+
+def asks_split_and_shard(path: str, shard: tuple[int, int]) -> Iterator[int]:
+    yield 1
+
+
+def no_yield(path: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("generate", "options", "message"),
+    [
+        (by_split, {}, "by_split asks for a split \\(path\\), but there are none: give splits="),
+        (alone, {"splits": [1]}, "alone takes no split: add a first parameter"),
+        (by_shard, {"splits": [1]}, "takes no split"),
+        (asks_split_and_shard, {"splits": [1]}, "asks for shard, which is for generators without splits="),
+        (asks_too_much, {"splits": [1]}, "asks for size: a generator can ask for .* functools.partial"),
+        (alone(), {}, "an iterator, which can be read only once"),
+        (3, {}, "is no function: give a generator function"),
+        (by_split, {"splits": "a.h5"}, "splits is 'a.h5'; it is a list"),
+        (by_split, {"splits": 3}, "splits is 3; it is a list"),
+        ([1, 2], {"splits": [1]}, "splits= is for generators"),
+        ([1, 2], {"samples": 3}, "samples is 3, but the indexable object has 2"),
+        ({"x": 1}, {}, "has no numbered samples"),
+        (list, {}, "list is a class: give an object of it"),
+        (alone, {"batch_size": 0}, "batch_size is 0; it can be 1 to"),
+        (alone, {"batch_size": 1.5}, "batch_size is 1.5; it is a whole number"),
+        (alone, {"shuffle": True}, "shuffle is True; it is a whole number"),
+        (alone, {"shuffle": -1}, "shuffle is -1"),
+        (alone, {"seed": None}, "seed is None; it is a whole number"),
+        (alone, {"interleave": 4}, "needs shuffle="),
+        (alone, {"lanes": 0}, "lanes is 0"),
+        (alone, {"epochs": 0}, "epochs is 0"),
+        (alone, {"order": "any"}, "it can be 'exact' or 'fast'"),
+        (alone, {"name": "a/b"}, "name is 'a/b'; a feed's name is 1 to 128 letters"),
+        (alone, {"drop_remainder": 1}, "drop_remainder is 1"),
+        (alone, {"batch_size": None, "drop_remainder": True}, "cannot work with batch_size=None"),
+        (alone, {"batch_size": None, "turn": 2}, "turn= is 1 with batch_size=None"),
+        (alone, {"spec": "float32"}, "it is a Leaf, TupleSpec or DictSpec"),
+        (alone, {"spec": TupleSpec(())}, "spec has no leaves"),
+        (alone, {"spec": Leaf("int64", (None,))}, "need one shape. Pad them, or yield whole batches"),
+        (alone, {"spec": Leaf("int64", (-1,))}, "which cannot be served"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_with_the_mend(
+    generate: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Feed(generate, **{"batch_size": 2, **options})
+
+
+def test_a_generator_gets_what_it_asks_for_by_name() -> None:
+    assert wants(with_all, has_splits=True).rng
+    assert wants(with_all, has_splits=True).epoch
+    assert not wants(by_split, has_splits=True).rng
+    assert wants(by_shard, has_splits=False).shard
+    assert wants(functools.partial(asks_too_much, size=3), has_splits=True).split
+    assert not wants(lambda size=3: iter(()), has_splits=False).split
+    assert wants(lambda *args: iter(()), has_splits=True).split
+
+
+def test_a_plan_has_every_default_that_needs_no_data() -> None:
+    plan = Feed(by_split, splits=["a"], batch_size=4, shuffle=100, seed=7).plan("train")
+    assert (plan.name, plan.interleave, plan.lanes, plan.turn, plan.static_splits) == ("train", 4, 16, None, True)
+    assert (plan.length, plan.samples, plan.warnings) == (None, None, ())
+    plan = Feed(by_split, splits=lambda: ["a"], batch_size=4, name="val").plan("train")
+    assert (plan.name, plan.interleave, plan.static_splits) == ("val", 1, False)
+    plan = Feed(["a", "b", "c"], batch_size=2).plan("train")
+    assert (plan.length, plan.samples, plan.lanes) == (3, 3, 1)
+    plan = Feed(by_split, splits=["a"], batch_size=None).plan("train")
+    assert (plan.batch_size, plan.turn) == (None, 1)
+
+
+def test_an_iterator_of_splits_is_read_once() -> None:
+    feed = Feed(by_split, splits=(path for path in "ab"), batch_size=1)  # type: ignore[arg-type]
+    assert feed.splits == ["a", "b"]
+
+
+def test_a_generator_that_cannot_be_divided_is_one_lane_and_says_how_to_divide_it() -> None:
+    plan = Feed(alone, batch_size=4).plan("train")
+    assert plan.lanes == 1
+    assert "cannot be divided" in plan.warnings[0]
+    assert "splits=" in plan.warnings[0]
+    assert "shard" in plan.warnings[0]
+    plan = Feed(by_shard, batch_size=4, lanes=8).plan("train")
+    assert (plan.lanes, plan.warnings) == (8, ())
+
+
+def test_a_declared_spec_is_taken_as_it_is_meant() -> None:
+    spec = DictSpec(("x",), (Leaf("float32", [8, 8]),))  # type: ignore[arg-type]
+    assert Feed(alone, batch_size=1, spec=spec).spec == DictSpec(("x",), (Leaf("float32", (8, 8)),))
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "lanes", "batch_size", "block"),
+    [(0, 4, 8, 0), (1, 4, 8, 8), (32, 4, 8, 8), (33, 4, 8, 16), (10_000, 16, 32, 640), (10, 4, None, 3)],
+)
+def test_a_block_is_a_lanes_share_in_whole_batches(
+    shuffle: int, lanes: int, batch_size: int | None, block: int
+) -> None:
+    assert block_samples(shuffle, lanes, batch_size) == block
+
+
+def test_few_splits_to_mix_are_warned_of() -> None:
+    plan = Feed(by_split, splits=["a"], batch_size=4, shuffle=100).plan("train")
+    warning = mixing_warning(plan, 20)
+    assert warning is not None
+    assert "mixes only 1 or 2 of its 20 splits" in warning
+    assert "lanes=5" in warning
+    assert "row ranges" in warning
+    assert mixing_warning(plan, 64) is None
+    assert mixing_warning(Feed(by_split, splits=["a"], batch_size=4).plan("train"), 2) is None
+    assert mixing_warning(Feed(["a"], batch_size=4, shuffle=3).plan("train"), 0) is None
+
+
+# --- MODULE:ATTR ---
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    (tmp_path / "scenes_to_load.py").write_text(
+        textwrap.dedent("""
+        from penstock_server import Feed
+        def scenes(path):
+            yield path
+        train = Feed(scenes, splits=["a"], batch_size=1)
+        val = Feed(scenes, splits=["b"], batch_size=1)
+        number = 3
+        """)
+    )
+    (tmp_path / "needs_more.py").write_text("import not_there_at_all\n")
+    (tmp_path / "breaks.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
+    (tmp_path / "syntax.py").write_text("def f(:\n")
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name in ("scenes_to_load", "needs_more", "breaks", "syntax", "email_"):
+            del sys.modules[name]
+
+
+def test_a_feed_is_found_by_module_or_by_file(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    os.chdir(folder / "deep")
+    train = load("../scenes_to_load.py:train")
+    assert train.splits == ["a"]
+    assert load(f"{folder}/scenes_to_load.py:val").splits == ["b"]
+    assert load("scenes_to_load:train") is train
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("scenes_to_load", "does not name a feed: write MODULE:ATTR"),
+        ("scenes_to_load:", "does not name a feed"),
+        ("not_there:feed", "there is no module 'not_there'"),
+        ("scenes_to_load.deeper:feed", "there is no module 'scenes_to_load.deeper'|'scenes_to_load' is not a package"),
+        ("not_there.py:feed", "there is no file .*not_there.py"),
+        ("needs_more:feed", "importing needs_more raised ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("needs_more.py:feed", "importing .*needs_more.py raised ModuleNotFoundError"),
+        ("breaks:feed", "importing breaks raised ZeroDivisionError"),
+        ("syntax:feed", "importing syntax raised SyntaxError"),
+        ("scenes_to_load:test", "no attribute 'test'; of Feed objects it has train, val"),
+        ("scenes_to_load:scenes", "is no Feed but <function .* wrap it: feed = Feed\\(scenes, splits"),
+        ("scenes_to_load:number", "is no Feed but 3; of Feed objects it has train, val"),
+    ],
+)
+def test_each_way_to_fail_has_its_own_sentence(folder: Path, target: str, message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        load(target)
+
+
+def test_the_traceback_of_a_failed_import_begins_in_user_code(folder: Path) -> None:
+    with pytest.raises(StartError) as caught:
+        load("breaks.py:feed")
+    traceback = caught.value.remote_traceback
+    assert traceback is not None
+    assert traceback.splitlines()[1].strip().startswith(f'File "{folder}/breaks.py", line 4')
+    assert "return 1 / 0" in traceback
+    assert "importing.py" not in traceback
+
+
+def test_a_file_with_the_name_of_a_loaded_module_is_refused(folder: Path) -> None:
+    (folder / "textwrap.py").write_text("")
+    with pytest.raises(StartError, match=r"has the name of a module that is already loaded from .*: rename the file"):
+        load("textwrap.py:feed")

@@ -1,0 +1,80 @@
+"""Who may import whom, and what the public names are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+import penstock_proto
+import penstock_server
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {
+    "proto/penstock_proto": {"penstock_proto"},
+    "server/penstock_server": {"penstock_server", "penstock_proto"},
+    "client/penstock": {"penstock", "penstock_proto"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_the_design_allows(package: str) -> None:
+    ours = {"penstock", "penstock_proto", "penstock_server"}
+    for path in (ROOT / package).rglob("*.py"):
+        assert imports(path) & ours <= PACKAGES[package], path
+
+
+def test_tensorflow_is_imported_by_the_client_alone() -> None:
+    for package in ("proto", "server"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert not imports(path) & {"tensorflow", "keras"}, path
+
+
+@pytest.mark.parametrize(
+    ("module", "never"),
+    [
+        ("penstock", {"tensorflow", "keras", "click", "uvloop", "penstock_server", "h5py"}),
+        ("penstock_proto", {"tensorflow", "zmq", "click", "uvloop"}),
+        ("penstock_server", {"tensorflow", "zmq", "click", "uvloop", "penstock", "h5py"}),
+        ("penstock_server.worker.loop", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
+        ("penstock_server.daemon", {"tensorflow", "penstock", "h5py"}),
+    ],
+)
+def test_importing_a_module_loads_no_more_than_it_needs(module: str, never: set[str]) -> None:
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not never & set(loaded)
+
+
+@pytest.mark.parametrize("module", [penstock, penstock_proto, penstock_server])
+def test_public_names_are_those_listed(module: object) -> None:
+    listed = module.__all__  # type: ignore[attr-defined]
+    assert len(listed) == len(set(listed))
+    for name in listed:
+        assert hasattr(module, name), name
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs/reference.md").read_text()
+    for name in set(penstock.__all__) | set(penstock_server.__all__):
+        if not name.startswith("_"):
+            assert name in reference, name
+
+
+def test_every_package_is_typed() -> None:
+    for package in PACKAGES:
+        assert (ROOT / package / "py.typed").exists()

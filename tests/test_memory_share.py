@@ -1,0 +1,72 @@
+"""What a stream may hold of the allowed memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_server.coordinator.memory import Share, least_slots, share
+
+quick = settings(derandomize=True, deadline=None, max_examples=500)
+
+sizes = st.fixed_dictionaries(
+    {
+        "slot": st.integers(1, 10_000),
+        "blocks": st.integers(0, 50_000),
+        "workers": st.integers(1, 64),
+        "credit": st.integers(1, 64),
+        "quota": st.integers(0, 64),
+        "kept": st.integers(0, 100_000),
+    }
+)
+
+
+@quick
+@given(sizes, st.integers(0, 1_000_000))
+def test_a_share_fits_and_has_what_a_stream_needs_to_live(sizes: dict[str, int], free: int) -> None:
+    granted = share(free=free, **sizes)
+    least = sizes["blocks"] + least_slots(sizes["quota"]) * sizes["slot"]
+    if granted is None:
+        assert free < least
+        return
+    slots = granted.production + granted.credit + granted.quota
+    assert granted.nbytes == sizes["blocks"] + slots * sizes["slot"] <= free
+    assert granted.production >= 1
+    assert 1 <= granted.credit <= sizes["credit"]
+    assert min(1, sizes["quota"]) <= granted.quota <= sizes["quota"]
+
+
+@quick
+@given(sizes, st.integers(0, 1_000_000))
+def test_more_than_the_least_leaves_half_and_what_is_kept_for_others(sizes: dict[str, int], free: int) -> None:
+    granted = share(free=free, **sizes)
+    least = sizes["blocks"] + least_slots(sizes["quota"]) * sizes["slot"]
+    if granted is not None and granted.nbytes > least:
+        assert granted.nbytes <= free // 2
+        assert granted.nbytes <= free - sizes["kept"]
+
+
+@quick
+@given(sizes)
+def test_with_plenty_of_memory_a_stream_gets_what_it_wants(sizes: dict[str, int]) -> None:
+    granted = share(free=1 << 40, **sizes)
+    assert granted is not None
+    assert (granted.production, granted.credit, granted.quota) == (
+        2 * sizes["workers"] + 1,
+        sizes["credit"],
+        sizes["quota"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("quota", "least"), [(4, Share(production=1, credit=1, quota=1, nbytes=37)), (0, Share(1, 1, 0, 27))]
+)
+def test_the_least_is_one_slot_in_each_place(quota: int, least: Share) -> None:
+    asks = {"slot": 10, "blocks": 7, "workers": 4, "credit": 4, "quota": quota}
+    assert share(free=least.nbytes, **asks) == least
+    assert share(free=least.nbytes - 1, **asks) is None
+
+
+def test_slots_that_grow_are_as_many_as_before() -> None:
+    assert Share(3, 2, 1, 600).larger(60) == Share(3, 2, 1, 660)

@@ -1,0 +1,175 @@
+"""The order of an epoch alone: turns that are closed in any sequence come out as the reference says."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import batches_of_lanes, epoch_length
+
+from penstock_proto import GeneratorError
+from penstock_proto.layout import TAIL_LANE
+from penstock_server.coordinator.order import EpochOrder, LaneVisits, Leftover, RangeVisits, Turn
+
+quick = settings(derandomize=True, deadline=None, max_examples=300)
+
+lengths_of_lanes = st.lists(st.integers(0, 20), max_size=8)
+
+
+def close(order: EpochOrder, turn: Turn, length: int, batch_size: int) -> None:
+    """What a worker would tell of this visit to a lane of so many samples."""
+    full, rest = divmod(length, batch_size)
+    turn.closed = True
+    turn.ended = full < turn.index + turn.batches
+    turn.leftover = rest if turn.ended else 0
+    order.closed(turn)
+
+
+def rows_of(turn: Turn, length: int, batch_size: int) -> list[tuple[tuple[int, int], ...]]:
+    """The batches of a visit, samples as (lane, number)."""
+    full = length // batch_size
+    return [
+        tuple((turn.lane, number) for number in range(batch * batch_size, (batch + 1) * batch_size))
+        for batch in range(turn.index, min(full, turn.index + turn.batches))
+    ]
+
+
+def merged(turn: Turn, lengths: list[int], batch_size: int) -> tuple[tuple[int, int], ...]:
+    """The rows of a merged batch."""
+    rows: list[tuple[int, int]] = []
+    for part in turn.leftovers:
+        first = lengths[part.lane] // batch_size * batch_size + part.start
+        rows += [(part.lane, number) for number in range(first, first + part.count)]
+    return tuple(rows)
+
+
+def play(
+    order: EpochOrder, lengths: list[int], batch_size: int, *, ahead: int, exact: bool, seed: int
+) -> list[tuple[tuple[int, int], ...]]:
+    """Make visits up to `ahead` in front, close open turns at random, and take what may be taken."""
+    chance = random.Random(seed)
+    stream: list[tuple[tuple[int, int], ...]] = []
+    while not order.finished:
+        while order.more and len(order.window) < ahead:
+            assert order.visit() is not None
+        open_turns = [turn for turn in order.window if not turn.closed]
+        if open_turns:
+            turn = chance.choice(open_turns)
+            if turn.lane == TAIL_LANE:
+                turn.closed = True
+                order.closed(turn)
+            else:
+                close(order, turn, lengths[turn.lane], batch_size)
+        while closed := [i for i, turn in enumerate(order.window[:1] if exact else order.window) if turn.closed]:
+            turn = order.taken(chance.choice(closed))
+            if turn.lane == TAIL_LANE:
+                stream.append(merged(turn, lengths, batch_size))
+            else:
+                stream += rows_of(turn, lengths[turn.lane], batch_size)
+    return stream
+
+
+@quick
+@given(lengths_of_lanes, st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(1, 12), st.integers(0, 999))
+def test_exact_order_is_that_of_the_reference_whatever_is_ready_first(
+    lengths: list[int], batch_size: int, turn: int, drop_remainder: bool, ahead: int, seed: int
+) -> None:
+    order = EpochOrder(LaneVisits(len(lengths), turn), batch_size=batch_size, drop_remainder=drop_remainder, exact=True)
+    stream = play(order, lengths, batch_size, ahead=ahead, exact=True, seed=seed)
+    lanes = [[(lane, number) for number in range(length)] for lane, length in enumerate(lengths)]
+    assert stream == list(batches_of_lanes(lanes, batch_size=batch_size, turn=turn, drop_remainder=drop_remainder))
+    dropped = sum(lengths) - sum(map(len, stream))
+    assert order.dropped_rows == dropped == (sum(lengths) % batch_size if drop_remainder else 0)
+
+
+@quick
+@given(lengths_of_lanes, st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(1, 12), st.integers(0, 999))
+def test_fast_order_has_every_sample_once_in_as_many_batches(
+    lengths: list[int], batch_size: int, turn: int, drop_remainder: bool, ahead: int, seed: int
+) -> None:
+    order = EpochOrder(
+        LaneVisits(len(lengths), turn), batch_size=batch_size, drop_remainder=drop_remainder, exact=False
+    )
+    stream = play(order, lengths, batch_size, ahead=ahead, exact=False, seed=seed)
+    assert len(stream) == epoch_length(sum(lengths), batch_size, drop_remainder=drop_remainder)
+    came = Counter(row for batch in stream for row in batch)
+    assert came <= Counter((lane, number) for lane, length in enumerate(lengths) for number in range(length))
+    assert came.total() + order.dropped_rows == sum(lengths)
+
+
+def test_leftovers_come_right_behind_the_visit_that_completes_a_batch() -> None:
+    order = EpochOrder(LaneVisits(3, 1), batch_size=4, drop_remainder=False, exact=True)
+    turns = [order.visit() for _ in range(3)]
+    for turn, length in zip(reversed(turns), (9, 2, 3), strict=True):  # lanes 2, 1, 0: the head is closed last
+        assert turn is not None
+        close(order, turn, length, 4)
+    assert [turn.lane for turn in order.window] == [0, 1, TAIL_LANE, 2]
+    assert order.window[2].leftovers == (Leftover(0, 0, 3), Leftover(1, 0, 1))
+    assert list(order.ungranted) == [order.window[2]]
+
+
+def test_a_lane_that_ends_with_a_whole_turn_ends_at_its_next_visit() -> None:
+    order = EpochOrder(LaneVisits(2, 2), batch_size=1, drop_remainder=False, exact=True)
+    assert play(order, [2, 5], 1, ahead=1, exact=True, seed=0) == [
+        ((0, 0),),
+        ((0, 1),),
+        ((1, 0),),
+        ((1, 1),),
+        ((1, 2),),
+        ((1, 3),),
+        ((1, 4),),
+    ]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_epoch_without_lanes_or_without_batches_is_finished_at_once(exact: bool) -> None:
+    assert EpochOrder(LaneVisits(0, 1), batch_size=4, drop_remainder=False, exact=exact).finished
+    assert EpochOrder(RangeVisits(0, 1), batch_size=4, drop_remainder=True, exact=exact).finished
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_nothing_is_merged_behind_an_error(exact: bool) -> None:
+    order = EpochOrder(LaneVisits(2, 1), batch_size=4, drop_remainder=False, exact=exact)
+    first, second = order.visit(), order.visit()
+    assert first is not None
+    assert second is not None
+    close(order, second, 3, 4)
+    first.error = GeneratorError("no")
+    first.closed = True
+    order.closed(first)
+    assert order.window == [first, second]
+    assert order.more
+
+
+def test_each_group_of_lanes_has_its_own_order() -> None:
+    visits = LaneVisits(5, 3, groups=2)
+    visits.ended(2)
+    made = [visits.next(group) for group in (0, 0, 0, 1, 1, 1)]
+    assert [(turn.lane, turn.index, turn.batches) for turn in made if turn] == [
+        (0, 0, 3),
+        (4, 0, 3),
+        (0, 3, 3),
+        (1, 0, 3),
+        (3, 0, 3),
+        (1, 3, 3),
+    ]
+    for lane in (1, 3):
+        visits.ended(lane)
+    assert visits.next(1) is None
+    assert not visits.exhausted
+    for lane in (0, 4, 4):
+        visits.ended(lane)
+    assert visits.exhausted
+
+
+@pytest.mark.parametrize(("batches", "ranges"), [(0, []), (5, [(0, 2), (2, 2), (4, 1)]), (4, [(0, 2), (2, 2)])])
+def test_an_indexable_epoch_is_cut_into_ranges_of_a_turn(batches: int, ranges: list[tuple[int, int]]) -> None:
+    visits = RangeVisits(batches, 2)
+    made = []
+    while not visits.exhausted:
+        turn = visits.next()
+        made.append((turn.index, turn.batches))
+    assert made == ranges

@@ -1,0 +1,321 @@
+"""However it ends, nothing hangs over 2 s, nothing is left behind, and the daemon serves the next trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Daemon, Serve
+
+import penstock
+
+FEED = """
+    import os
+    import time
+    import numpy as np
+    from penstock_server import Feed
+
+    def numbers(split, delay=0.0):
+        for i in range(1000):
+            if delay:
+                time.sleep(delay)
+            yield np.full((64, 64), i, "float32"), np.int64(1000 * split + i)
+
+    def stuck(split):
+        yield np.zeros((64, 64), "float32"), np.int64(0)
+        if split == 0:
+            yield np.zeros((64, 64), "float32"), np.int64(1)
+        time.sleep(3600)
+
+    def dying(split):
+        for i in range(40):
+            if split == 1 and i == 20:
+                os.kill(os.getpid(), 9)
+            yield np.zeros((64, 64), "float32"), np.int64(i)
+
+    feed = Feed(numbers, splits=range(4), batch_size=8, turn=1)
+    stalled = Feed(stuck, splits=range(2), batch_size=1, turn=1, lanes=2)
+    killed = Feed(dying, splits=range(4), batch_size=4, turn=1, lanes=4)
+"""
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["local", "tcp"])
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def streams(daemon: Daemon) -> int:
+    return daemon.stderr().count("reads it") - daemon.stderr().count("is gone")
+
+
+class Trainer:
+    """A trainer in a process of its own."""
+
+    def __init__(self, url: str, body: str, tmp_path: Path, transport: str = "auto") -> None:
+        script = tmp_path / "trainer.py"
+        script.write_text(
+            "import os, signal, sys, time\nimport tensorflow as tf\nimport penstock\n"
+            f"dataset = penstock.dataset({url!r}, transport={transport!r})\n"
+            + textwrap.dedent(body)
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait_for(self, line: str) -> None:
+        assert self.process.stdout is not None
+        for said in self.process.stdout:
+            if said.strip() == line:
+                return
+        raise AssertionError(f"the trainer ended:\n{self.process.communicate()[1]}")
+
+    def ends_within(self, seconds: float) -> tuple[int, str]:
+        try:
+            _, stderr = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            _, stderr = self.process.communicate()
+            raise AssertionError(f"the trainer hangs:\n{stderr}") from None
+        return self.process.returncode, stderr
+
+
+LOOP = """
+for i, batch in enumerate(dataset):
+    if i == 3:
+        print("training", flush=True)
+    time.sleep(0.01)
+"""
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("name", ["feed", "stalled"])
+def test_ctrl_c_ends_a_trainer_at_once_even_while_it_waits_for_data(
+    serve: Serve, tmp_path: Path, name: str, transport: str
+) -> None:
+    daemon = serve(FEED, name)
+    body = LOOP if name == "feed" else LOOP.replace("i == 3", "i == 0")
+    trainer = Trainer(daemon.url, body, tmp_path, transport)
+    trainer.wait_for("training")
+    time.sleep(0.5)
+    trainer.process.send_signal(signal.SIGINT)
+    status, stderr = trainer.ends_within(2 + 1)  # the interpreter's own end, with TensorFlow, takes some of it
+    assert status != 0
+    assert "KeyboardInterrupt" in stderr
+    assert within(2, lambda: streams(daemon) == 0)
+
+
+@TRANSPORTS
+def test_after_a_killed_trainer_the_daemon_serves_the_next(serve: Serve, tmp_path: Path, transport: str) -> None:
+    daemon = serve(FEED, "feed")
+    trainer = Trainer(daemon.url, LOOP, tmp_path, transport)
+    trainer.wait_for("training")
+    trainer.process.kill()
+    trainer.ends_within(2)
+    if transport == "local":  # over TCP it is noticed after 30 s of silence
+        assert within(2, lambda: streams(daemon) == 0)
+    with penstock.connect(daemon.url, transport=transport) as connection:
+        assert sum(len(n) for _, n in connection.batches()) == 4000
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["pass", "iterator = iter(dataset); next(iterator)", "sys.exit(0)", "raise SystemExit", "other = penstock.dataset"],
+)
+def test_an_interpreter_ends_with_an_open_dataset(serve: Serve, tmp_path: Path, ending: str) -> None:
+    daemon = serve(FEED, "feed")
+    body = "for batch in dataset.take(3): pass\niterator = iter(dataset.prefetch(4)); next(iterator)\n"
+    trainer = Trainer(daemon.url, body + "print('ending', flush=True)\n" + ending, tmp_path)
+    trainer.wait_for("ending")
+    status, stderr = trainer.ends_within(3)
+    assert status == 0, stderr
+    assert "Traceback" not in stderr
+    assert within(2, lambda: streams(daemon) == 0)
+
+
+def test_an_exception_in_the_training_step_ends_the_trainer_with_it(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve(FEED, "feed")
+    body = "for i, batch in enumerate(dataset.prefetch(2)):\n    if i == 5:\n        print('now', flush=True)\n        1 / 0\n"
+    trainer = Trainer(daemon.url, body, tmp_path)
+    trainer.wait_for("now")
+    status, stderr = trainer.ends_within(3)
+    assert status == 1
+    assert "ZeroDivisionError" in stderr
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("name", ["feed", "stalled"])
+def test_break_and_del_return_at_once(serve: Serve, tf: Any, name: str, transport: str) -> None:
+    daemon = serve(FEED, name)
+    with penstock.connect(daemon.url, transport=transport) as connection:
+        for dataset in (connection.dataset(), connection.dataset().prefetch(4), connection.dataset().shuffle(1)):
+            for _ in dataset:
+                start = time.monotonic()
+                break
+            assert time.monotonic() - start < 2
+            if name == "stalled":
+                break  # its workers sleep for an hour: another epoch would have no first batch
+        start = time.monotonic()
+        iterator = iter(connection.dataset())
+        if name == "feed":
+            next(iterator)
+        del iterator, dataset
+        assert time.monotonic() - start < 2
+        start = time.monotonic()
+    assert time.monotonic() - start < 2
+
+
+@TRANSPORTS
+def test_sigterm_to_the_daemon_is_an_error_at_the_trainer_never_an_end(serve: Serve, tf: Any, transport: str) -> None:
+    daemon = serve(FEED, "feed")
+    with penstock.connect(daemon.url, transport=transport) as connection:
+        with pytest.raises(tf.errors.OpError, match="the daemon was stopped"):
+            for i, _ in enumerate(connection.dataset()):
+                if i == 2:
+                    assert daemon.stop() == 0
+        assert isinstance(connection.error, penstock.DaemonStopped)
+
+
+def test_a_killed_daemon_is_an_error_at_the_trainer(serve: Serve, tf: Any) -> None:
+    daemon = serve(FEED, "feed")
+    with penstock.connect(daemon.url) as connection:
+        start = time.monotonic()
+        with pytest.raises(tf.errors.OpError, match="connection|daemon"):
+            for i, _ in enumerate(connection.dataset()):
+                if i == 2:
+                    daemon.process.kill()
+                    daemon.process.wait()
+                    start = time.monotonic()
+        assert time.monotonic() - start < 2
+        assert isinstance(connection.error, penstock.ConnectionLost)
+    daemon.stop()
+
+
+@TRANSPORTS
+def test_a_worker_that_dies_is_an_error_at_the_trainer_and_the_daemon_goes_on(serve: Serve, transport: str) -> None:
+    daemon = serve(FEED, "killed", "feed")
+    with penstock.connect(daemon.urls["killed"], transport=transport) as connection:
+        start = time.monotonic()
+        with pytest.raises(penstock.WorkerDied, match="was killed by SIGKILL") as caught:
+            list(connection.batches())
+        assert time.monotonic() - start < 10
+        assert caught.value.worker in (0, 1)
+    with penstock.connect(daemon.urls["feed"], transport=transport) as connection:
+        assert sum(len(n) for _, n in connection.batches()) == 4000
+    assert within(5, lambda: len(daemon.workers()) == 2)
+
+
+def test_a_worker_killed_from_outside_is_an_error_for_the_streams_it_worked_for(serve: Serve) -> None:
+    daemon = serve(FEED, "feed")
+    with penstock.connect(daemon.url) as connection:
+        batches = connection.batches()
+        next(batches)
+        daemon.workers()[0].kill()
+        with pytest.raises(penstock.WorkerDied):
+            list(batches)
+    assert within(10, lambda: len(daemon.workers()) == 2)
+    with penstock.connect(daemon.url) as connection:
+        assert sum(len(n) for _, n in connection.batches()) == 4000
+
+
+def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: Serve) -> None:
+    daemon = serve(FEED, "feed")
+    with penstock.connect(daemon.url) as connection:
+        batches = connection.batches()
+        seen = [int(next(batches)[1][0])]
+        ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+        inherited = {name for name in ours if name.startswith("socket:")}
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                left = set()
+                for fd in os.listdir("/proc/self/fd"):
+                    try:
+                        left.add(os.readlink(f"/proc/self/fd/{fd}"))
+                    except OSError:
+                        pass
+                os.write(write, str(len(left & inherited)).encode())
+                try:
+                    next(batches)
+                    os.write(write, b" data")
+                except penstock.PenstockError:
+                    os.write(write, b" closed")
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        seen += [int(n[0]) for _, n in batches]
+    assert said == "0 closed"
+    assert len(seen) == 500
+    assert within(2, lambda: streams(daemon) == 0)
+
+
+def test_a_living_child_of_a_killed_trainer_does_not_hold_its_slots(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve(FEED, "feed")
+    body = """
+import subprocess
+child = os.fork()
+if child == 0:
+    time.sleep(30)
+    os._exit(0)
+for i, batch in enumerate(dataset):
+    if i == 3:
+        print("training", flush=True)
+        print(child, flush=True)
+        time.sleep(60)
+"""
+    trainer = Trainer(daemon.url, body, tmp_path)
+    trainer.wait_for("training")
+    assert trainer.process.stdout is not None
+    child = psutil.Process(int(trainer.process.stdout.readline()))
+    try:
+        trainer.process.kill()
+        assert within(2, lambda: streams(daemon) == 0)
+        assert child.is_running()
+    finally:
+        child.kill()
+        trainer.ends_within(5)
+
+
+def test_a_second_iterator_takes_over_and_the_first_one_says_so(serve: Serve) -> None:
+    daemon = serve(FEED, "feed")
+    with penstock.connect(daemon.url) as connection:
+        first = connection.batches()
+        next(first)
+        second = connection.batches()
+        next(second)
+        with pytest.raises(penstock.StreamClosed, match="newer"):
+            next(first)
+        assert sum(1 for _ in second) == 499
+
+
+def test_after_close_iterating_raises(serve: Serve) -> None:
+    daemon = serve(FEED, "feed")
+    connection = penstock.connect(daemon.url)
+    batches = connection.batches()
+    kept = next(batches)
+    connection.close()
+    with pytest.raises(penstock.StreamClosed):
+        next(batches)
+    assert (kept[0][0] == 0).all(), "what was handed over stays"
+    connection.close()
+    assert streams(daemon) == 1, "its slots are still in use"
+    del kept, batches, connection
+    assert within(3, lambda: streams(daemon) == 0)

@@ -1,0 +1,126 @@
+"""The element spec and the slab's layout alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
+from penstock_proto.layout import ALIGN, HEADER, aligned, batch_spec, default_turn, fixed_layout, is_fixed, lay_out
+
+
+def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:
+    sample = ({"y": np.zeros((2, 3), "f4"), "x": 1}, (True, 2.5), np.uint8(3), [1, 2])
+    assert spec.infer(sample) == TupleSpec(
+        (
+            DictSpec(("x", "y"), (Leaf("int64", ()), Leaf("float32", (2, 3)))),
+            TupleSpec((Leaf("bool", ()), Leaf("float64", ()))),
+            Leaf("uint8", ()),
+            Leaf("int64", (2,)),
+        )
+    )
+
+
+def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
+    assert spec.infer(np.zeros(2, ">f4")) == Leaf("float32", (2,))
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ("text", "text and bytes cannot be served yet"),
+        ({"a": (1, b"x")}, r"sample\['a'\]\[1\].*text and bytes"),
+        (np.array([None]), "object.*yield numeric arrays"),
+        (None, "dtype object"),
+        (np.ma.masked_array([1, 2], [0, 1]), r"masked array.*\.filled"),
+        (np.datetime64("2026-01-01"), "astype"),
+        ({1: 2}, "keys that are no text"),
+        ([[1], [1, 2]], "pad them"),
+        ((), "0 leaves"),
+        (np.zeros((1,) * 17), "17 dimensions"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_served_is_refused_with_what_to_do(sample: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        spec.infer(sample)
+
+
+def test_flatten_and_unflatten_are_inverse_whatever_the_order_of_keys() -> None:
+    tree = spec.infer({"b": 1, "a": (2, 3)})
+    flat = spec.flatten(tree, {"a": (20, 30), "b": 10})
+    assert flat == [20, 30, 10]
+    assert spec.unflatten(tree, flat) == {"a": (20, 30), "b": 10}
+
+
+@pytest.mark.parametrize("sample", [(1,), (1, 2, 3), [1, 2], {"a": 1}, 7])
+def test_another_structure_is_refused(sample: Any) -> None:
+    with pytest.raises(SpecError, match="tuple of 2.*same structure"):
+        spec.flatten(spec.infer((1, 2)), sample)
+
+
+@pytest.mark.parametrize("sample", [{}, {"a": 1, "b": 2}, {"b": 1}, (1,)])
+def test_other_keys_are_refused(sample: Any) -> None:
+    with pytest.raises(SpecError, match=r"keys \['a'\].*same structure"):
+        spec.flatten(spec.infer({"a": 1}), sample)
+
+
+def test_the_batch_dimension_is_known_only_when_the_remainder_is_dropped() -> None:
+    sample = TupleSpec((Leaf("uint8", (4, 5)), Leaf("int64", ())))
+    assert batch_spec(sample, 8, False) == TupleSpec((Leaf("uint8", (None, 4, 5)), Leaf("int64", (None,))))
+    assert batch_spec(sample, 8, True) == TupleSpec((Leaf("uint8", (8, 4, 5)), Leaf("int64", (8,))))
+    assert batch_spec(sample, None, False) == sample
+
+
+def test_only_batches_of_one_shape_are_fixed() -> None:
+    assert is_fixed(Leaf("uint8", (3,)), 4)
+    assert not is_fixed(Leaf("uint8", (None,)), 4)
+    assert not is_fixed(Leaf("uint8", (3,)), None)
+
+
+leaves = st.tuples(
+    st.sampled_from(["bool", "uint8", "int16", "float32", "float64", "complex128"]),
+    st.lists(st.integers(0, 7), max_size=3),
+)
+
+
+@given(st.lists(leaves, min_size=1, max_size=6))
+def test_leaves_lie_aligned_behind_the_header_and_never_overlap(parts: list[tuple[str, list[int]]]) -> None:
+    layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts])
+    end = HEADER
+    for place in layout.places:
+        assert place.offset % ALIGN == 0
+        assert place.offset >= end
+        end = place.offset + place.nbytes
+    assert layout.stride >= end
+    assert layout.stride % ALIGN == 0
+
+
+@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 5))
+def test_views_of_a_batch_hold_what_is_written_to_them(parts: list[tuple[str, list[int]]], batch: int) -> None:
+    layout = fixed_layout(TupleSpec(tuple(Leaf(dtype, tuple(shape)) for dtype, shape in parts)), batch)
+    buffer = np.zeros(2 * layout.stride, np.uint8)
+    written = []
+    for view, (dtype, shape) in zip(layout.views(buffer, layout.stride), parts, strict=True):
+        assert view.shape == (batch, *shape)
+        values = np.arange(view.size).reshape(view.shape).astype(dtype)
+        view[...] = values
+        written.append(values)
+    assert not buffer[: layout.stride + HEADER].any()
+    for view, values in zip(layout.views(buffer, layout.stride), written, strict=True):
+        np.testing.assert_array_equal(view, values)
+
+
+def test_a_turn_makes_about_a_mebibyte() -> None:
+    assert default_turn(64) == 256
+    assert default_turn(100 * 1024) == 10
+    assert default_turn(1 << 20) == 1
+    assert default_turn(1 << 30) == 1
+
+
+def test_sizes_round_up_to_the_alignment() -> None:
+    assert [aligned(n) for n in (0, 1, 63, 64, 65)] == [0, 64, 64, 64, 128]

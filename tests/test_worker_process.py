@@ -1,0 +1,662 @@
+"""A real worker process, with the test in the daemon's place at the other end of the socketpair."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+import pytest
+
+from penstock_proto import codec, errors, layout, seqpacket
+from penstock_proto import messages as m
+from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaf_list
+
+T = TypeVar("T", bound=m.Message)
+
+FEEDS = """
+import os, random, sys, time
+import numpy as np
+from penstock_server import Feed, Leaf, TupleSpec
+
+def counted(split):
+    number, length = split
+    for i in range(length):
+        yield np.full(3, number, np.float32), i
+
+def slow(split):
+    for i in range(2000):
+        time.sleep(0.004)
+        yield np.int64(i)
+
+def breaks(split):
+    for i in range(6):
+        yield np.int64(i)
+    raise ValueError(f"no pixels in {split}")
+
+def changes(split):
+    yield np.zeros(3, np.float32)
+    yield np.zeros(3, np.float32)
+    yield np.zeros(3, np.float64)
+
+def ready(split):
+    for rows in (2, 5000, 3):
+        yield {"x": np.full((rows, 4), rows, np.int32), "n": rows}
+
+def empty(split):
+    return iter(())
+
+def no_yield(split):
+    split + 1
+
+def returns_a_list(split):
+    return [1, 2]
+
+def noisy(split):
+    print("printed by user code")
+    input_was = sys.stdin.read()
+    yield len(input_was)
+
+def leaves(split):
+    sys.exit(3)
+    yield 1
+
+def cleans_up(split):
+    try:
+        while True:
+            yield np.int64(1)
+    finally:
+        with open(os.environ["MARK"], "a") as mark:
+            mark.write(f"closed {split};")
+
+def sharded(shard, epoch):
+    yield np.array([*shard, epoch])
+
+def none():
+    return []
+
+def broken_list():
+    raise FileNotFoundError("no such folder")
+
+class Source:
+    def __len__(self):
+        return 7
+    def __getitem__(self, i):
+        if i == 6:
+            raise KeyError("six")
+        return np.int64(10 * i)
+
+class Empty(Source):
+    def __len__(self):
+        return 0
+
+splits = [(0, 5), (1, 0), (2, 4), (3, 2)]
+feed = Feed(counted, splits=lambda: splits, batch_size=2, lanes=2)
+declared = Feed(counted, splits=splits, batch_size=2, spec=TupleSpec((Leaf("float32", (3,)), Leaf("int16", ()))))
+slow_feed = Feed(slow, splits=[0, 1], batch_size=2)
+broken = Feed(breaks, splits=["a.h5"], batch_size=2)
+changing = Feed(changes, splits=["a"], batch_size=2)
+whole = Feed(ready, splits=["a", "b"], batch_size=None)
+yields_nothing = Feed(empty, splits=[1, 2], batch_size=2)
+forgets = Feed(no_yield, splits=[1], batch_size=2)
+lists = Feed(returns_a_list, splits=[1], batch_size=2)
+noise = Feed(noisy, splits=[1], batch_size=1)
+exits = Feed(leaves, splits=[1], batch_size=1)
+cleaning = Feed(cleans_up, splits=["s"], batch_size=1)
+shards = Feed(sharded, batch_size=1, lanes=3)
+no_splits = Feed(counted, splits=none, batch_size=1)
+no_list = Feed(counted, splits=broken_list, batch_size=1)
+unpicklable = Feed(counted, splits=[lambda: 1], batch_size=1, spec=Leaf("int64", ()))
+source = Feed(Source(), batch_size=3)
+no_items = Feed(Empty(), batch_size=3)
+objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
+"""
+
+
+class Worker:
+    """A worker process; this end of its socketpair; and one segment of shared memory."""
+
+    def __init__(self, folder: Path, feeds: list[str], environment: dict[str, str]) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(20)
+        command = [
+            sys.executable,
+            "-m",
+            "penstock_server.worker",
+            "--fd",
+            str(theirs.fileno()),
+            "--number",
+            "3",
+            *feeds,
+        ]
+        self.stderr = folder / "stderr"
+        with theirs, self.stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **environment},
+            )
+        self.fd = -1
+        self.memory: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+        self.specs: dict[str, Spec] = {}
+
+    def send(self, message: m.ToWorker, fd: int | None = None) -> None:
+        seqpacket.send(self.socket, codec.encode(message), fd)
+
+    def receive(self, kind: type[T]) -> T:
+        data, fd = seqpacket.receive(self.socket)
+        if fd is not None:
+            if self.fd >= 0:
+                os.close(self.fd)
+            self.fd = fd
+        assert data, f"the worker ended:\n{self.stderr.read_text()}"
+        message = codec.from_worker(data)
+        assert isinstance(message, kind), message
+        return message
+
+    def failure(self) -> m.ErrorReport:
+        """The error of the run; parts of its turn may come before."""
+        while True:
+            data, _ = seqpacket.receive(self.socket)
+            message = codec.from_worker(data)
+            if isinstance(message, m.RunFailed):
+                return message.error
+            assert isinstance(message, m.Made), message
+            assert not message.last, message
+
+    def nothing_comes(self) -> bool:
+        return not select.select([self.socket], [], [], 0.05)[0]
+
+    def map(self, nbytes: int, segment: int = 1) -> None:
+        fd = os.memfd_create("penstock-test", os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        self.memory = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        self.send(m.Segment(segment, nbytes), fd)
+        os.close(fd)
+
+    def list(self, feed: str, epoch: int = 0) -> m.SplitsListed:
+        """List the splits, and give the worker the list as number 1."""
+        self.send(m.ListSplits(run=1000, feed=feed, epoch=epoch))
+        listed = self.receive(m.SplitsListed)
+        if listed.spec is not None:
+            self.specs[feed] = listed.spec
+        if listed.count:
+            self.send(m.SplitList(1, listed.nbytes), self.fd)
+        return listed
+
+    def start(self, feed: str, run: int = 1, lane: int = 0, epoch: int = 0, record: bytes = b"") -> None:
+        self.send(m.StartRun(run=run, feed=feed, epoch=epoch, lane=lane, splits=1, record=record))
+
+    def fill(
+        self, run: int = 1, ticket: int = 1, index: int = 0, batches: int = 1, offset: int = 0, nbytes: int = 4096
+    ) -> None:
+        self.send(m.Fill(run, ticket, index, batches, 1, offset, nbytes))
+
+    def batches(self, feed: str, batch_size: int, count: int, offset: int = 0) -> list[tuple[list[int], list[Any]]]:
+        """Header and leaves of consecutive batches."""
+        places = layout.fixed_layout(self.specs[feed], batch_size)
+        found = []
+        for start in range(offset, offset + count * places.stride, places.stride):
+            header = self.memory[start : start + 32].view(np.int64).tolist()
+            found.append((header, [leaf[: header[0]].tolist() for leaf in places.views(self.memory, start)]))
+        return found
+
+    def wait(self, timeout: float = 5) -> int:
+        return self.process.wait(timeout)
+
+    def close(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+        self.socket.close()
+        try:
+            self.process.wait(2)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            if self.fd >= 0:
+                os.close(self.fd)
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Start]:
+    """`worker("feed", "source")`: a worker that has imported these feeds of FEEDS."""
+    workers: list[Worker] = []
+    (tmp_path / "feeds.py").write_text(FEEDS)
+
+    def start(*feeds: str, imported: bool = True) -> Worker:
+        targets = [feed if ":" in feed else f"feeds.py:{feed}" for feed in feeds]
+        started = Worker(tmp_path, targets, {"MARK": str(tmp_path / "mark")})
+        workers.append(started)
+        if imported:
+            started.receive(m.Imported)
+            started.map(1 << 20)
+        return started
+
+    yield start
+    for each in workers:
+        each.close()
+
+
+# --- start ---
+
+
+def test_it_says_what_it_serves(worker: Start) -> None:
+    started = worker("feed", "source", imported=False)
+    imported = started.receive(m.Imported)
+    assert [plan.name for plan in imported.feeds] == ["feed", "source"]
+    assert imported.feeds[1].length == 7
+    assert imported.imports_seconds < 10
+    assert not imported.tensorflow
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (["feeds.py:missing"], "no attribute 'missing'"),
+        (["not_there:feed"], "there is no module 'not_there'"),
+        (["feed", "feed"], "two feeds have the name 'feed'"),
+    ],
+    ids=["no attribute", "no module", "twice"],
+)
+def test_it_says_why_it_cannot_start_and_ends(worker: Start, targets: list[str], message: str) -> None:
+    started = worker(*targets, imported=False)
+    error = started.receive(m.StartFailed).error
+    assert error.kind == "StartError"
+    assert message in error.message
+    assert started.wait() == 1
+
+
+# --- splits and spec ---
+
+
+def test_the_first_listing_tells_the_spec(worker: Start) -> None:
+    started = worker("feed")
+    listed = started.list("feed")
+    assert (listed.count, listed.sample_nbytes) == (4, 20)
+    assert listed.spec == TupleSpec((Leaf("float32", (3,)), Leaf("int64", ())))
+    again = started.list("feed", epoch=1)
+    assert (again.spec, again.digest) == (None, listed.digest)
+
+
+def test_a_declared_spec_needs_no_sample(worker: Start) -> None:
+    listed = worker("declared").list("declared")
+    assert (listed.spec, listed.sample_nbytes) == (None, 14)
+
+
+def test_the_list_is_sealed_and_read_by_other_workers(worker: Start) -> None:
+    first, second = worker("feed"), worker("feed")
+    listed = first.list("feed")
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(first.fd, 0)
+    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.StartRun(1, "feed", 0, 0, 1, spec=listed.spec))
+    second.specs = first.specs
+    second.fill()
+    assert second.receive(m.Made).rows == 2
+    assert second.batches("feed", 2, 1) == [([2, 0, 0, 0], [[[0.0] * 3] * 2, [0, 1]])]
+    second.send(m.ForgetSplits(1))
+
+
+@pytest.mark.parametrize(
+    ("feed", "kind", "message"),
+    [
+        ("no_splits", "FeedError", "there are no splits to read: none returned none. Does a path or a pattern match"),
+        ("no_list", "GeneratorError", "broken_list, which lists the splits, raised FileNotFoundError: no such folder"),
+        ("unpicklable", "FeedError", "split 0 of 1 cannot be pickled"),
+        ("yields_nothing", "FeedError", "all of its 2 splits were read, and none yielded a sample"),
+        ("forgets", "GeneratorError", "no_yield returned None, which is no iterator: did you forget to `yield`"),
+        ("lists", "GeneratorError", "returns_a_list returned [1, 2], which is no iterator: `yield` samples one by one"),
+        ("no_items", "FeedError", "the indexable object has no items"),
+        ("objects", "SpecError", "dtype object, which cannot be served"),
+    ],
+)
+def test_what_cannot_be_read_is_found_at_the_start(worker: Start, feed: str, kind: str, message: str) -> None:
+    started = worker(feed)
+    started.send(m.ListSplits(run=5, feed=feed, epoch=0))
+    failed = started.receive(m.RunFailed)
+    assert failed.run == 5
+    assert failed.error.kind == kind
+    assert message in failed.error.message
+    assert (failed.error.feed, failed.error.worker) == (feed, 3)
+
+
+def test_a_generator_that_divides_itself_has_a_split_for_each_lane(worker: Start) -> None:
+    started = worker("shards")
+    assert started.list("shards").count == 3
+    started.start("shards", lane=2, epoch=4)
+    started.fill()
+    started.receive(m.Made)
+    assert started.batches("shards", 1, 1)[0][1] == [[[2, 3, 4]]]
+
+
+# --- turns ---
+
+
+def test_a_lane_fills_its_turns_and_says_what_is_left_over(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed", lane=0, epoch=1)
+    started.fill(ticket=1, batches=2)
+    started.fill(ticket=2, index=2, batches=3, offset=8192)
+    started.fill(ticket=3, index=5, batches=3, offset=8192)
+    made = started.receive(m.Made)
+    assert (made.ticket, made.first, made.batches, made.rows, made.last, made.ended) == (1, 0, 2, 4, True, False)
+    assert made.record
+    ended = started.receive(m.Made)
+    assert (ended.ticket, ended.batches, ended.rows, ended.ended, ended.leftover) == (2, 2, 4, True, 1)
+    after = started.receive(m.Made)
+    assert (after.ticket, after.batches, after.last, after.ended, after.leftover) == (3, 0, True, True, 1)
+    batches = [*started.batches("feed", 2, 2), *started.batches("feed", 2, 2, 8192)]
+    assert [header for header, _ in batches] == [[2, 1, 0, 0], [2, 1, 0, 1], [2, 1, 0, 2], [2, 1, 0, 3]]
+    assert [leaves[1] for _, leaves in batches] == [[0, 1], [2, 3], [4, 0], [1, 2]]
+    assert batches[2][1][0] == [[0.0] * 3, [2.0] * 3]
+
+
+def test_leftovers_of_several_lanes_meet_in_one_batch(worker: Start) -> None:
+    started = worker("declared")
+    started.specs["declared"] = TupleSpec((Leaf("float32", (3,)), Leaf("int16", ())))
+    started.list("declared")
+    for lane in (0, 1, 3):
+        started.start("declared", run=lane, lane=lane)
+        started.fill(run=lane, ticket=lane, batches=3, offset=4096)
+        ended = started.receive(m.Made)
+        assert (ended.ended, ended.leftover) == (True, (5, 0, 4, 2)[lane] % 2)
+    write = m.WriteRows(run=0, ticket=9, segment=1, offset=0, nbytes=4096, start=0, count=1, row=1, rows=2, index=4)
+    started.send(write)
+    assert started.receive(m.RowsWritten) == m.RowsWritten(0, 9)
+    ((header, leaves),) = started.batches("declared", 2, 1)
+    assert header == [2, 0, layout.TAIL_LANE, 4]
+    assert leaves[1][1] == 4
+
+
+def test_a_run_goes_on_from_its_record_in_another_worker(worker: Start) -> None:
+    first, second = worker("feed"), worker("feed")
+    listed = first.list("feed")
+    first.start("feed")
+    first.fill(batches=2)
+    record = first.receive(m.Made).record
+    second.specs = first.specs
+    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.StartRun(1, "feed", 0, 0, 1, record, listed.spec))
+    second.fill(index=2)
+    assert second.receive(m.Made).batches == 1
+    assert second.batches("feed", 2, 1)[0][1][1] == [4, 0]
+
+
+def test_a_slow_turn_is_handed_over_in_parts(worker: Start) -> None:
+    started = worker("slow_feed")
+    started.list("slow_feed")
+    started.start("slow_feed")
+    started.fill(batches=10)
+    parts = [started.receive(m.Made)]
+    while not parts[-1].last:
+        parts.append(started.receive(m.Made))
+    assert 3 <= len(parts) <= 10
+    assert [part.first for part in parts] == [sum(p.batches for p in parts[:i]) for i in range(len(parts))]
+    assert sum(part.batches for part in parts) == 10
+    assert all(part.record for part in parts if part.batches)
+
+
+def test_a_dropped_run_ends_between_two_batches(worker: Start, tmp_path: Path) -> None:
+    started = worker("slow_feed", "cleaning")
+    started.list("slow_feed")
+    started.start("slow_feed")
+    started.fill(ticket=1, batches=50, nbytes=1 << 16)
+    started.fill(ticket=2, index=50, batches=50, nbytes=1 << 16)
+    assert not started.receive(m.Made).last
+    started.send(m.DropRun(1))
+    last = {}
+    while len(last) < 2:
+        made = started.receive(m.Made)
+        if made.last:
+            last[made.ticket] = made
+    assert [(made.batches, made.ended) for made in last.values()] == [(0, False)] * 2
+    assert started.nothing_comes()
+
+    started.list("cleaning")
+    started.start("cleaning", run=2)
+    started.fill(run=2)
+    started.receive(m.Made)
+    started.send(m.DropRun(2))
+    started.list("slow_feed")
+    assert "closed s;closed s;" in (tmp_path / "mark").read_text()
+
+
+def test_an_indexable_source_makes_any_batch(worker: Start) -> None:
+    started = worker("source")
+    listed = started.list("source")
+    assert (listed.count, listed.spec, listed.sample_nbytes) == (0, Leaf("int64", ()), 8)
+    started.send(m.StartRun(1, "source", 0, 0, 0))
+    started.fill(index=1)
+    assert started.receive(m.Made).rows == 3
+    assert started.batches("source", 3, 1) == [([3, 0, 0, 1], [[30, 40, 50]])]
+    started.fill(ticket=2, index=3)
+    made = started.receive(m.Made)
+    assert (made.batches, made.last, made.ended, made.leftover) == (0, True, True, 0)
+    started.fill(ticket=3, index=2)
+    error = started.receive(m.RunFailed).error
+    assert "reading item 6 raised KeyError: 'six'" in error.message
+    assert error.split == "item 6"
+
+
+def test_a_batch_that_is_too_large_waits_for_room_and_lets_others_by(worker: Start) -> None:
+    started = worker("whole", "feed")
+    listed = started.list("whole")
+    assert listed.spec == DictSpec(("n", "x"), (Leaf("int64", ()), Leaf("int32", (None, 4))))
+    assert listed.sample_nbytes == 8 + 2 * 16
+    started.start("whole", run=1, lane=0)
+    started.start("whole", run=2, lane=1)
+    started.fill(run=1, ticket=1, index=0)
+    assert started.receive(m.Made).shapes == ((), (2, 4))
+    started.fill(run=1, ticket=2, index=1)
+    started.fill(run=1, ticket=3, index=2)
+    started.fill(run=2, ticket=4, index=0)
+    need = started.receive(m.NeedRoom)
+    assert (need.run, need.ticket) == (1, 2)
+    assert need.nbytes == layout.lay_out(["int64", "int32"], [(), (5000, 4)]).stride
+    made = started.receive(m.Made)
+    assert (made.run, made.ticket, made.rows) == (2, 4, 2)
+    started.fill(run=1, ticket=2, index=1, nbytes=need.nbytes, offset=65536)
+    made = started.receive(m.Made)
+    assert (made.ticket, made.rows, made.shapes, made.last) == (2, 5000, ((), (5000, 4)), True)
+    places = layout.lay_out([leaf.dtype for leaf in leaf_list(listed.spec)], made.shapes)
+    count, x = places.views(started.memory, 65536)
+    assert (int(count), x.shape, bool(np.all(x == 5000))) == (5000, (5000, 4), True)
+    assert started.memory[65536 : 65536 + 32].view(np.int64).tolist() == [5000, 0, 0, 1]
+    assert started.receive(m.Made).ticket == 3
+    started.fill(run=1, ticket=5, index=3)
+    ended = started.receive(m.Made)
+    assert (ended.batches, ended.last, ended.ended, ended.leftover) == (0, True, True, 0)
+
+
+def test_a_dropped_run_that_waits_for_room_answers_its_tickets(worker: Start) -> None:
+    started = worker("whole")
+    started.list("whole")
+    started.start("whole")
+    for ticket in range(3):
+        started.fill(ticket=ticket, index=ticket)
+    started.receive(m.Made)
+    started.receive(m.NeedRoom)
+    started.send(m.DropRun(1))
+    assert [started.receive(m.Made).ticket for _ in range(2)] == [1, 2]
+    assert started.nothing_comes()
+
+
+# --- errors in user code ---
+
+
+def test_an_exception_comes_with_the_users_own_traceback(worker: Start, tmp_path: Path) -> None:
+    started = worker("broken", "feed")
+    started.list("broken")
+    started.start("broken")
+    started.fill(ticket=1, batches=9)
+    started.fill(ticket=2, index=9)
+    error = started.failure().error()
+    assert isinstance(error, errors.GeneratorError)
+    assert error.message == "breaks raised ValueError: no pixels in a.h5"
+    assert (error.feed, error.worker, error.split) == ("broken", 3, "'a.h5'")
+    lines = (error.remote_traceback or "").splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    line = FEEDS.splitlines().index('    raise ValueError(f"no pixels in {split}")') + 1
+    assert lines[1].strip() == f'File "{tmp_path}/feeds.py", line {line}, in breaks'
+    assert lines[-1] == "ValueError: no pixels in a.h5"
+    assert "penstock_server" not in "\n".join(lines)
+
+    started.fill(ticket=3, index=9)
+    started.send(m.DropRun(1))
+    assert started.nothing_comes()
+    assert started.list("feed").count == 4  # it goes on serving
+
+
+def test_a_sample_that_changes_is_an_error_that_names_it(worker: Start) -> None:
+    started = worker("changing")
+    started.list("changing")
+    started.start("changing")
+    started.fill(batches=2)
+    error = started.failure()
+    assert error.kind == "SpecError"
+    assert "float64 array of shape (3,), but the feed's spec has float32[3] there" in error.message
+    assert "number 2 of its split" in error.message
+    assert (error.split, error.worker) == ("'a'", 3)
+
+
+def test_a_bad_record_fails_its_run_only(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed", run=7, record=b"\x80")
+    failed = started.receive(m.RunFailed)
+    assert failed.run == 7
+    assert "restart record" in failed.error.message
+    started.fill(run=7)
+    started.send(m.DropRun(7))
+    started.start("feed", run=8)
+    started.fill(run=8)
+    assert started.receive(m.Made).run == 8
+
+
+def test_what_user_code_prints_goes_to_the_log(worker: Start) -> None:
+    started = worker("noise")
+    started.list("noise")
+    started.send(m.Shutdown())
+    assert started.wait() == 0
+    assert "printed by user code" in started.stderr.read_text()
+
+
+def test_sys_exit_in_user_code_ends_the_process(worker: Start) -> None:
+    started = worker("exits")
+    started.send(m.ListSplits(1, "exits", 0))
+    assert started.wait() == 3
+
+
+# --- its end ---
+
+
+def test_shutdown_closes_generators_and_ends(worker: Start, tmp_path: Path) -> None:
+    started = worker("cleaning")
+    started.list("cleaning")
+    started.start("cleaning")
+    started.fill()
+    started.receive(m.Made)
+    started.send(m.Shutdown())
+    assert started.wait() == 0
+    assert (tmp_path / "mark").read_text() == "closed s;closed s;"
+
+
+def test_shutdown_does_not_wait_for_a_turn(worker: Start) -> None:
+    started = worker("slow_feed")
+    started.list("slow_feed")
+    started.start("slow_feed")
+    started.fill(batches=500, nbytes=1 << 16)
+    started.receive(m.Made)
+    started.send(m.Shutdown())
+    begun = time.monotonic()
+    assert started.wait() == 0
+    assert time.monotonic() - begun < 1.5
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_end_of_file_ends_it_at_once(worker: Start, busy: bool) -> None:
+    started = worker("slow_feed")
+    if busy:
+        started.list("slow_feed")
+        started.start("slow_feed")
+        started.fill(batches=500, nbytes=1 << 16)
+    started.socket.close()
+    begun = time.monotonic()
+    assert started.wait() == 0
+    assert time.monotonic() - begun < 1.5
+
+
+def test_ctrl_c_is_left_to_the_daemon(worker: Start) -> None:
+    started = worker("feed")
+    started.process.send_signal(signal.SIGINT)
+    assert started.list("feed").count == 4
+
+
+def test_it_dies_with_the_daemon_even_in_the_middle_of_user_code(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        textwrap.dedent("""
+        import time
+        from penstock_server import Feed
+        def splits():
+            print("stuck", flush=True)
+            time.sleep(60)
+        feed = Feed(lambda split: iter(()), splits=splits, batch_size=1)
+        """)
+    )
+    daemon = """
+import socket, subprocess, sys
+from penstock_proto import codec, messages, seqpacket
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+command = [sys.executable, "-m", "penstock_server.worker", "--fd", str(theirs.fileno()), "--number", "0", "stuck:feed"]
+worker = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+seqpacket.receive(ours)
+seqpacket.send(ours, codec.encode(messages.ListSplits(1, "feed", 0)))
+print(worker.pid, flush=True)
+worker.wait()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", daemon], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        assert parent.stderr.readline() == "stuck\n"
+        parent.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        worker.wait(2)
+    assert not worker.is_running()
+
+
+def test_segments_come_and_go(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed")
+    started.fill()
+    started.receive(m.Made)
+    mapped = Path(f"/proc/{started.process.pid}/maps")
+    assert "penstock-test" in mapped.read_text()
+    started.send(m.SegmentGone(1))
+    started.list("feed")
+    assert "penstock-test" not in mapped.read_text()
+    fds = os.listdir(f"/proc/{started.process.pid}/fd")
+    assert not [fd for fd in fds if "penstock-test" in os.readlink(f"/proc/{started.process.pid}/fd/{fd}")]
