@@ -45,7 +45,7 @@ def _left_behind(children: set[int], threads: set[int], fds: set[int]) -> str:
 
 def _is_ours(target: str) -> bool:
     """Whether the fd is pytest's own or that of a file that Python keeps open."""
-    return target.startswith(("/dev/", "/tmp/pytest-", "/proc/")) or "(deleted)" in target and "memfd" not in target
+    return target.startswith(("/dev/", "/tmp/pytest-", "/proc/")) or ("(deleted)" in target and "memfd" not in target)
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +148,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """
     daemons: list[Daemon] = []
 
-    def start(source: str, *feeds: str, ready: bool = True, env: dict[str, str] | None = None, **options: object) -> Daemon:
+    def start(
+        source: str, *feeds: str, ready: bool = True, env: dict[str, str] | None = None, **options: object
+    ) -> Daemon:
         number = len(daemons)
         folder = tmp_path / f"daemon{number}"
         folder.mkdir()

@@ -118,7 +118,7 @@ def slab(info: FeedInfo, *batches: object) -> Made:
 def numbers(
     count: int, *, rows: int = 4, width: int = 16, turn: int = 1, **more: object
 ) -> tuple[FeedInfo, Callable[[int], list[Made]]]:
-    """A feed of (x, y): x float32 (width,), y int64 (), `count` batches an epoch; batch i of epoch e is all 100 e + i."""
+    """A feed of (x, y): x float32 (width,), y int64 (), `count` batches an epoch, number i of epoch e all 100 e + i."""
     info = feed_info(infer((np.zeros(width, np.float32), np.int64(0))), rows, turn=turn, **more)
 
     def epoch(e: int) -> list[Made]:

@@ -103,8 +103,8 @@ def test_a_batch_larger_than_its_slot_makes_the_arena_grow(serve: Serve) -> None
         """
         import numpy as np
         from penstock_server import Feed
-        feed = Feed(lambda k: iter([np.full(k, k % 251, "uint8")] * 3), splits=[10, 100, 10**5, 3 * 10**6, 5, 9 * 10**6],
-                    batch_size=None, lanes=2)
+        sizes = [10, 100, 10**5, 3 * 10**6, 5, 9 * 10**6]
+        feed = Feed(lambda k: iter([np.full(k, k % 251, "uint8")] * 3), splits=sizes, batch_size=None, lanes=2)
         """,
         memory=400 * MIB,
     )

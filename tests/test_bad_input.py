@@ -61,8 +61,16 @@ GOOD = "feed = Feed(lambda s: iter([1]), splits=[1], batch_size=1)\n"
         ("feed = Feed(lambda: iter([1]), splits=[1], batch_size=1)\n", [], r"takes no split"),
         ("feed = Feed(lambda s: iter([1]), batch_size=1)\n", [], r"splits="),
         ("feed = Feed([], batch_size=1)\n", [], r"0|empty|nothing"),
-        ("def bad(s):\n    raise KeyError('the cause')\n    yield\nfeed = Feed(bad, splits=[1], batch_size=1)\n", [], r"the cause"),
-        ("a = Feed([1], batch_size=1, name='x')\nb = Feed([1], batch_size=1, name='x')\n", ["feeds.py:a", "feeds.py:b"], r"'x'"),
+        (
+            "def bad(s):\n    raise KeyError('the cause')\n    yield\nfeed = Feed(bad, splits=[1], batch_size=1)\n",
+            [],
+            r"the cause",
+        ),
+        (
+            "a = Feed([1], batch_size=1, name='x')\nb = Feed([1], batch_size=1, name='x')\n",
+            ["feeds.py:a", "feeds.py:b"],
+            r"'x'",
+        ),
         (GOOD, ["feeds.py:feed", "--bind", "tcp://256.0.0.1:5"], r"cannot listen on tcp://256"),
         (GOOD, ["feeds.py:feed", "--bind", "nonsense"], r"cannot listen on nonsense.*tcp://"),
         (GOOD, ["feeds.py:feed", "--memory", "lots"], r"lots.*500M"),
@@ -82,7 +90,9 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert f"cannot listen on {address}: the port is in use" in said
 
 
-def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_figure_works(tmp_path: Path, serve: Serve) -> None:
+def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_figure_works(
+    tmp_path: Path, serve: Serve
+) -> None:
     source = "feed = Feed(lambda s: iter([np.zeros(10**6, 'u1')] * 40), splits=[1, 2], batch_size=4)\n"
     said = refused(tmp_path, source, "feeds.py:feed", "--memory", "1M")
     needed = re.search(r"give --memory (\d+)", said)
@@ -105,7 +115,9 @@ def test_a_daemon_that_is_not_there_is_reported_with_the_address_tried() -> None
         penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=0.5)
 
 
-@pytest.mark.parametrize("url", ["tcp://127.0.0.1/train", "tcp://127.0.0.1:5555", "http://127.0.0.1:5555/x", "scenes.py", ""])
+@pytest.mark.parametrize(
+    "url", ["tcp://127.0.0.1/train", "tcp://127.0.0.1:5555", "http://127.0.0.1:5555/x", "scenes.py", ""]
+)
 def test_a_url_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(penstock.PenstockError, match=r"tcp://"):
         penstock.connect(url, timeout=0.5)
@@ -149,7 +161,9 @@ def test_a_client_says_so_when_the_daemon_speaks_another_version() -> None:
         context.term()
 
 
-CHANGING = HEAD + """
+CHANGING = (
+    HEAD
+    + """
 def changing(kind):
     for i in range(20):
         yield np.zeros(3, "f4"), i
@@ -173,9 +187,11 @@ def deep(split):
 
 good = Feed([1, 2, 3], batch_size=2)
 failing_feed = Feed(failing, splits=["a.h5", "b.h5"], batch_size=8, lanes=2, turn=1, name="failing")
-""" + "\n".join(
-    f"{kind.replace(' ', '_')} = Feed(changing, splits=[{kind!r}], batch_size=4)"
-    for kind in ["structure", "dtype", "shape", "object", "text", "masked", "nan for an int"]
+"""
+    + "\n".join(
+        f"{kind.replace(' ', '_')} = Feed(changing, splits=[{kind!r}], batch_size=4)"
+        for kind in ["structure", "dtype", "shape", "object", "text", "masked", "nan for an int"]
+    )
 )
 KINDS = {
     "structure": "tuple of 2.*same structure",
@@ -252,8 +268,11 @@ def test_tensorflow_raises_the_workers_error_with_its_text(serve: Serve, tf: Any
 
 
 def test_an_epoch_with_other_than_the_promised_samples_is_an_error_not_a_short_end(serve: Serve) -> None:
-    source = HEAD + "less = Feed(lambda s: iter(range(5)), splits=[1, 2], batch_size=4, samples=12)\n"
-    daemon = serve(source + "more = Feed(lambda s: iter(range(5)), splits=[1, 2], batch_size=4, samples=8)\n", "less", "more")
+    source = """
+less = Feed(lambda s: iter(range(5)), splits=[1, 2], batch_size=4, samples=12)
+more = Feed(lambda s: iter(range(5)), splits=[1, 2], batch_size=4, samples=8)
+"""
+    daemon = serve(HEAD + source, "less", "more")
     for name, says in (("less", 12), ("more", 8)):
         with penstock.connect(daemon.urls[name]) as connection:
             with pytest.raises(penstock.IncompleteEpoch, match=f"had 10 samples, but the feed says samples={says}"):

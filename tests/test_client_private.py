@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -21,16 +20,16 @@ TESTS = Path(__file__).parent
 
 SERVE = """
 import json, sys, time
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, TESTS)
 from fake_daemon import FakeDaemon, numbers
-open({notes!r}, "w").write(json.dumps(sys.argv[1:]))
+open(NOTES, "w").write(json.dumps(sys.argv[1:]))
 print("a line of the user's own")
 info, epoch = numbers(4)
 with FakeDaemon(info, epoch) as daemon:
     print("ready " + daemon.url, flush=True)
     print("later words", flush=True)
     sys.stdin.read()
-    time.sleep({linger})
+    time.sleep(LINGER)
 """
 
 
@@ -45,10 +44,9 @@ class Fake:
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))
 
     def is_(self, code: str, **values: object) -> None:
-        text = textwrap.dedent(code)
-        for name, value in {"tests": str(TESTS), "notes": str(self.notes), **values}.items():
-            text = text.replace("{%s!r}" % name, repr(value)).replace("{%s}" % name, repr(value))
-        (self._package / "__main__.py").write_text(text)
+        values |= {"TESTS": str(TESTS), "NOTES": str(self.notes)}
+        settings = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+        (self._package / "__main__.py").write_text(settings + code)
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def daemons() -> list[psutil.Process]:
 
 
 def test_a_private_daemon_serves_and_ends_with_the_connection(server: Fake, capfd: pytest.CaptureFixture[str]) -> None:
-    server.is_(SERVE, linger=0)
+    server.is_(SERVE, LINGER=0)
     with penstock.connect("scenes.py:feed", workers=3, memory=1 << 20) as connection:
         assert len(list(connection.batches())) == 4
         (process,) = daemons()
@@ -74,14 +72,14 @@ def test_a_private_daemon_serves_and_ends_with_the_connection(server: Fake, capf
 
 
 def test_options_that_were_not_given_are_left_to_the_daemon(server: Fake) -> None:
-    server.is_(SERVE, linger=0)
+    server.is_(SERVE, LINGER=0)
     penstock.connect("scenes:feed").close()
     assert '"--workers"' not in server.notes.read_text()
     assert '"--memory"' not in server.notes.read_text()
 
 
 def test_a_private_daemon_ends_when_nobody_holds_the_connection(server: Fake) -> None:
-    server.is_(SERVE, linger=0)
+    server.is_(SERVE, LINGER=0)
     batches = penstock.connect("scenes.py:feed").batches()
     next(batches)
     (process,) = daemons()
@@ -93,7 +91,7 @@ def test_a_daemon_that_does_not_end_is_made_to(server: Fake, monkeypatch: pytest
     from penstock import private
 
     monkeypatch.setattr(private, "_PATIENCE", 0.3)
-    server.is_("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE, linger=60)
+    server.is_("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE, LINGER=60)
     connection = penstock.connect("scenes.py:feed")
     began = time.monotonic()
     connection.close()
@@ -105,7 +103,7 @@ def test_what_the_daemon_reports_is_raised(server: Fake) -> None:
     server.is_(
         """print('error {"kind": "StartError", "message": "scenes.py has no feed; it has: feeds"}', flush=True)"""
     )
-    with pytest.raises(penstock.StartError, match="scenes.py has no feed; it has: feeds"):
+    with pytest.raises(penstock.StartError, match=r"scenes\.py has no feed; it has: feeds"):
         penstock.connect("scenes.py:feed")
     assert not daemons()
 
@@ -134,7 +132,7 @@ def test_waiting_for_a_slow_import_can_be_broken_off(server: Fake) -> None:
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "exit"])
 def test_a_private_daemon_ends_with_its_trainer_however_it_ends(server: Fake, how: str) -> None:
-    server.is_(SERVE, linger=0)
+    server.is_(SERVE, LINGER=0)
     code = """
 import os, sys, time, penstock
 connection = penstock.connect("scenes.py:feed")

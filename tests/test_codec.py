@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgpack
 import msgspec
 import numpy as np
@@ -95,10 +97,8 @@ DECODERS = [codec.from_client, codec.from_server, codec.from_worker, codec.to_wo
 
 @given(st.binary(max_size=300), st.sampled_from(DECODERS))
 def test_arbitrary_bytes_raise_nothing_but_a_protocol_error(data: bytes, decode: codec.Decoder[m.Message]) -> None:
-    try:
+    with contextlib.suppress(ProtocolError):
         decode(data)
-    except ProtocolError:
-        pass
 
 
 @given(from_servers, st.data())
@@ -106,10 +106,8 @@ def test_a_damaged_message_raises_nothing_but_a_protocol_error(message: m.Server
     damaged = bytearray(codec.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(ProtocolError):
         codec.from_server(bytes(damaged))
-    except ProtocolError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -256,7 +254,5 @@ def test_a_hostile_record_is_refused_and_runs_nothing(data: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_records_raise_nothing_but_a_protocol_error(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ProtocolError):
         arrays.unpack(data)
-    except ProtocolError:
-        pass

@@ -83,7 +83,7 @@ def test_workers_end_with_a_killed_daemon(serve: Serve) -> None:
     assert len(workers) == 2
     daemon.process.kill()
     daemon.process.wait()
-    gone, alive = psutil.wait_procs(workers, timeout=2)
+    _gone, alive = psutil.wait_procs(workers, timeout=2)
     assert not alive
 
 
@@ -115,7 +115,7 @@ def test_one_line_starts_a_private_daemon_that_ends_with_its_connection(tmp_path
         children = psutil.Process().children(recursive=True)
         assert sum("penstock_server.worker" in " ".join(child.cmdline()) for child in children) == 2
         assert sum(len(batch) for batch in connection.batches()) == 200
-    gone, alive = psutil.wait_procs(children, timeout=3)
+    _gone, alive = psutil.wait_procs(children, timeout=3)
     assert not alive
 
 
@@ -133,7 +133,7 @@ time.sleep(60)
         children = psutil.Process(trainer.pid).children(recursive=True)
         assert len(children) == 3
         trainer.kill()
-    gone, alive = psutil.wait_procs(children, timeout=3)
+    _gone, alive = psutil.wait_procs(children, timeout=3)
     assert not alive
 
 

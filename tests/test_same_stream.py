@@ -1,4 +1,4 @@
-"""The stream is a function of the feed and its seed: the same bytes with any number of workers, over both transports."""
+"""The stream is a function of the feed and its seed: the same bytes with any number of workers, however they come."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def test_the_stream_is_the_same_with_1_2_and_3_workers_over_shared_memory_and_tc
         assert daemon.stop() == 0
     assert {name: len(digests) for name, digests in streams.items()} == dict.fromkeys(NAMES, 1)
 
-    whole = sorted(1000 * split + i for split, n in enumerate([7, 0, 31, 1, 16, 64, 5, 12, 3, 40, 2, 9]) for i in range(n))
+    sizes = [7, 0, 31, 1, 16, 64, 5, 12, 3, 40, 2, 9]
+    whole = sorted(1000 * split + i for split, n in enumerate(sizes) for i in range(n))
     assert len(whole) == SAMPLES
     for name in NAMES[:6]:
         first, second = orders[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -63,6 +64,15 @@ def streams(daemon: Daemon) -> int:
     return daemon.stderr().count("reads it") - daemon.stderr().count("is gone")
 
 
+def sockets() -> set[str]:
+    """The sockets that this process has open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return {name for name in found if name.startswith("socket:")}
+
+
 class Trainer:
     """A trainer in a process of its own."""
 
@@ -70,8 +80,7 @@ class Trainer:
         script = tmp_path / "trainer.py"
         script.write_text(
             "import os, signal, sys, time\nimport tensorflow as tf\nimport penstock\n"
-            f"dataset = penstock.dataset({url!r}, transport={transport!r})\n"
-            + textwrap.dedent(body)
+            f"dataset = penstock.dataset({url!r}, transport={transport!r})\n" + textwrap.dedent(body)
         )
         self.process = subprocess.Popen(
             [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -149,7 +158,12 @@ def test_an_interpreter_ends_with_an_open_dataset(serve: Serve, tmp_path: Path, 
 
 def test_an_exception_in_the_training_step_ends_the_trainer_with_it(serve: Serve, tmp_path: Path) -> None:
     daemon = serve(FEED, "feed")
-    body = "for i, batch in enumerate(dataset.prefetch(2)):\n    if i == 5:\n        print('now', flush=True)\n        1 / 0\n"
+    body = """
+for i, batch in enumerate(dataset.prefetch(2)):
+    if i == 5:
+        print("now", flush=True)
+        1 / 0
+"""
     trainer = Trainer(daemon.url, body, tmp_path)
     trainer.wait_for("now")
     status, stderr = trainer.ends_within(3)
@@ -194,7 +208,7 @@ def test_a_killed_daemon_is_an_error_at_the_trainer(serve: Serve, tf: Any) -> No
     daemon = serve(FEED, "feed")
     with penstock.connect(daemon.url) as connection:
         start = time.monotonic()
-        with pytest.raises(tf.errors.OpError, match="connection|daemon"):
+        with pytest.raises(tf.errors.OpError, match=r"connection|daemon"):
             for i, _ in enumerate(connection.dataset()):
                 if i == 2:
                     daemon.process.kill()
@@ -237,19 +251,12 @@ def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: S
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         seen = [int(next(batches)[1][0])]
-        ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
-        inherited = {name for name in ours if name.startswith("socket:")}
+        inherited = sockets()
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                left = set()
-                for fd in os.listdir("/proc/self/fd"):
-                    try:
-                        left.add(os.readlink(f"/proc/self/fd/{fd}"))
-                    except OSError:
-                        pass
-                os.write(write, str(len(left & inherited)).encode())
+                os.write(write, str(len(sockets() & inherited)).encode())
                 try:
                     next(batches)
                     os.write(write, b" data")

@@ -59,7 +59,7 @@ def test_flatten_and_unflatten_are_inverse_whatever_the_order_of_keys() -> None:
 
 @pytest.mark.parametrize("sample", [(1,), (1, 2, 3), [1, 2], {"a": 1}, 7])
 def test_another_structure_is_refused(sample: Any) -> None:
-    with pytest.raises(SpecError, match="tuple of 2.*same structure"):
+    with pytest.raises(SpecError, match=r"tuple of 2.*same structure"):
         spec.flatten(spec.infer((1, 2)), sample)
 
 

@@ -35,9 +35,9 @@ FEEDS = """
     batches = Feed(ready, splits=range(4), batch_size=None)
 
     def kinds(split):
-        yield {name: np.zeros((128, 128), name) for name in
-               "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bool".split()} | {
-               "odd": np.ones((99, 101, 3), "uint8"), "label": np.int32(7), "scalar": 1.5}
+        names = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bool"
+        arrays = {name: np.zeros((128, 128), name) for name in names.split()}
+        yield {**arrays, "odd": np.ones((99, 101, 3), "uint8"), "label": np.int32(7), "scalar": 1.5}
 
     dtypes = Feed(kinds, splits=range(6), batch_size=1, turn=1)
 """
@@ -45,7 +45,7 @@ FEEDS = """
 
 def address(tensor: Any) -> int:
     """Where the tensor's bytes lie."""
-    return int(np.frombuffer(memoryview(tensor), np.uint8).__array_interface__["data"][0]) if tensor.shape.num_elements() else 0
+    return int(np.frombuffer(memoryview(tensor), np.uint8).__array_interface__["data"][0])
 
 
 def mapped() -> list[range]:
@@ -117,7 +117,9 @@ def test_a_tensor_of_every_dtype_that_can_lies_in_the_slot(serve: Serve, tf: Any
 def test_no_slot_is_used_again_while_a_tensor_over_it_lives(serve: Serve, tf: Any) -> None:
     daemon = serve(FEEDS, "feed")
     with penstock.connect(daemon.url) as connection:
-        for held in (list(connection.dataset()), list(connection.dataset().shuffle(100)), list(connection.dataset().cache())):
+        dataset = connection.dataset()
+        for hoarding in (dataset, dataset.shuffle(100), dataset.cache()):
+            held = list(hoarding)
             assert len(held) == 12
             seen = []
             for x, n in held:

@@ -57,7 +57,11 @@ class PrivateDaemon:
         command += ["--until-stdin-closes"]
         # A process group of its own: Ctrl-C is the trainer's, which may want its data while it saves a model.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace", process_group=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # a buffer has a lock, which the reader holds while a forked child closes the pipe
+            process_group=0,
         )
         lifetimes.register(self)
         self._said: queue.SimpleQueue[str | PenstockError | None] = queue.SimpleQueue()
@@ -88,13 +92,15 @@ class PrivateDaemon:
     def _read(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
-        with contextlib.suppress(ValueError):  # closed by `stop`
-            for line in stdout:
-                self._hear(line)
+        begun = b""
+        while data := stdout.read(1 << 16):
+            *lines, begun = (begun + data).split(b"\n")
+            for line in lines:
+                self._hear(line.decode(errors="replace"))
         self._said.put(None)
 
     def _hear(self, line: str) -> None:
-        word, _, rest = line.rstrip("\n").partition(" ")
+        word, _, rest = line.partition(" ")
         if word == "ready" and rest.startswith("tcp://"):
             self._said.put(rest)
             return
@@ -102,7 +108,7 @@ class PrivateDaemon:
             with contextlib.suppress(msgspec.MsgspecError):
                 self._said.put(msgspec.json.decode(rest, type=ErrorReport).error())
                 return
-        sys.stderr.write(line)
+        sys.stderr.write(line + "\n")
 
     def stop(self) -> None:
         """End the daemon: by the end of its stdin, after 2 s by SIGTERM, then by SIGKILL. May be called again."""
@@ -129,7 +135,7 @@ class PrivateDaemon:
         self._process.returncode = 0
 
 
-def _close(pipe: IO[str] | None) -> None:
+def _close(pipe: IO[bytes] | None) -> None:
     if pipe is not None:
         with contextlib.suppress(OSError):
             pipe.close()

@@ -12,19 +12,22 @@ from .messages import ClientMessage, FromWorker, Message, ServerMessage, ToWorke
 MAX_MESSAGE = 128 * 1024
 """Largest control message in bytes; below the 208 KiB that a SOCK_SEQPACKET datagram may have on an untuned Linux."""
 
+MAX_STATUS = 1024 * 1024
+"""Largest message in bytes over ZeroMQ, which only Status may need."""
+
 M = TypeVar("M")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, most: int = MAX_MESSAGE) -> bytes:
     """The bytes of `message`.
 
     Raises:
-        ProtocolError: it is larger than `MAX_MESSAGE`.
+        ProtocolError: they are more than `most`.
     """
     data = _encoder.encode(message)
-    if len(data) > MAX_MESSAGE:
-        raise ProtocolError(f"a {type(message).__name__} message of {len(data)} bytes; at most {MAX_MESSAGE} are sent")
+    if len(data) > most:
+        raise ProtocolError(f"a {type(message).__name__} message of {len(data)} bytes; at most {most} are sent")
     return data
 
 
@@ -40,8 +43,8 @@ class Decoder(Generic[M]):
         Raises:
             ProtocolError: `data` is no message of this set, breaks a bound, or is too large.
         """
-        if len(data) > MAX_MESSAGE:
-            raise ProtocolError(f"a message of {len(data)} bytes; at most {MAX_MESSAGE} are read")
+        if len(data) > MAX_STATUS:
+            raise ProtocolError(f"a message of {len(data)} bytes; at most {MAX_STATUS} are read")
         try:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:

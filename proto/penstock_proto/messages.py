@@ -5,7 +5,7 @@ There are two conversations, and each has its own set of messages each way:
     client <-> daemon     over ZeroMQ (ROUTER/DEALER) or a unix SOCK_SEQPACKET connection
     worker <-> daemon     over the SOCK_SEQPACKET socketpair that the worker inherits
 
-The bytes of a batch are never inside a message. Every text, list and number has a bound, and unknown fields are refused.
+The bytes of a batch are never inside a message. Every text, list and number has a bound; unknown fields are refused.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
+Version = Annotated[int, Meta(ge=0, le=2**31)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Record = Annotated[bytes, Meta(max_length=32 * 1024)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=16)]
@@ -97,7 +98,7 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
 class Hello(Message, frozen=True):
     """First message of a session: which feed, which version. `client` names the consumer in status and logs."""
 
-    version: int
+    version: Version
     feed: Line
     client: Line = ""
 
@@ -111,7 +112,7 @@ class Open(Message, frozen=True):
     """
 
     session: Token
-    proof: bytes
+    proof: Annotated[bytes, Meta(max_length=16)]
     credit: Annotated[int, Meta(ge=1, le=4096)]
     credit_bytes: Count
     quota: Annotated[int, Meta(ge=0, le=4096)]
@@ -124,7 +125,7 @@ class Begin(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """The first `handed` slabs of the session are done with: handed to the consumer (delivered), or void with their epoch.
+    """The first `handed` slabs of the session are done with: handed over (delivered), or void with their epoch.
 
     `released` (unix only) are sequence numbers of slabs over which no tensor lives any more. `ended` is the number of
     END messages received.
@@ -152,7 +153,7 @@ class Bye(Message, frozen=True):
 class StatusRequest(Message, frozen=True):
     """Asks for the daemon's status; needs no session. `version` as in Hello."""
 
-    version: int
+    version: Version
 
 
 class StopRequest(Message, frozen=True):
@@ -173,7 +174,7 @@ class Welcome(Message, frozen=True):
 class Greeting(Message, frozen=True):
     """First message on a unix connection, sent by the daemon at once, with the ledger's fd. See ledger.py."""
 
-    version: int
+    version: Version
 
 
 class Opened(Message, frozen=True):
@@ -246,7 +247,7 @@ class Pong(Message, frozen=True):
 class Status(Message, frozen=True):
     """The daemon's status as JSON text."""
 
-    json: Annotated[str, Meta(max_length=2**20)]
+    json: Annotated[str, Meta(max_length=1000 * 1024)]
 
 
 # --- daemon to worker -------------------------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ class Imported(Message, frozen=True):
     """The user's modules are imported; `feeds` are those named on the command line, in order."""
 
     feeds: Annotated[tuple[FeedPlan, ...], Meta(max_length=256)]
-    imports_seconds: float
+    imports_seconds: Annotated[float, Meta(ge=0)]
     tensorflow: bool
 
 
@@ -376,7 +377,7 @@ class StartFailed(Message, frozen=True):
 class SplitsListed(Message, frozen=True):
     """Answer to ListSplits; its fd holds the list. `digest` is the SHA-256 of it.
 
-    `spec` is that of the first sample of the first split and `nbytes_first` the bytes of that sample (or ready batch),
+    `spec` is that of the first sample of the first split and `sample_nbytes` the bytes of that sample (or ready batch),
     both only for the answer to the first listing of a feed (epoch 0 and no spec known), else None and 0.
     """
 
@@ -438,6 +439,4 @@ ServerMessage: TypeAlias = (
 ToWorker: TypeAlias = (
     ListSplits | SplitList | ForgetSplits | StartRun | Fill | WriteRows | DropRun | Segment | SegmentGone | Shutdown
 )
-FromWorker: TypeAlias = (
-    Imported | StartFailed | SplitsListed | Made | NeedRoom | RowsWritten | RunFailed
-)
+FromWorker: TypeAlias = Imported | StartFailed | SplitsListed | Made | NeedRoom | RowsWritten | RunFailed

@@ -1,4 +1,4 @@
-"""Small messages and fds over a unix SOCK_SEQPACKET connection: datagram in, datagram out, end of file when the peer is gone.
+"""Messages and fds over a unix SOCK_SEQPACKET connection: datagrams, and end of file when the peer is gone.
 
 Used between the daemon and its workers (an inherited socketpair) and between the daemon and clients on its host.
 """

@@ -23,7 +23,8 @@ MAX_DEPTH = 32
 MAX_DIMS = 16
 
 DTYPES: frozenset[str] = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bfloat16".split()
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 bfloat16 complex64 complex128".split()
 )
 """Names of the dtypes that can be served. bfloat16 is that of the package ml_dtypes."""
 
@@ -188,7 +189,8 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
         SpecError: its dtype cannot be served; the message says what to yield instead.
     """
     if isinstance(value, np.ma.MaskedArray):
-        raise SpecError(f"sample{path} is a masked array, whose mask would be lost: yield `.filled(...)` and the mask apart")
+        text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask apart"
+        raise SpecError(f"sample{path} {text}")
     try:
         array = np.asarray(value)
     except ValueError as error:

@@ -61,7 +61,7 @@ def main() -> None:
     show_default="the CPUs there are",
     help="Worker processes.",
 )
-@click.option("--bind", default="tcp://127.0.0.1:5555", show_default=True, help="Address to listen on; port 0: any free.")
+@click.option("--bind", default="tcp://127.0.0.1:5555", show_default=True, help="Address to listen on; port 0: any.")
 @click.option(
     "--memory",
     type=Bytes(),
@@ -69,12 +69,14 @@ def main() -> None:
     show_default="a quarter of what is free, at most 8G",
     help="Most bytes that batches and shuffle blocks may take, such as 4G.",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
     feeds: tuple[str, ...], workers: int, bind: str, memory: int | None, log_level: str, until_stdin_closes: bool
 ) -> None:
-    """Serve feeds until SIGTERM or Ctrl-C.
+    r"""Serve feeds until SIGTERM or Ctrl-C.
 
     MODULE:ATTR names a Feed: MODULE is a module or the path of a .py file. For each feed that can be consumed, one line
     `ready tcp://HOST:PORT/NAME` is printed.
@@ -129,9 +131,8 @@ def status(url: str, as_json: bool, timeout: float) -> None:
         return
     memory = state["memory"]
     click.echo(f"{state['endpoint']}  pid {state['pid']}  up {state['seconds']:.0f} s")
-    click.echo(
-        f"memory   {size(memory['arena'])} in slots, {size(memory['reserved'])} reserved, {size(memory['allowed'])} allowed"
-    )
+    arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
+    click.echo(f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed")
     for worker in state["workers"]:
         shown = f"pid {worker['pid']}" if worker["pid"] else "not running"
         click.echo(f"worker   {worker['number']}: {shown}, restarted {worker['restarts']} times")
@@ -159,5 +160,6 @@ def stop(url: str, timeout: float) -> None:
     """
     from . import control
 
-    control.stop(url, json.loads(control.status(url, timeout))["unix"], timeout)
+    state = json.loads(control.status(url, timeout))
+    control.stop(url, state["unix"], state["pid"], timeout)
     click.echo("stopped")

@@ -1,7 +1,7 @@
 """Sessions of consumers: from Hello to the last slot that comes back, over ZeroMQ or over a connection on this host.
 
-A session is known by a token from Welcome on, gets its stream with Open, and keeps to one transport. Nothing here decides
-about batches: what consumers say goes to the coordinator, and what it wants sent is sent here.
+A session is known by a token from Welcome on, gets its stream with Open, and keeps to one transport. Nothing here
+decides about batches: what consumers say goes to the coordinator, and what it wants sent is sent here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock_proto import PenstockError, ProtocolError, UnknownFeed, codec
+from penstock_proto import ConnectionLost, PenstockError, ProtocolError, UnknownFeed, codec
 from penstock_proto import messages as m
 
 from .coordinator import Coordinator
@@ -104,17 +104,21 @@ class Consumers:
                 self._hello(routing_id, message)
             case m.Open():
                 self._open(message, routing_id, None)
+            case m.StatusRequest() if message.version != m.VERSION:
+                self._refuse_version(routing_id, message.version)
             case m.StatusRequest():
                 self._router.send(routing_id, m.Status(self._status()))
-            case m.Ping():
+            case m.Ping() if session is not None:
                 self._router.send(routing_id, m.Pong())
             case m.StopRequest():
                 refused = ProtocolError("a daemon is stopped from its own host, or by SIGTERM")
                 self._router.send(routing_id, m.Failed(m.ErrorReport.of(refused)))
             case _ if session is not None and session.peer is None:
                 self._said(session, message)
-            case _:
+            case m.Bye():
                 pass  # of a session that has ended
+            case _:
+                self._let_go(routing_id)
 
     def datagram(self, peer: LocalPeer, data: bytes) -> None:
         """A message over a connection on this host."""
@@ -153,14 +157,17 @@ class Consumers:
         for session in list(self.sessions.values()):
             if session.peer is None and time.monotonic() - session.heard > PATIENCE:
                 if session.stream is not None:
-                    log.warning("feed %s: %s is gone (nothing heard for %d s)", session.feed, session.client, PATIENCE)
+                    log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
+                    self._let_go(session.routing_id)
                 self._gone(session)
 
     # --- what goes ---
 
     def deliver(self, slab: Deliver, segment: Segment) -> None:
         """Send one slab."""
-        session = self._by_stream[slab.stream]
+        session = self._by_stream.get(slab.stream)
+        if session is None:
+            return
         local = session.peer is not None
         message = m.Slab(
             seq=slab.seq,
@@ -178,17 +185,17 @@ class Consumers:
             session.peer.show(segment)
             session.peer.send(message)
         elif self._router.send(session.routing_id, message):
-            self._router.send_bytes(
-                session.routing_id, slab.seq, segment.view()[slab.start : slab.start + slab.nbytes]
-            )
+            self._router.send_bytes(session.routing_id, slab.seq, segment.view()[slab.start : slab.start + slab.nbytes])
 
     def send(self, stream: int, message: m.Message) -> None:
         """Send a message to the consumer of a stream."""
-        self._send(self._by_stream[stream], message)
+        session = self._by_stream.get(stream)
+        if session is not None:
+            self._send(session, message)
 
     def segment_gone(self, segment: Segment) -> None:
         """Tell consumers on this host that the segment was given back."""
-        for peer in self._by_peer:
+        for peer in list(self._by_peer):
             peer.gone(segment)
 
     def stop(self, error: PenstockError) -> None:
@@ -279,10 +286,17 @@ class Consumers:
         self.sessions.pop(session.token, None)
         self._by_routing_id.pop(session.routing_id, None)
         if session.stream is not None:
-            log.info("feed %s: %s is gone", session.feed, session.client)
+            handed = session.stream.handed if session.peer is None else session.peer.handed
+            log.info("feed %s: %s is gone, it was handed %d slabs", session.feed, session.client, handed)
             self._by_stream.pop(session.stream.number, None)
             self._coordinator.lost(session.stream)
             session.stream = None
+
+    def _let_go(self, routing_id: bytes) -> None:
+        """Tell a consumer over ZeroMQ that its session has ended, so that it does not wait for more."""
+        silence = f"which was silent for more than {PATIENCE:.0f} s"
+        error = ConnectionLost(f"the daemon let go of this session, {silence}: connect again")
+        self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
 
     def _send(self, session: Session, message: m.Message) -> None:
         if session.peer is not None:

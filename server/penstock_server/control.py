@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from urllib.parse import urlsplit
 
@@ -24,7 +25,9 @@ def endpoint_of(url: str) -> str:
         if parts.scheme == "tcp" and parts.hostname and parts.port:
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
             return f"tcp://{host}:{parts.port}"
-    raise StartError(f"{url!r} is no daemon's address: it looks like tcp://127.0.0.1:5555 or tcp://127.0.0.1:5555/train")
+    raise StartError(
+        f"{url!r} is no daemon's address: it looks like tcp://127.0.0.1:5555 or tcp://127.0.0.1:5555/train"
+    )
 
 
 def status(url: str, timeout: float) -> str:
@@ -40,29 +43,36 @@ def status(url: str, timeout: float) -> str:
     raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
 
 
-def stop(url: str, unix: str, timeout: float) -> None:
-    """Ask the daemon to stop by its unix address `unix`, and wait until it has closed the connection.
+def stop(url: str, unix: str, pid: int, timeout: float) -> None:
+    """Ask the daemon to stop by its unix address `unix`, and wait until its process `pid` has ended.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or does not end within `timeout` seconds.
     """
+    try:
+        process = os.pidfd_open(pid)
+        try:
+            _say_stop(unix, timeout)
+            ended, _, _ = select.select([process], [], [], timeout)
+        finally:
+            os.close(process)
+    except OSError as error:
+        raise Unreachable(
+            f"the daemon at {url} cannot be stopped from here ({error}): `penstock stop` works on the daemon's host "
+            "for the user who runs it, elsewhere send it SIGTERM"
+        ) from None
+    if not ended:
+        raise Unreachable(f"the daemon at {url} (pid {pid}) has not ended within {timeout:g} s")
+
+
+def _say_stop(unix: str, timeout: float) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout)
-        try:
-            connection.connect("\0" + unix)
-            _, fd = seqpacket.receive(connection)
-            if fd is not None:
-                os.close(fd)
-            seqpacket.send(connection, codec.encode(m.StopRequest()))
-            while seqpacket.receive(connection)[0]:
-                pass
-        except ConnectionResetError:
-            pass
-        except OSError as error:
-            raise Unreachable(
-                f"the daemon at {url} cannot be stopped from here ({error}): `penstock stop` works on the daemon's host "
-                "for the user who runs it, elsewhere send it SIGTERM"
-            ) from None
+        connection.connect("\0" + unix)
+        _, ledger = seqpacket.receive(connection)
+        if ledger is not None:
+            os.close(ledger)
+        seqpacket.send(connection, codec.encode(m.StopRequest()))
 
 
 def _ask(url: str, message: m.Message, timeout: float) -> m.ServerMessage:
@@ -74,7 +84,7 @@ def _ask(url: str, message: m.Message, timeout: float) -> m.ServerMessage:
         connection.connect(endpoint)
         connection.send(codec.encode(message))
         if not connection.poll(int(timeout * 1000)):
-            raise Unreachable(f"no daemon answered at {endpoint} within {timeout:g} s: is it running, is the port right?")
+            raise Unreachable(f"no daemon answered at {endpoint} within {timeout:g} s: is it running there?")
         reply = codec.from_server(connection.recv())
     except zmq.ZMQError as error:
         raise Unreachable(f"{endpoint}: {error}") from None

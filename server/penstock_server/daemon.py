@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -24,6 +25,8 @@ from .coordinator import Coordinator, size
 from .coordinator import commands as do
 from .coordinator.feeds import SplitsInfo
 from .coordinator.order import Part
+from .coordinator.stream import IDS_PER_STREAM
+from .feed import mixing_warning, workers_warning
 from .host.arena import Arena, Segment
 from .host.local import Listener
 from .host.network import Router
@@ -52,7 +55,7 @@ class Daemon:
         self._on_ready = on_ready
         self._workers = workers
         self._coordinator = Coordinator(workers=workers, memory=memory)
-        self._arena = Arena(memory)
+        self._arena = Arena()
         self._stopped = asyncio.Event()
         self._error: PenstockError | None = None
         self._warned: set[str] = set()
@@ -196,7 +199,8 @@ class Daemon:
                 coordinator.need_room(message.ticket, message.nbytes)
             case m.RunFailed():
                 error = message.error.error()
-                log.error("%s", error)
+                if message.run >= IDS_PER_STREAM:  # otherwise it is what the start fails with
+                    log.error("%s", error)
                 coordinator.run_failed(message.run, error)
             case m.SplitsListed():
                 self._splits_listed(message, fd)
@@ -235,7 +239,7 @@ class Daemon:
             return
         for plan in message.feeds:
             for text in plan.warnings:
-                self._warn_once(f"feed {plan.name}: {text}")
+                self._warn_once(text)
         if message.tensorflow:
             self._warn_once(
                 "your module imports TensorFlow: each worker takes about 500 MB more and 3 s longer to start; "
@@ -285,7 +289,7 @@ class Daemon:
             case do.ForgetSplits():
                 self._forget_splits(command.splits)
             case do.FeedReady():
-                self._feed_ready(command.feed)
+                self._feed_ready(command.feed, command.splits)
             case do.RefuseStart():
                 self._fail(command.error)
 
@@ -372,9 +376,13 @@ class Daemon:
     def _all_ready(self) -> bool:
         return len(self._coordinator.feeds) == len(self._feeds)
 
-    def _feed_ready(self, name: str) -> None:
+    def _feed_ready(self, name: str, splits: int) -> None:
         feed = self._coordinator.feeds[name]
         log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes))
+        if splits:
+            for text in (mixing_warning(feed.plan, splits), workers_warning(feed.plan, splits, self._workers)):
+                if text:
+                    self._warn_once(text)
         self._on_ready(self._url(name))
         if self._all_ready():
             self._consumers.feeds_ready()
@@ -411,10 +419,11 @@ def serve(
     """
     import uvloop
 
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a slot is a file descriptor
+
     async def main() -> None:
         daemon = Daemon(feeds, workers=workers, bind=bind, memory=memory, on_ready=on_ready)
         await daemon.run(until_stdin_closes)
 
     uvloop.run(main())
-
-

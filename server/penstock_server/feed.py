@@ -249,6 +249,19 @@ def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
     return text
 
 
+def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
+    """What to tell the user whose `workers` cannot all be kept busy by the feed's lanes, else None."""
+    lanes = min(plan.lanes, n_splits)
+    most = -(-lanes // workers)  # lanes of the busiest worker: it sets the pace
+    enough = -(-lanes // most)
+    if plan.length is not None or plan.order != "exact" or enough >= workers:
+        return None
+    return (
+        f"feed {plan.name} has {lanes} lanes (lanes={plan.lanes}, {n_splits} splits), with which {workers} workers run "
+        f"no faster than {enough}: numbers of workers that divide the lanes are best"
+    )
+
+
 def _whole(option: str, value: Any, low: int, high: int, *, optional: bool = False) -> None:
     if value is None and optional:
         return

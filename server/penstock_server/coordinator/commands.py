@@ -128,9 +128,10 @@ class FailStream:
 
 @dataclass(frozen=True, slots=True)
 class FeedReady:
-    """The feed can be consumed."""
+    """The feed can be consumed. `splits` is how many it has now (0 for an indexable feed)."""
 
     feed: str
+    splits: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class Coordinator:
         self.feeds[plan.name] = feed
         needed = sum(served.least_nbytes for served in self.feeds.values())
         if needed <= self.memory:
-            self._do(do.FeedReady(plan.name))
+            self._do(do.FeedReady(plan.name, splits.count))
         elif not self._listings:  # else the figure is not complete
             self._do(do.RefuseStart(self._too_small(needed)))
 
@@ -208,8 +208,8 @@ class Coordinator:
             free = self.memory - self.reserved
             error = MemoryBound(
                 f"a batch of {size(nbytes)} came, for which the stream's {slots} slots need {size(missing)} more, but "
-                f"only {size(free)} of --memory {self.memory} are free: give --memory {self.memory + missing - free} "
-                "or more, or make the batches smaller",
+                f"only {size(free)} are free of the {size(self.memory)} that --memory allows: give --memory "
+                f"{self.memory + missing - free} or more, or make the batches smaller",
                 feed=stream.feed.name,
             )
             stream.no_slot(ticket, error)

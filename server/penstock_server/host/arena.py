@@ -1,8 +1,8 @@
 """The arena: the shared memory in which slabs are built.
 
-Every slot is a memfd of its own, sealed in its size and handed to workers and local clients with SCM_RIGHTS. So there are
-no names to leak, docker's small /dev/shm does not matter, a slot can be given back to the system by itself, and slots of
-different sizes do not fragment one another. A free slot is used again for the next ticket that it fits.
+Every slot is a memfd of its own, sealed in its size and handed to workers and local clients with SCM_RIGHTS. So there
+are no names to leak, docker's small /dev/shm does not matter, a slot can be given back to the system by itself, and
+slots of different sizes do not fragment one another. A free slot is used again for the next ticket that it fits.
 
 Growing takes time (0.3 s a GiB), so pages are reserved on a thread, after a look at what the machine has left.
 """
@@ -47,10 +47,9 @@ class Segment:
 
 
 class Arena:
-    """Slots for tickets, within `memory` bytes."""
+    """Segments in use and free ones. What it may hold in all is decided by whoever asks for them."""
 
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
+    def __init__(self) -> None:
         self.nbytes = 0
         self._last = 0
         self._free: list[Segment] = []
@@ -79,7 +78,7 @@ class Arena:
             room = available() - _SPARE
             if nbytes > room:
                 raise MemoryBound(
-                    f"a slot of {size(nbytes)} is needed, but the machine (or its cgroup) has only {size(max(0, room))} "
+                    f"a slot of {size(nbytes)} is needed, but this machine (or its cgroup) has {size(max(0, room))} "
                     "left: close other programs, raise the container's limit, or make --memory smaller"
                 )
             fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

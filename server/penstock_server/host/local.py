@@ -96,9 +96,7 @@ class Listener:
         on_end: called with a peer whose other side is gone.
     """
 
-    def __init__(
-        self, on_data: Callable[[LocalPeer, bytes], None], on_end: Callable[[LocalPeer], None]
-    ) -> None:
+    def __init__(self, on_data: Callable[[LocalPeer, bytes], None], on_end: Callable[[LocalPeer], None]) -> None:
         self.name = f"penstock-{secrets.token_hex(16)}"
         self.peers: set[LocalPeer] = set()
         self._on_data = on_data

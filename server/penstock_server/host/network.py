@@ -1,7 +1,7 @@
 """The ROUTER socket: everything that comes over ZeroMQ, and slabs out in pieces of 1 MiB.
 
-The socket is non-blocking and hangs on the event loop by its file descriptor. That descriptor is edge-triggered, so after
-every wake-up and every send all that is there is read.
+The socket is non-blocking and hangs on the event loop by its file descriptor. That descriptor is edge-triggered, so
+after every wake-up and every send all that is there is read.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import zmq
 
 from penstock_proto import StartError
-from penstock_proto.codec import encode
-from penstock_proto.messages import Chunk, Message
+from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
+from penstock_proto.messages import Chunk, Message, Status
 
 CHUNK = 1 << 20
 
@@ -23,7 +23,8 @@ class Router:
 
     Args:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
-        on_frames: called with (routing id, frame) for each one-frame message that comes.
+        on_frame: called with (routing id, frame) for each one-frame message that comes, and with an empty frame
+            for any other.
 
     Raises:
         StartError: the address cannot be bound.
@@ -38,6 +39,7 @@ class Router:
         self._socket.setsockopt(zmq.RCVHWM, 10_000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 256 * 1024)
         self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.IPV6, int("[" in bind))
         self._loop = asyncio.get_running_loop()
         self._closed = False
         try:
@@ -61,7 +63,7 @@ class Router:
 
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message; False if the peer is gone."""
-        return self._send([peer, encode(message)])
+        return self._send([peer, encode(message, MAX_STATUS if isinstance(message, Status) else MAX_MESSAGE)])
 
     def send_bytes(self, peer: bytes, seq: int, data: memoryview) -> bool:
         """Send the bytes of slab `seq` in pieces, straight from `data`; False if the peer is gone."""
@@ -92,5 +94,4 @@ class Router:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if len(frames) == 2:
-                self._on_frame(frames[0], frames[1])
+            self._on_frame(frames[0], frames[1] if len(frames) == 2 else b"")

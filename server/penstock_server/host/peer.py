@@ -106,4 +106,4 @@ class Peer:
     def _end(self) -> None:
         if self._open:
             self.close()
-            self._on_end()
+            self._loop.call_soon(self._on_end)  # not from within a send: whoever sends is in the middle of something

@@ -18,17 +18,17 @@ from collections.abc import Callable
 
 from .peer import Peer
 
-_ONE_THREAD = {
-    name: "1"
-    for name in (
+_ONE_THREAD = dict.fromkeys(
+    (
         "OMP_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
         "MKL_NUM_THREADS",
         "BLIS_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
         "NUMEXPR_NUM_THREADS",
-    )
-}
+    ),
+    "1",
+)
 
 
 class Worker:
