@@ -456,6 +456,7 @@ class Consumer:
         self._stays = stays
         self._greedy = greedy
         self._local = stream.share.quota > 0
+        self._quota = stream.share.quota
         self._epoch: int | None = None
         self._leave_after: int | None = None
         self._queue: deque[Slab] = deque()
@@ -534,13 +535,17 @@ class Consumer:
         self.read[self._epoch] = []
         self._say(self._coordinator.begin, self.stream, self._epoch)
 
+    def limit(self, quota: int) -> None:
+        """The alias quota is smaller now."""
+        self._quota = quota
+
     def _hand(self) -> None:
         slab = self._queue.popleft()
         slab.verify()
         self.read[slab.epoch] += slab.batches.values()
         self._handed += 1
         self._handed_here += 1
-        if self._local and (self._greedy or len(self._aliased) < self.stream.share.quota):
+        if self._local and (self._greedy or len(self._aliased) < self._quota):
             self._aliased.append(slab)
         else:
             self._let_go(slab)
@@ -732,9 +737,9 @@ class World:
         hold(coordinator.reserved <= coordinator.memory, "more memory is reserved than allowed")
         hold(self.arena.nbytes <= coordinator.reserved, f"slots take {self.arena.nbytes} of {coordinator.reserved}")
         for stream in coordinator.streams.values():
-            share = stream.share
-            most = share.production + share.credit + share.quota
-            hold(stream.slots <= most, f"stream {stream.number} holds {stream.slots} slots of {most}")
+            if not self.feeds[stream.feed.name].growth:  # then fewer larger slots may stand beside old ones
+                most = stream.share.slots
+                hold(stream.slots <= most, f"stream {stream.number} holds {stream.slots} slots of {most}")
 
     # --- what the host does for the coordinator ---
 
@@ -845,6 +850,9 @@ class World:
     def _do_FailStream(self, command: do.FailStream) -> None:
         consumer = self.consumers[command.stream]
         consumer.told.append(partial(consumer.fail, command.error))
+
+    def _do_Limit(self, command: do.Limit) -> None:
+        self.consumers[command.stream].told.append(partial(self.consumers[command.stream].limit, command.quota))
 
     def _do_FeedReady(self, command: do.FeedReady) -> None:
         self.ready.append(command.feed)

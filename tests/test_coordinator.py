@@ -519,7 +519,7 @@ class TestMemory:
         world.run()
         assert isinstance(failure(consumer), MemoryBound)
         assert 0 < len(consumer.read[0]) < 6
-        figure = int(failure(consumer).message.partition("give --memory ")[2].split()[0])
+        figure = int(failure(consumer).message.partition("Give --memory ")[2].split()[0])
         assert figure > 100_000
         world = World(feed, memory=figure)
         consumer2 = world.open(credit=1, quota=1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_server.coordinator.memory import Share, least_slots, share
+from penstock_server.coordinator.memory import Share, least_slots, regrown, share
 
 quick = settings(derandomize=True, deadline=None, max_examples=500)
 
@@ -68,5 +68,15 @@ def test_the_least_is_one_slot_in_each_place(quota: int, least: Share) -> None:
     assert share(free=least.nbytes - 1, **asks) is None
 
 
-def test_slots_that_grow_are_as_many_as_before() -> None:
-    assert Share(3, 2, 1, 600).larger(60) == Share(3, 2, 1, 660)
+def test_slots_that_grow_are_as_many_as_before_while_there_is_room() -> None:
+    old = Share(3, 2, 1, 607)
+    assert regrown(old, free=3000, held=400, blocks=7, slot=200) == Share(3, 2, 1, 7 + 400 + 6 * 200)
+
+
+def test_slots_that_grow_become_fewer_where_room_is_short_but_never_fewer_than_the_least() -> None:
+    old = Share(5, 4, 8, 170)
+    assert regrown(old, free=1830, held=0, blocks=0, slot=200) == Share(2, 1, 2, 1000)
+    assert regrown(old, free=430, held=0, blocks=0, slot=200) == Share(1, 1, 1, 600)
+    assert regrown(old, free=429, held=0, blocks=0, slot=200) is None
+    assert regrown(old, free=430, held=1, blocks=0, slot=200) is None
+    assert regrown(Share(5, 4, 0, 90), free=310, held=0, blocks=0, slot=200) == Share(1, 1, 0, 400)

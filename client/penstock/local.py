@@ -106,6 +106,10 @@ class LocalTransport:
             raise ProtocolError(f"the daemon answered Open with {answer}")
         return answer
 
+    def limit(self, quota: int) -> None:
+        """The daemon allows so many aliased slabs from now on."""
+        self.quota = quota
+
     def wait(self, timeout: float, for_room: bool) -> None:
         """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds."""
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if for_room else 0))

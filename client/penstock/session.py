@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError, StreamClosed
 from penstock_proto.codec import encode
-from penstock_proto.messages import Bye, End, Failed, FeedInfo, Message, Pong, ServerMessage
+from penstock_proto.messages import Bye, End, Failed, FeedInfo, Message, Opened, Pong, ServerMessage
 
 from . import lifetimes
 from .memory import Pool
@@ -50,6 +50,7 @@ class Transport(Protocol):
         """How many handed slabs may stay aliased, or None if slabs lie in memory of this process."""
 
     def wait(self, timeout: float, for_room: bool) -> None: ...
+    def limit(self, quota: int) -> None: ...
     def receive(self) -> ServerMessage | Received | None: ...
     def send(self, data: bytes) -> bool: ...
     def mark(self, handed: int) -> None: ...
@@ -309,6 +310,8 @@ class Session:
             self._flush()
         elif isinstance(message, Failed):
             self._stream.fail(message.error.error())
+        elif isinstance(message, Opened):
+            self._transport.limit(message.quota)
         elif not isinstance(message, Pong):
             raise ProtocolError(f"the daemon sent {type(message).__name__} in an open session")
 

@@ -139,6 +139,9 @@ class TcpTransport:
             raise answer.error.error()
         return answer
 
+    def limit(self, quota: int) -> None:
+        """Slabs lie in memory of this process: their number is no affair of the daemon's."""
+
     def wait(self, timeout: float, for_room: bool) -> None:
         """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds.
 

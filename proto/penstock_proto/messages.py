@@ -178,7 +178,11 @@ class Greeting(Message, frozen=True):
 
 
 class Opened(Message, frozen=True):
-    """The stream exists. `credit` and `quota` are what was granted, at most what Open asked for."""
+    """The stream exists. `credit` and `quota` are what was granted, at most what Open asked for.
+
+    It comes again, with less, where slots had to grow and there is no memory for as many: from then on the client
+    copies while it aliases `quota` slabs or more.
+    """
 
     credit: Annotated[int, Meta(ge=1, le=4096)]
     quota: Annotated[int, Meta(ge=0, le=4096)]

@@ -76,7 +76,7 @@ def main() -> None:
 def serve(
     feeds: tuple[str, ...], workers: int, bind: str, memory: int | None, log_level: str, until_stdin_closes: bool
 ) -> None:
-    r"""Serve feeds until SIGTERM or Ctrl-C.
+    """Serve feeds until SIGTERM or Ctrl-C.
 
     MODULE:ATTR names a Feed: MODULE is a module or the path of a .py file. For each feed that can be consumed, one line
     `ready tcp://HOST:PORT/NAME` is printed.
@@ -85,7 +85,7 @@ def serve(
     Examples:
       penstock serve scenes:feed --workers 8
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --memory 4G
-    """
+    """  # noqa: D301 (click wants a real \b)
     from . import daemon
     from .host.room import default_memory
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
 from penstock_proto import messages as m
@@ -74,6 +75,7 @@ class Daemon:
             PenstockError: whatever else keeps a feed from being served.
         """
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._broken)
         self._router = Router(self._bind, self._frame)
         try:
             self._listener = Listener(self._datagram, self._peer_ended)
@@ -282,6 +284,8 @@ class Daemon:
             case do.EndEpoch():
                 end = m.End(command.epoch, command.slabs, command.batches, command.rows)
                 self._consumers.send(command.stream, end)
+            case do.Limit():
+                self._consumers.send(command.stream, m.Opened(command.credit, command.quota))
             case do.FailStream():
                 self._consumers.send(command.stream, m.Failed(m.ErrorReport.of(command.error)))
             case do.ListSplits():
@@ -396,6 +400,12 @@ class Daemon:
         if self._error is None:
             self._error = error
         self.stop()
+
+    def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something was raised that nobody expected: better an end with its traceback than consumers that wait."""
+        error = context.get("exception")
+        log.critical("%s", context.get("message", "unexpected"), exc_info=error)
+        self._fail(PenstockError(f"the daemon failed: {error!r}; please report this as a bug"))
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -119,6 +119,15 @@ class EndEpoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """Tell the consumer its new credit and alias quota."""
+
+    stream: int
+    credit: int
+    quota: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailStream:
     """Tell the consumer that its stream failed."""
 
@@ -151,6 +160,7 @@ Command: TypeAlias = (
     | Free
     | Deliver
     | EndEpoch
+    | Limit
     | FailStream
     | FeedReady
     | RefuseStart

@@ -25,7 +25,7 @@ from penstock_proto.spec import Spec
 
 from . import commands as do
 from .feeds import ServedFeed, SplitsInfo, whole_pages
-from .memory import least_slots, share
+from .memory import least_slots, regrown, share
 from .order import Part
 from .stream import IDS_PER_STREAM, Stream
 
@@ -198,25 +198,33 @@ class Coordinator:
         stream = self._stream_of(ticket)
         if stream is None or not stream.needs(ticket):
             return
-        grown = stream.slot_nbytes if nbytes <= stream.slot_nbytes else whole_pages(nbytes + nbytes // 8)
-        slots = stream.share.production + stream.share.credit + stream.share.quota
-        missing = slots * (grown - stream.slot_nbytes)
-        if missing > self.memory - self.reserved:
-            grown = max(stream.slot_nbytes, whole_pages(nbytes))
-            missing = slots * (grown - stream.slot_nbytes)
-        if missing > self.memory - self.reserved:
-            free = self.memory - self.reserved
+        if nbytes > stream.slot_nbytes and not self._grow(stream, nbytes):
+            needed = least_slots(stream.share.quota) * whole_pages(nbytes) + stream.held + stream.feed.blocks_nbytes
+            missing = needed - stream.share.nbytes - (self.memory - self.reserved)
             error = MemoryBound(
-                f"a batch of {size(nbytes)} came, for which the stream's {slots} slots need {size(missing)} more, but "
-                f"only {size(free)} are free of the {size(self.memory)} that --memory allows: give --memory "
-                f"{self.memory + missing - free} or more, or make the batches smaller",
+                f"a batch of {size(nbytes)} came, with which the stream needs {size(needed)}, {size(missing)} more "
+                f"than is left to it. Give --memory {2 * (self.memory + missing)} or make the batches smaller",
                 feed=stream.feed.name,
             )
             stream.no_slot(ticket, error)
         else:
-            stream.share = stream.share.larger(missing)
-            stream.need_room(ticket, grown)
+            stream.need_room(ticket)
         self._settle(stream)
+
+    def _grow(self, stream: Stream, nbytes: int) -> bool:
+        """Let the stream's slots hold `nbytes`, with some to spare if there is room for it."""
+        for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
+            larger = regrown(
+                stream.share,
+                free=self.memory - self.reserved,
+                held=stream.held,
+                blocks=stream.feed.blocks_nbytes,
+                slot=slot,
+            )
+            if larger is not None:
+                stream.resize(larger, slot)
+                return True
+        return False
 
     def run_failed(self, run: int, error: PenstockError) -> None:
         """User code failed in a worker."""

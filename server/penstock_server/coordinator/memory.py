@@ -9,7 +9,7 @@ count as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,10 @@ class Share:
     quota: int
     nbytes: int
 
-    def larger(self, nbytes: int) -> Share:
-        """The same slots with `nbytes` more, because they have grown."""
-        return replace(self, nbytes=self.nbytes + nbytes)
+    @property
+    def slots(self) -> int:
+        """Slots in all places."""
+        return self.production + self.credit + self.quota
 
 
 def least_slots(quota: int) -> int:
@@ -43,6 +44,25 @@ def share(*, free: int, kept: int = 0, slot: int, blocks: int, workers: int, cre
         return None
     wanted = 2 * workers + 1 + credit + quota
     slots = max(least, min(wanted, (min(free // 2, free - kept) - blocks) // slot))
+    return _dealt(slots, wanted, credit, quota, blocks + slots * slot)
+
+
+def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Share | None:
+    """The share of a stream whose slots must grow to `slot` bytes while it holds `held` bytes in smaller ones.
+
+    It gets as many as it had, or fewer where that is more than half of what it could have (slots may have to grow once
+    more); None if there is no room for the least.
+    """
+    room = old.nbytes + free - blocks - held
+    least = least_slots(old.quota)
+    if least * slot > room:
+        return None
+    slots = max(least, min(old.slots, room // 2 // slot))
+    return _dealt(slots, old.slots, old.credit, old.quota, max(old.nbytes, blocks + held + slots * slot))
+
+
+def _dealt(slots: int, wanted: int, credit: int, quota: int, nbytes: int) -> Share:
+    """`slots` dealt to the three places in proportion to what was wanted of each, and one at least."""
     credit = min(max(1, credit * slots // wanted), slots - 1 - min(quota, 1))
     quota = min(max(min(quota, 1), quota * slots // wanted), slots - 1 - credit)
-    return Share(slots - credit - quota, credit, quota, blocks + slots * slot)
+    return Share(slots - credit - quota, credit, quota, nbytes)

@@ -57,9 +57,12 @@ class Turn:
     ended: bool = False
     leftover: int = 0
     error: PenstockError | None = None
-    # Kept by the stream: the slot's ticket (-1: none yet), the (worker, run)s that still fill it, how many slabs of it
-    # are out at the consumer, and whether the order is done with it (all sent, or its epoch closed).
+    # Kept by the stream: the slot's ticket (-1: none yet) and size, how many batches are made, the (worker, run)s that
+    # still fill it, how many slabs of it are out at the consumer, and whether the order is done with it (all sent, or
+    # its epoch closed).
     ticket: int = -1
+    nbytes: int = 0
+    made: int = 0
     fillers: list[tuple[int, int]] = field(default_factory=list)
     out: int = 0
     settled: bool = False

@@ -98,6 +98,8 @@ class Stream:
         self._unhanded: deque[tuple[int, int]] = deque()
         self._unhanded_bytes = 0
         self._out: dict[int, Turn] = {}
+        self._resized_at = 0
+        self._out_before = 0
         self._closing = False
         self._open_next_epoch()
 
@@ -110,6 +112,11 @@ class Stream:
     def slots(self) -> int:
         """How many slots it holds now."""
         return len(self._tickets)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the slots that it holds now."""
+        return sum(turn.nbytes for _, turn in self._tickets.values())
 
     # --- events from the consumer ---
 
@@ -193,7 +200,11 @@ class Stream:
             return
         if part is not None and not turn.settled:
             turn.parts.append(part)
+            turn.made += part.batches
         if last:
+            if not (turn.settled or ended or turn.made == turn.batches):
+                said = f"a worker made {turn.made} of {turn.batches} batches and did not say that the lane has ended"
+                self._fail_turn(epoch, turn, ProtocolError(said, feed=self.feed.name))
             turn.ended, turn.leftover = ended, leftover
             self._filled(epoch, turn, turn.fillers)
         self.advance()
@@ -213,10 +224,18 @@ class Stream:
         _, turn = self._tickets.get(ticket, (None, None))
         return turn is not None and not turn.settled and not turn.closed
 
-    def need_room(self, ticket: int, nbytes: int) -> None:
-        """The next batch of the ticket's turn needs a slot of `nbytes`; the share has been made large enough."""
-        self.slot_nbytes = max(self.slot_nbytes, nbytes)
+    def resize(self, share: Share, slot_nbytes: int) -> None:
+        """From now on the stream has this share, of slots of this size. What is out stays out till it is released."""
+        limits = self.share.credit, self.share.quota
+        self.share, self.slot_nbytes = share, slot_nbytes
+        self._resized_at, self._out_before = self.sent, len(self._out)
+        if (share.credit, share.quota) != limits:
+            self._do(do.Limit(self.number, share.credit, share.quota))
+
+    def need_room(self, ticket: int) -> None:
+        """The next batch of the ticket's turn did not fit; slots are large enough for it now."""
         _, turn = self._tickets[ticket]
+        turn.nbytes = self.slot_nbytes
         ((worker, run),) = turn.fillers
         self._do(do.Grant(worker, run, ticket, turn.index, turn.batches, self.slot_nbytes))
 
@@ -334,7 +353,7 @@ class Stream:
             self._end(epoch, epoch.order)
 
     def _credit_for(self, part: Part) -> bool:
-        if len(self._out) >= self.share.credit + self.share.quota:
+        if len(self._out) - self._out_before >= self.share.credit + self.share.quota:
             return False  # only of a consumer that aliases more than it may: its memory stays bounded too
         under_way = len(self._unhanded)
         return not under_way or (
@@ -468,6 +487,7 @@ class Stream:
     def _hold(self, epoch: Epoch, turn: Turn, fillers: list[Filler]) -> None:
         turn.ticket = next(self._ids)
         turn.fillers = fillers
+        turn.nbytes = self.slot_nbytes
         self._tickets[turn.ticket] = epoch, turn
         self._production += 1
         for worker, _ in fillers:
@@ -512,6 +532,7 @@ class Stream:
         if turn is None:
             raise ProtocolError(f"slab {seq} is released twice, or was never sent", feed=self.feed.name)
         turn.out -= 1
+        self._out_before -= seq < self._resized_at
         if turn.closed and turn.settled:
             self._free_unless_out(turn)
 

@@ -347,7 +347,10 @@ class Worker:
         )
 
     def _write_rows(self, message: m.WriteRows) -> None:
-        run = self._runs[message.run]
+        run = self._runs.get(message.run)
+        if run is None:  # dropped: the daemon only waits for the slot to be let alone
+            self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
+            return
         if run.served.layout is None or message.start + message.count > run.batches.leftover:
             raise ProtocolError(
                 f"rows {message.start} to {message.start + message.count} of a run with "
