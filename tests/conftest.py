@@ -153,7 +153,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     ) -> Daemon:
         number = len(daemons)
         folder = tmp_path / f"daemon{number}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "feeds.py").write_text(textwrap.dedent(source))
         feeds = feeds or ("feed",)
         command = [sys.executable, "-m", "penstock_server", "serve", *(f"feeds.py:{feed}" for feed in feeds)]

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -98,14 +99,26 @@ def test_only_ready_lines_go_to_stdout(serve: Serve) -> None:
     assert "user code prints" in daemon.stderr()
 
 
+def test_user_code_that_imports_tensorflow_is_warned_of_the_cost(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "daemon0").mkdir()
+    (tmp_path / "daemon0" / "tensorflow.py").write_text("# stands in for the real one, which takes seconds\n")
+    daemon = serve("import tensorflow\n" + textwrap.dedent(FEED))
+    assert daemon.stderr().count("your module imports TensorFlow: each worker takes about 500 MB more") == 1
+
+
+def test_few_splits_and_workers_that_do_not_divide_the_lanes_are_pointed_out(serve: Serve) -> None:
+    daemon = serve(FEED.replace("batch_size=10", "batch_size=10, shuffle=100"), workers=3)
+    log = daemon.stderr()
+    assert "each batch mixes only 1 of its 4 splits" in log
+    assert "with which 3 workers run no faster than 2" in log
+
+
 def test_help_ends_in_examples() -> None:
     shown = penstock_command("serve", "--help").stdout
     assert re.search(r"Examples:\n +penstock serve scenes:feed --workers 8", shown)
 
 
 def write_module(folder: Path) -> str:
-    import textwrap
-
     (folder / "scenes.py").write_text(textwrap.dedent(FEED))
     return f"{folder}/scenes.py:feed"
 
