@@ -7,6 +7,7 @@ a slot that is released too early shows), and remembers every message that it wa
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import secrets
 import socket
@@ -156,7 +157,8 @@ class FakeDaemon:
 
     Attributes:
         got: every message that came, in order.
-        copied: how many slots are in use now.
+        marked: for each same-host session that ended, how many slabs its ledger marks as handed.
+        ended_sessions: how many sessions ended, by end of file or Bye.
     """
 
     def __init__(
@@ -196,7 +198,6 @@ class FakeDaemon:
         self._wake, self._waker = socket.socketpair()
         self._sessions: list[_Session] = []
         self._fresh: list[tuple[socket.socket, np.ndarray]] = []
-        nbytes = 1 << 20
         first = [made for made in epoch(0) if isinstance(made, Made)]
         self._slot = max([len(made.data) for made in first] or [64])
         self.free = list(range(slots))
@@ -204,7 +205,6 @@ class FakeDaemon:
         self.memfd = os.memfd_create("fake")
         os.ftruncate(self.memfd, nbytes)
         self._nbytes = nbytes
-        self.paused = False
         self._stop = False
         self._commands: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="fake-daemon")
@@ -296,8 +296,6 @@ class FakeDaemon:
         fd = os.memfd_create("ledger")
         os.ftruncate(fd, ledger.NBYTES)
         os.pwrite(fd, secrets.token_bytes(16), ledger.NONCE.start)
-        import mmap
-
         page = np.frombuffer(mmap.mmap(fd, ledger.NBYTES), np.uint8)
         seqpacket.send(connection, encode(Greeting(VERSION)), fd)
         os.close(fd)

@@ -460,7 +460,7 @@ if sys.argv[3].startswith("SIG"):
         took = time.monotonic() - began
         want = {"exit": 0, "exception": 1, "SIGKILL": -signal.SIGKILL, "SIGINT": -signal.SIGINT}[how]
         assert done.returncode == want, done.stderr
-        assert took < 3
+        assert took < 5
         if how == "SIGINT":
             assert "KeyboardInterrupt" in done.stderr
         if transport == "local" or how != "SIGKILL":

@@ -81,7 +81,8 @@ class Session:
         self._pool = Pool(keep=2)
         self._ending = False
         self._closed = threading.Event()
-        self._asked = asked
+        self._connecting = time.monotonic() - asked
+        self._begun: float | None = None
         self._first: float | None = None
         self._waiting_since: float | None = None
         self._warned = False
@@ -104,6 +105,7 @@ class Session:
             self._note()
             messages = self._stream.begin()
             self._waiting_since = None
+            self._begun = self._begun or time.monotonic()
             self._send(*messages)
             self._ready.notify_all()
             return self._stream.epoch
@@ -219,6 +221,9 @@ class Session:
         """See `Connection.stats`."""
         with self._ready:
             now = time.monotonic()
+            first = None
+            if self._first is not None and self._begun is not None:
+                first = self._connecting + self._first - self._begun
             return {
                 "feed": self._stream.info.name,
                 "transport": self._transport.name,
@@ -226,7 +231,7 @@ class Session:
                 **self._counts,
                 "aliased": len(self._stream.aliased),
                 "wait_seconds": self._waited,
-                "first_batch_seconds": None if self._first is None else self._first - self._asked,
+                "first_batch_seconds": first,
                 "seconds": 0.0 if self._first is None else now - self._first,
             }
 
