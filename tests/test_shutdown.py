@@ -326,3 +326,20 @@ def test_after_close_iterating_raises(serve: Serve) -> None:
     assert streams(daemon) == 1, "its slots are still in use"
     del kept, batches, connection
     assert within(3, lambda: streams(daemon) == 0)
+
+
+@pytest.mark.soak
+def test_a_trainer_over_tcp_that_was_stopped_too_long_learns_that_its_session_is_gone(
+    serve: Serve, tmp_path: Path
+) -> None:
+    daemon = serve(FEED, "feed")
+    trainer = Trainer(daemon.url, LOOP, tmp_path, "tcp")
+    trainer.wait_for("training")
+    trainer.process.send_signal(signal.SIGSTOP)
+    assert within(40, lambda: streams(daemon) == 0)
+    trainer.process.send_signal(signal.SIGCONT)
+    status, stderr = trainer.ends_within(10)
+    assert status == 1
+    assert "ConnectionLost" in stderr
+    with penstock.connect(daemon.url, transport="tcp") as connection:
+        assert sum(len(n) for _, n in connection.batches()) == 4000

@@ -82,7 +82,8 @@ class Connection:
         `feed`; `transport` ("local" or "tcp"); `epoch` (the newest, from 0; -1 before the first); `slabs`, `batches`,
         `rows`, `bytes` handed over; `copies` (slabs copied because too many were held); `aliased` (slabs held now);
         `wait_seconds` (how long consumers waited for data that was not there); `first_batch_seconds` (how long
-        `connect` took, and then the first iteration to its first hand-over; or None); `seconds` (since the first hand-over).
+        `connect` took, and then the first iteration to its first hand-over; or None); `seconds` (since that
+        hand-over).
         """
         return self._reader.session.stats()
 

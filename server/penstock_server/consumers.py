@@ -10,6 +10,8 @@ import hmac
 import logging
 import secrets
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,7 +23,7 @@ from penstock_proto import messages as m
 from .coordinator import Coordinator
 from .coordinator.commands import Deliver
 from .coordinator.stream import Stream
-from .host.arena import Segment
+from .host.arena import Bytes, Segment
 from .host.local import LocalPeer
 from .host.network import Router
 
@@ -42,7 +44,8 @@ class Session:
     heard: float
     peer: LocalPeer | None = None
     stream: Stream | None = None
-    opened: float = field(default_factory=time.time)
+    sending: deque[tuple[int, Segment, weakref.ref[Bytes]]] = field(default_factory=deque)
+    """Slabs that went out over ZeroMQ and are not acknowledged: number, segment, and what ZeroMQ reads of it."""
 
     @property
     def transport(self) -> str:
@@ -185,7 +188,9 @@ class Consumers:
             session.peer.show(segment)
             session.peer.send(message)
         elif self._router.send(session.routing_id, message):
-            self._router.send_bytes(session.routing_id, slab.seq, segment.view()[slab.start : slab.start + slab.nbytes])
+            data = segment.view(slab.start, slab.nbytes)
+            session.sending.append((slab.seq, segment, weakref.ref(data)))
+            self._router.send_bytes(session.routing_id, slab.seq, data)
 
     def send(self, stream: int, message: m.Message) -> None:
         """Send a message to the consumer of a stream."""
@@ -269,6 +274,8 @@ class Consumers:
                 case m.Begin():
                     self._coordinator.begin(stream, message.epoch)
                 case m.Ack():
+                    while session.sending and session.sending[0][0] < message.handed:
+                        session.sending.popleft()
                     self._coordinator.acknowledge(stream, message.handed, message.released)
                 case m.Leave():
                     self._coordinator.leave(stream, message.epoch)
@@ -289,6 +296,8 @@ class Consumers:
             handed = session.stream.handed if session.peer is None else session.peer.handed
             log.info("feed %s: %s is gone, it was handed %d slabs", session.feed, session.client, handed)
             self._by_stream.pop(session.stream.number, None)
+            for _, segment, reader in session.sending:
+                segment.read_by.append(reader)
             self._coordinator.lost(session.stream)
             session.stream = None
 

@@ -232,6 +232,7 @@ class Daemon:
         while True:
             await asyncio.sleep(1)
             self._consumers.look_at_the_clock()
+            self._slots.look_again()
             self._carry_out()
 
     def _imported(self, number: int, message: m.Imported) -> None:

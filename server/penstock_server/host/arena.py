@@ -13,12 +13,19 @@ import asyncio
 import fcntl
 import mmap
 import os
+import weakref
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock_proto import MemoryBound
 
 from ..coordinator import size
 from .room import available
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _PAGE = mmap.PAGESIZE
 _SPARE = 64 << 20
@@ -32,17 +39,24 @@ class Segment:
     number: int
     nbytes: int
     fd: int
-    _view: memoryview | None = field(default=None)
+    read_by: list[weakref.ref[Bytes]] = field(default_factory=list)
+    """What ZeroMQ may still send of a session that is gone."""
+    _memory: Bytes | None = None
 
-    def view(self) -> memoryview:
-        """The segment's bytes, mapped into this process at first use (only slabs for the network need that)."""
-        if self._view is None:
-            self._view = memoryview(mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ))
-        return self._view
+    def view(self, start: int, nbytes: int) -> Bytes:
+        """Some of the segment's bytes, mapped into this process at first use (only slabs for the network need that)."""
+        if self._memory is None:
+            self._memory = np.frombuffer(mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+        return self._memory[start : start + nbytes]
+
+    def is_read(self) -> bool:
+        """Whether ZeroMQ may still send from it: then it must not be written."""
+        self.read_by = [reader for reader in self.read_by if reader() is not None]
+        return bool(self.read_by)
 
     def drop(self) -> None:
         """Close the fd. A mapping goes when the last frame that ZeroMQ still sends from it has gone."""
-        self._view = None
+        self._memory = None
         os.close(self.fd)
 
 
@@ -53,6 +67,7 @@ class Arena:
         self.nbytes = 0
         self._last = 0
         self._free: list[Segment] = []
+        self._read: list[Segment] = []
 
     def reuse(self, nbytes: int) -> Segment | None:
         """A free segment that holds `nbytes` and is not more than twice as large, the smallest, or None."""
@@ -95,8 +110,15 @@ class Arena:
         return Segment(number, nbytes, fd)
 
     def free(self, segment: Segment) -> None:
-        """Nobody uses the segment any more."""
-        self._free.append(segment)
+        """Nobody uses the segment any more, except that ZeroMQ may still send from it."""
+        (self._read if segment.is_read() else self._free).append(segment)
+
+    def look_again(self) -> bool:
+        """Free the segments that ZeroMQ does not send from any more; returns whether there were any."""
+        sent = [segment for segment in self._read if not segment.is_read()]
+        self._read = [segment for segment in self._read if segment not in sent]
+        self._free += sent
+        return bool(sent)
 
     def trim(self, reserved: int) -> list[Segment]:
         """Give free segments back to the system until no more than `reserved` bytes are held; returns them."""

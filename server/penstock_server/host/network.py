@@ -15,6 +15,8 @@ from penstock_proto import StartError
 from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
 from penstock_proto.messages import Chunk, Message, Status
 
+from .arena import Bytes
+
 CHUNK = 120 * 1024
 """Bytes of a slab in one message. TensorFlow makes glibc map every allocation of 128 KiB or more anew, so that each
 larger message costs the client its page faults: at 1 MiB twice the CPU and half the speed."""
@@ -41,6 +43,9 @@ class Router:
         self._socket.setsockopt(zmq.RCVHWM, 10_000)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 256 * 1024)
         self._socket.setsockopt(zmq.LINGER, 500)
+        # A peer that is stopped or cut off is given up, and what was queued for it let go.
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
         self._socket.setsockopt(zmq.IPV6, int("[" in bind))
         self._loop = asyncio.get_running_loop()
         self._closed = False
@@ -67,10 +72,14 @@ class Router:
         """Send a message; False if the peer is gone."""
         return self._send([peer, encode(message, MAX_STATUS if isinstance(message, Status) else MAX_MESSAGE)])
 
-    def send_bytes(self, peer: bytes, seq: int, data: memoryview) -> bool:
-        """Send the bytes of slab `seq` in pieces, straight from `data`; False if the peer is gone."""
-        for start in range(0, len(data), CHUNK):
-            if not self._send([peer, encode(Chunk(seq, start)), data[start : start + CHUNK]]):
+    def send_bytes(self, peer: bytes, seq: int, data: Bytes) -> bool:
+        """Send the bytes of slab `seq` in pieces, straight from `data`; False if the peer is gone.
+
+        ZeroMQ refers to `data` until it has sent them, or has given the peer up.
+        """
+        whole = data.data
+        for start in range(0, len(whole), CHUNK):
+            if not self._send([peer, encode(Chunk(seq, start)), whole[start : start + CHUNK]]):
                 return False
         return True
 

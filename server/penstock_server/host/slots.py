@@ -86,6 +86,11 @@ class Slots:
                 for grant in [grant for grant in queue if grant.ticket == ticket]:
                     queue.remove(grant)
 
+    def look_again(self) -> None:
+        """Free what ZeroMQ was still sending when its session had gone."""
+        if self._arena.look_again():
+            self._freed.set()
+
     def trim(self) -> None:
         """Give back what the streams' shares do not need."""
         for segment in self._arena.trim(self._reserved()):
