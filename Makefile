@@ -39,8 +39,8 @@ types: $(READY) ## mypy --strict
 docs: $(READY) ## the site, in docs/_build/html
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
 
-bench: $(READY) ## every benchmarks/bench_*.py in turn
-	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script $(ARGS); done
+bench: $(READY) ## how fast batches get into tensors, beside other ways
+	$(BIN)/python benchmarks/transport.py $(ARGS)
 
 soak: $(READY) ## the long-running tests
 	$(BIN)/python -m pytest -m soak --timeout 0 -o faulthandler_timeout=0 $(ARGS)

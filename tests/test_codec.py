@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import msgpack
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_proto import ProtocolError, UnknownFeed, arrays, codec, errors
@@ -256,3 +257,23 @@ def test_a_hostile_record_is_refused_and_runs_nothing(data: bytes) -> None:
 def test_arbitrary_records_raise_nothing_but_a_protocol_error(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         arrays.unpack(data)
+
+
+@pytest.mark.fuzz
+@settings(max_examples=50_000, deadline=None)
+@given(st.binary(max_size=2000), st.sampled_from([*DECODERS, arrays.unpack]))
+def test_fuzz_arbitrary_bytes(data: bytes, decode: Callable[[bytes], object]) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode(data)
+
+
+@pytest.mark.fuzz
+@settings(max_examples=50_000, deadline=None)
+@given(from_clients | from_servers | from_workers, st.data())
+def test_fuzz_damaged_messages(message: m.Message, data: st.DataObject) -> None:
+    damaged = bytearray(codec.encode(message))
+    for _ in range(data.draw(st.integers(1, 8))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    for decode in DECODERS:
+        with contextlib.suppress(ProtocolError):
+            decode(bytes(damaged))
