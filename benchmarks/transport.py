@@ -1,6 +1,6 @@
 """How fast do batches get from a worker process into a trainer's TensorFlow tensors?
 
-    python benchmarks/transport.py                      # all sizes, about five minutes
+    python benchmarks/transport.py                      # all sizes, about six minutes
     python benchmarks/transport.py --quick              # about two minutes, wider spreads
     python benchmarks/transport.py --sizes 16M --json transport.json
 
@@ -26,7 +26,7 @@ How it is measured:
 - All producers send float32 batches that they made before. They send a dozen different ones in
   turn, as many as Penstock has slots here, so that large batches come from memory, not from cache.
 
-Batches of 64 MiB need some 9 GiB of memory for all contestants together.
+Batches of 64 MiB need some 11 GiB of memory for all contestants together.
 """
 
 import argparse
@@ -50,7 +50,8 @@ from measure import Summary, Turn, summary
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 START_SECONDS = 180.0
 STOP_SECONDS = 10.0
-MEMORY_PER_BATCH_BYTE = 140  # all contestants' pools, slots and buffers together
+MEMORY_OF_PROCESSES = 4 << 30  # all contestants together; most of it is TensorFlow, seven times
+MEMORY_PER_BATCH_BYTE = 110  # their pools, slots and buffers
 
 
 class Failed(Exception):
@@ -243,7 +244,7 @@ def main() -> int:
     print(json.dumps(report["machine"]), end="\n\n")
     complete = True
     for size in chosen.sizes:
-        if available_memory() < size * MEMORY_PER_BATCH_BYTE:
+        if available_memory() < MEMORY_OF_PROCESSES + size * MEMORY_PER_BATCH_BYTE:
             print(f"{size_name(size)} a batch: skipped, not enough memory\n")
             complete = False
             continue

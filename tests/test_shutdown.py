@@ -135,8 +135,7 @@ def test_after_a_killed_trainer_the_daemon_serves_the_next(serve: Serve, tmp_pat
     trainer.wait_for("training")
     trainer.process.kill()
     trainer.ends_within(2)
-    if transport == "local":  # over TCP it is noticed after 30 s of silence
-        assert within(2, lambda: streams(daemon) == 0)
+    assert within(2 if transport == "local" else 10, lambda: streams(daemon) == 0)
     with penstock.connect(daemon.url, transport=transport) as connection:
         assert sum(len(n) for _, n in connection.batches()) == 4000
 

@@ -75,7 +75,7 @@ class TcpTransport:
         self._root: Root | None = None
         self._view: npt.NDArray[np.uint8] | None = None
         self._filled = 0
-        self._heard = time.monotonic()
+        self._said = time.monotonic()
         self._pinged: float | None = None
 
     def hello(self, timeout: float) -> Welcome:
@@ -126,7 +126,6 @@ class TcpTransport:
         if not isinstance(answer, Opened):
             raise ProtocolError(f"the daemon answered Open with {type(answer).__name__}")
         self._cut = cut
-        self._heard = time.monotonic()
         while self._monitor.poll(0):  # an earlier connection, before a daemon's restart
             self._monitor.recv_multipart()
 
@@ -153,12 +152,12 @@ class TcpTransport:
         if self._notes.bell is not None and self._notes.bell.socket.fileno() in ready:
             self._notes.bell.clear()
         now = time.monotonic()
-        if self._socket in ready or now - self._heard < PING_AFTER:
+        if self._socket in ready:
             self._pinged = None
-        elif self._pinged is None:
-            self._pinged = now
+        if now - self._said >= PING_AFTER:  # also while a slab comes in slowly: the daemon must hear of us
             self.send(encode(Ping()))
-        elif now - self._pinged > LOST_AFTER - PING_AFTER:
+            self._pinged = self._pinged or now
+        elif self._pinged is not None and now - self._pinged > LOST_AFTER - PING_AFTER:
             raise ConnectionLost(
                 f"the daemon at {self._address.endpoint} was silent for {LOST_AFTER:g} s: it hangs, or "
                 "the network is cut"
@@ -181,7 +180,6 @@ class TcpTransport:
                         "network was cut"
                     ) from None
                 return None
-            self._heard = time.monotonic()
             message = from_server(data)
             if type(message) is Chunk:
                 received = self._chunk(message)
@@ -225,6 +223,7 @@ class TcpTransport:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             return False
+        self._said = time.monotonic()
         return True
 
     def mark(self, handed: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 TEST_SAMPLES = 360
-TRAIN_FILES, TEST_FILES = 12, 4
+TRAIN_FILES, TEST_FILES = 16, 4
 
 
 def prepare(directory):

@@ -27,6 +27,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Line = Annotated[str, Meta(max_length=1024)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Epoch = Annotated[int, Meta(ge=0, le=2**53)]
+"""The number of an epoch that a client asks for: less than Count, as the daemon counts on from it."""
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Version = Annotated[int, Meta(ge=0, le=2**31)]
@@ -121,7 +123,7 @@ class Open(Message, frozen=True):
 class Begin(Message, frozen=True):
     """The client wants this epoch from its first batch. Epochs only go up."""
 
-    epoch: Count
+    epoch: Epoch
 
 
 class Ack(Message, frozen=True):
@@ -139,7 +141,7 @@ class Ack(Message, frozen=True):
 class Leave(Message, frozen=True):
     """The client leaves this epoch before its end; slabs of it that were sent and not handed are void."""
 
-    epoch: Count
+    epoch: Epoch
 
 
 class Ping(Message, frozen=True):

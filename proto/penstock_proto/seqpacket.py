@@ -42,4 +42,7 @@ def receive(connection: socket.socket) -> tuple[bytes, int | None]:
             with contextlib.suppress(OSError):
                 os.close(fd)
         raise ProtocolError("an oversized datagram, or one with more than one fd")
+    if fds and not data:
+        os.close(fds[0])  # an empty datagram counts as end of file
+        fds = []
     return data, fds[0] if fds else None

@@ -10,24 +10,29 @@ import hmac
 import logging
 import secrets
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock_proto import ConnectionLost, PenstockError, ProtocolError, UnknownFeed, codec
+from penstock_proto import ConnectionLost, PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
 
 from .coordinator import Coordinator
 from .coordinator.commands import Deliver
 from .coordinator.stream import Stream
-from .host.arena import Bytes, Segment
+from .host.arena import Segment
 from .host.local import LocalPeer
 from .host.network import Router
 
 log = logging.getLogger(__name__)
+
+MOST_EARLY = 1024
+"""Hellos that may wait for the feeds to be ready."""
+
+SILENT = 2.0
+"""Seconds without a sign of life after which a consumer over ZeroMQ is looked for."""
 
 PATIENCE = 30.0
 """Seconds without a sign of life after which a consumer over ZeroMQ counts as gone."""
@@ -44,8 +49,8 @@ class Session:
     heard: float
     peer: LocalPeer | None = None
     stream: Stream | None = None
-    sending: deque[tuple[int, Segment, weakref.ref[Bytes]]] = field(default_factory=deque)
-    """Slabs that went out over ZeroMQ and are not acknowledged: number, segment, and what ZeroMQ reads of it."""
+    sending: deque[tuple[int, Segment]] = field(default_factory=deque)
+    """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
 
     @property
     def transport(self) -> str:
@@ -86,7 +91,7 @@ class Consumers:
         self._by_routing_id: dict[bytes, Session] = {}
         self._by_peer: dict[LocalPeer, Session] = {}
         self._by_stream: dict[int, Session] = {}
-        self._early: list[tuple[bytes, m.Hello]] = []
+        self._early: dict[bytes, m.Hello] = {}
         self._complained: set[str] = set()
 
     # --- what comes ---
@@ -110,8 +115,8 @@ class Consumers:
             case m.StatusRequest() if message.version != m.VERSION:
                 self._refuse_version(routing_id, message.version)
             case m.StatusRequest():
-                self._router.send(routing_id, m.Status(self._status()))
-            case m.Ping() if session is not None:
+                self._answer_status(routing_id)
+            case m.Ping() if session is not None or routing_id in self._early:
                 self._router.send(routing_id, m.Pong())
             case m.StopRequest():
                 refused = ProtocolError("a daemon is stopped from its own host, or by SIGTERM")
@@ -121,7 +126,7 @@ class Consumers:
             case m.Bye():
                 pass  # of a session that has ended
             case _:
-                self._let_go(routing_id)
+                self._say_gone(routing_id)
 
     def datagram(self, peer: LocalPeer, data: bytes) -> None:
         """A message over a connection on this host."""
@@ -151,8 +156,8 @@ class Consumers:
 
     def feeds_ready(self) -> None:
         """All feeds are ready: answer the Hellos that came early."""
-        early, self._early = self._early, []
-        for routing_id, hello in early:
+        early, self._early = self._early, {}
+        for routing_id, hello in early.items():
             self._hello(routing_id, hello)
 
     def look_at_the_clock(self) -> None:
@@ -161,7 +166,13 @@ class Consumers:
             if session.peer is None and time.monotonic() - session.heard > PATIENCE:
                 if session.stream is not None:
                     log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
-                    self._let_go(session.routing_id)
+                    self._say_gone(session.routing_id)
+                self._gone(session)
+            elif (
+                session.peer is None
+                and time.monotonic() - session.heard > SILENT
+                and not self._router.send(session.routing_id, m.Pong())  # ROUTER knows when a peer's process is gone
+            ):
                 self._gone(session)
 
     # --- what goes ---
@@ -188,9 +199,8 @@ class Consumers:
             session.peer.show(segment)
             session.peer.send(message)
         elif self._router.send(session.routing_id, message):
-            data = segment.view(slab.start, slab.nbytes)
-            session.sending.append((slab.seq, segment, weakref.ref(data)))
-            self._router.send_bytes(session.routing_id, slab.seq, data)
+            session.sending.append((slab.seq, segment))
+            self._router.send_bytes(session.routing_id, slab.seq, segment.view(slab.start, slab.nbytes))
 
     def send(self, stream: int, message: m.Message) -> None:
         """Send a message to the consumer of a stream."""
@@ -207,23 +217,30 @@ class Consumers:
         """Tell every consumer why nothing more comes."""
         for session in self.sessions.values():
             self._send(session, m.Failed(m.ErrorReport.of(error)))
-        for routing_id, _ in self._early:
+        for routing_id in self._early:
             self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
 
     # --- how ---
+
+    def _answer_status(self, routing_id: bytes) -> None:
+        try:
+            self._router.send(routing_id, m.Status(self._status()))
+        except ProtocolError as error:
+            self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
 
     def _hello(self, routing_id: bytes, hello: m.Hello) -> None:
         if hello.version != m.VERSION:
             self._refuse_version(routing_id, hello.version)
         elif hello.feed not in self._coordinator.feeds and not self._ready():
-            self._early.append((routing_id, hello))
+            if len(self._early) < MOST_EARLY:
+                self._early[routing_id] = hello
         elif hello.feed not in self._coordinator.feeds:
-            served = ", ".join(sorted(self._coordinator.feeds))
-            error = UnknownFeed(f"no feed {hello.feed!r} is served at {self._router.endpoint}; there are: {served}")
+            error = self._coordinator.unknown_feed(hello.feed)
             self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
         elif routing_id not in self._by_routing_id:
             token = secrets.token_bytes(16)
-            session = Session(token, hello.feed, hello.client, routing_id, time.monotonic())
+            client = "".join(letter for letter in hello.client if letter.isprintable())[:128]
+            session = Session(token, hello.feed, client, routing_id, time.monotonic())
             self.sessions[token] = session
             self._by_routing_id[routing_id] = session
             self._router.send(routing_id, m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix))
@@ -291,17 +308,18 @@ class Consumers:
 
     def _gone(self, session: Session) -> None:
         self.sessions.pop(session.token, None)
-        self._by_routing_id.pop(session.routing_id, None)
+        if self._by_routing_id.get(session.routing_id) is session:
+            del self._by_routing_id[session.routing_id]
         if session.stream is not None:
             handed = session.stream.handed if session.peer is None else session.peer.handed
             log.info("feed %s: %s is gone, it was handed %d slabs", session.feed, session.client, handed)
             self._by_stream.pop(session.stream.number, None)
-            for _, segment, reader in session.sending:
-                segment.read_by.append(reader)
+            for _, segment in session.sending:
+                segment.retired = True
             self._coordinator.lost(session.stream)
             session.stream = None
 
-    def _let_go(self, routing_id: bytes) -> None:
+    def _say_gone(self, routing_id: bytes) -> None:
         """Tell a consumer over ZeroMQ that its session has ended, so that it does not wait for more."""
         silence = f"which was silent for more than {PATIENCE:.0f} s"
         error = ConnectionLost(f"the daemon let go of this session, {silence}: connect again")

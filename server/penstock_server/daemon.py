@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -29,7 +30,7 @@ from .coordinator.order import Part
 from .coordinator.stream import IDS_PER_STREAM
 from .feed import mixing_warning, workers_warning
 from .host.arena import Arena, Segment
-from .host.local import Listener
+from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
@@ -60,7 +61,7 @@ class Daemon:
         self._stopped = asyncio.Event()
         self._error: PenstockError | None = None
         self._warned: set[str] = set()
-        self._started = time.time()
+        self._started = time.monotonic()
         self._lists: dict[int, tuple[int, int]] = {}
         """fd and size of each list of splits, by its number."""
         self._last_list = 0
@@ -77,6 +78,12 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._broken)
         self._router = Router(self._bind, self._frame)
+        if not re.match(r"tcp://(127\.|localhost|\[::1\])", self._router.endpoint):
+            log.warning(
+                "listening on %s: batches are not encrypted and whoever reaches the port can read them; use it in a "
+                "trusted network only",
+                self._router.endpoint,
+            )
         try:
             self._listener = Listener(self._datagram, self._peer_ended)
             self._consumers = Consumers(
@@ -84,7 +91,7 @@ class Daemon:
                 self._router,
                 self._listener.name,
                 ready=self._all_ready,
-                status=lambda: json.dumps(self.status()),
+                status=lambda: json.dumps(self.status(), ensure_ascii=False),
                 stop=self.stop,
             )
             self._slots = Slots(
@@ -101,6 +108,7 @@ class Daemon:
             self._supervisor = Supervisor(self._feeds, self._workers, self._from_worker, self._worker_died)
             self._supervisor.start()
             clock = loop.create_task(self._clock())
+            clock.add_done_callback(self._clock_stopped)
             await self._stopped.wait()
             clock.cancel()
             if until_stdin_closes:
@@ -121,12 +129,13 @@ class Daemon:
     def status(self) -> dict[str, object]:
         """What `penstock status` shows, as JSON types."""
         coordinator = self._coordinator
+        reading = [session for session in self._consumers.sessions.values() if session.stream is not None]
         return {
             "pid": os.getpid(),
             "version": m.VERSION,
             "endpoint": self._router.endpoint,
             "unix": self._listener.name,
-            "seconds": round(time.time() - self._started, 1),
+            "seconds": round(time.monotonic() - self._started, 1),
             "ready": self._all_ready(),
             "memory": {"allowed": coordinator.memory, "reserved": coordinator.reserved, "arena": self._arena.nbytes},
             "malformed": self._consumers.malformed,
@@ -134,7 +143,7 @@ class Daemon:
                 {
                     "name": feed.name,
                     "url": self._url(feed.name),
-                    "spec": str(feed.info.spec),
+                    "spec": str(feed.info.spec)[:1000],
                     "batch_size": feed.info.batch_size,
                     "batches": feed.info.batches,
                     "samples": feed.info.samples,
@@ -163,11 +172,12 @@ class Daemon:
                     "handed": session.stream.handed,
                     "slots": session.stream.slots,
                     "slot_bytes": session.stream.slot_nbytes,
-                    "error": None if session.stream.error is None else session.stream.error.message,
+                    "error": None if session.stream.error is None else session.stream.error.message[:200],
                 }
-                for session in self._consumers.sessions.values()
+                for session in reading[:200]
                 if session.stream is not None
             ],
+            "more_streams": max(0, len(reading) - 200),
         }
 
     # --- events ---
@@ -176,12 +186,12 @@ class Daemon:
         self._consumers.frame(routing_id, data)
         self._carry_out()
 
-    def _datagram(self, peer: object, data: bytes) -> None:
-        self._consumers.datagram(peer, data)  # type: ignore[arg-type]
+    def _datagram(self, peer: LocalPeer, data: bytes) -> None:
+        self._consumers.datagram(peer, data)
         self._carry_out()
 
-    def _peer_ended(self, peer: object) -> None:
-        self._consumers.peer_ended(peer)  # type: ignore[arg-type]
+    def _peer_ended(self, peer: LocalPeer) -> None:
+        self._consumers.peer_ended(peer)
         self._carry_out()
 
     def _from_worker(self, number: int, data: bytes, fd: int | None) -> None:
@@ -209,6 +219,8 @@ class Daemon:
                 fd = None
             case m.Imported():
                 self._imported(number, message)
+            case m.StartFailed() if self._all_ready():
+                log.error("worker %d cannot start any more: %s", number, message.error.error())
             case m.StartFailed():
                 self._fail(message.error.error())
         if fd is not None:
@@ -232,13 +244,18 @@ class Daemon:
         while True:
             await asyncio.sleep(1)
             self._consumers.look_at_the_clock()
-            self._slots.look_again()
             self._carry_out()
 
+    def _clock_stopped(self, clock: asyncio.Task[None]) -> None:
+        if not clock.cancelled() and (error := clock.exception()) is not None:
+            self._broken(asyncio.get_running_loop(), {"message": "the clock stopped", "exception": error})
+
     def _imported(self, number: int, message: m.Imported) -> None:
-        names = [plan.name for plan in message.feeds]
-        for name in {name for name in names if names.count(name) > 1}:
-            self._fail(StartError(f"two feeds are called {name!r}: give one of them another `name=`"))
+        if not self._coordinator.plans(message.feeds, number):
+            log.error(
+                "worker %d imported other feeds than the daemon serves: a module changed; restart the daemon", number
+            )
+            self._tell(number, m.Shutdown())
             return
         for plan in message.feeds:
             for text in plan.warnings:
@@ -249,7 +266,6 @@ class Daemon:
                 "keep the generator in a module of its own that does not"
             )
         log.info("worker %d is ready: its imports took %.2f s", number, message.imports_seconds)
-        self._coordinator.plans(message.feeds, number)
 
     def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
         number = 0
@@ -331,7 +347,6 @@ class Daemon:
 
     def _refused(self, ticket: int, error: PenstockError) -> None:
         self._coordinator.no_slot(ticket, error)
-        self._coordinator.made(ticket, None, last=True)
         self._carry_out()
 
     def _start_run(self, command: do.StartRun) -> None:

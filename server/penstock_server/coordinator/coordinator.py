@@ -56,18 +56,23 @@ class Coordinator:
     @property
     def reserved(self) -> int:
         """Bytes that the streams' shares add up to."""
-        return sum(stream.share.nbytes for stream in self.streams.values())
+        return sum(stream.reserved for stream in self.streams.values())
 
     # --- feeds ---
 
-    def plans(self, plans: Iterable[FeedPlan], worker: int) -> None:
-        """A worker has imported the feeds. The first one to do so is asked for splits and samples."""
+    def plans(self, plans: Iterable[FeedPlan], worker: int) -> bool:
+        """A worker has imported the feeds. The first one to do so is asked for splits and samples.
+
+        Returns:
+            Whether they are the same as the first worker's.
+        """
         if self._plans:
-            return
+            return list(plans) == list(self._plans.values())
         for run, plan in enumerate(plans):
             self._plans[plan.name] = plan
             self._listings[run] = plan.name
             self._do(do.ListSplits(worker, run, plan.name, 0))
+        return True
 
     def splits_listed(self, run: int, splits: SplitsInfo, spec: Spec | None, sample_nbytes: int) -> None:
         """A list of splits is there, and for the first of a feed its spec and the bytes of a sample."""
@@ -108,6 +113,11 @@ class Coordinator:
 
     # --- consumers ---
 
+    def unknown_feed(self, name: str) -> UnknownFeed:
+        """The error for a feed that is not served; it names those that are."""
+        served = ", ".join(sorted(self.feeds)) or "none is ready yet"
+        return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
+
     def open(self, feed_name: str, *, credit: int, credit_bytes: int, quota: int) -> Stream:
         """A new stream from epoch 0 for a consumer that asks for so much credit and alias quota.
 
@@ -119,8 +129,7 @@ class Coordinator:
         """
         feed = self.feeds.get(feed_name)
         if feed is None:
-            served = ", ".join(sorted(self.feeds)) or "none is ready yet"
-            raise UnknownFeed(f"no feed {feed_name!r} is served here; there are: {served}")
+            raise self.unknown_feed(feed_name)
         reading = {stream.feed for stream in self.streams.values()}
         granted = share(
             free=self.memory - self.reserved,

@@ -114,6 +114,11 @@ class Stream:
         return len(self._tickets)
 
     @property
+    def reserved(self) -> int:
+        """Bytes that are kept for it: its share while it lives, then what has not come back yet."""
+        return self.held if self._closing or self.error is not None else self.share.nbytes
+
+    @property
     def held(self) -> int:
         """Bytes of the slots that it holds now."""
         return sum(turn.nbytes for _, turn in self._tickets.values())

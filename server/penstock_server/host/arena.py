@@ -13,8 +13,7 @@ import asyncio
 import fcntl
 import mmap
 import os
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -39,8 +38,8 @@ class Segment:
     number: int
     nbytes: int
     fd: int
-    read_by: list[weakref.ref[Bytes]] = field(default_factory=list)
-    """What ZeroMQ may still send of a session that is gone."""
+    retired: bool = False
+    """ZeroMQ may still send from it for a session that is gone: it must not be written again."""
     _memory: Bytes | None = None
 
     def view(self, start: int, nbytes: int) -> Bytes:
@@ -48,11 +47,6 @@ class Segment:
         if self._memory is None:
             self._memory = np.frombuffer(mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
         return self._memory[start : start + nbytes]
-
-    def is_read(self) -> bool:
-        """Whether ZeroMQ may still send from it: then it must not be written."""
-        self.read_by = [reader for reader in self.read_by if reader() is not None]
-        return bool(self.read_by)
 
     def drop(self) -> None:
         """Close the fd. A mapping goes when the last frame that ZeroMQ still sends from it has gone."""
@@ -67,7 +61,7 @@ class Arena:
         self.nbytes = 0
         self._last = 0
         self._free: list[Segment] = []
-        self._read: list[Segment] = []
+        self._growing = 0
 
     def reuse(self, nbytes: int) -> Segment | None:
         """A free segment that holds `nbytes` and is not more than twice as large, the smallest, or None."""
@@ -89,8 +83,9 @@ class Arena:
         self._last += 1
         number = self._last
         fd = -1
+        room = available() - _SPARE - self._growing
+        self._growing += nbytes
         try:
-            room = available() - _SPARE
             if nbytes > room:
                 raise MemoryBound(
                     f"a slot of {size(nbytes)} is needed, but this machine (or its cgroup) has {size(max(0, room))} "
@@ -107,25 +102,24 @@ class Arena:
             if isinstance(error, OSError):
                 raise MemoryBound(f"a slot of {size(nbytes)} could not be reserved: {error.strerror}") from None
             raise
+        finally:
+            self._growing -= nbytes
         return Segment(number, nbytes, fd)
 
     def free(self, segment: Segment) -> None:
-        """Nobody uses the segment any more, except that ZeroMQ may still send from it."""
-        (self._read if segment.is_read() else self._free).append(segment)
+        """Nobody uses the segment any more."""
+        self._free.append(segment)
 
-    def look_again(self) -> bool:
-        """Free the segments that ZeroMQ does not send from any more; returns whether there were any."""
-        sent = [segment for segment in self._read if not segment.is_read()]
-        self._read = [segment for segment in self._read if segment not in sent]
-        self._free += sent
-        return bool(sent)
+    def retire(self, segment: Segment) -> None:
+        """Give the segment back to the system; ZeroMQ's frames keep its memory for as long as they need it."""
+        self.nbytes -= segment.nbytes
+        segment.drop()
 
     def trim(self, reserved: int) -> list[Segment]:
         """Give free segments back to the system until no more than `reserved` bytes are held; returns them."""
         gone = []
         while self._free and self.nbytes > reserved:
             segment = self._free.pop(0)
-            self.nbytes -= segment.nbytes
-            segment.drop()
+            self.retire(segment)
             gone.append(segment)
         return gone

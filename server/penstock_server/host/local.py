@@ -8,7 +8,6 @@ proves that the other side maps our memory.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import mmap
@@ -50,11 +49,6 @@ class LocalPeer:
             self._peer.send(encode(Greeting(VERSION)), fd)
         finally:
             os.close(fd)
-
-    @property
-    def open(self) -> bool:
-        """Whether the connection stands."""
-        return self._peer.open
 
     @property
     def handed(self) -> int:
@@ -121,14 +115,33 @@ class Listener:
         peer.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             connection, _ = self._socket.accept()
-            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid not in (0, os.geteuid()):
-                log.warning("refused a connection on this host from user %d: the daemon runs as %d", uid, os.geteuid())
-                connection.close()
-                return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._pause(error)
+            return
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (0, os.geteuid()):
+            log.debug("refused a connection on this host from user %d: the daemon runs as %d", uid, os.geteuid())
+            connection.close()
+            return
+        try:
             self.peers.add(LocalPeer(connection, self._on_data, self._ended))
+        except OSError as error:
+            connection.close()
+            self._pause(error)
+
+    def _pause(self, error: OSError) -> None:
+        """No file descriptors or memory are left for another connection: look again in a second."""
+        log.error("cannot take a connection on this host (%s): raise the limit (ulimit -n) or close others", error)
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.call_later(1, self._resume)
+
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def _ended(self, peer: LocalPeer) -> None:
         self._on_end(peer)

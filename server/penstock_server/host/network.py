@@ -39,9 +39,9 @@ class Router:
         self._context = zmq.Context(io_threads=1)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 10_000)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 256 * 1024)
+        self._socket.setsockopt(zmq.SNDHWM, 1 << 16)
+        self._socket.setsockopt(zmq.RCVHWM, 256)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         self._socket.setsockopt(zmq.LINGER, 500)
         # A peer that is stopped or cut off is given up, and what was queued for it let go.
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
@@ -49,6 +49,7 @@ class Router:
         self._socket.setsockopt(zmq.IPV6, int("[" in bind))
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._scheduled = False
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
@@ -61,7 +62,7 @@ class Router:
             raise StartError(f"cannot listen on {bind}: {why}") from None
         self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._readable)
-        self._loop.call_soon(self._readable)
+        self._look_soon()
 
     @property
     def endpoint(self) -> str:
@@ -96,13 +97,22 @@ class Router:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
             return False
-        self._loop.call_soon(self._readable)
+        self._look_soon()
         return True
 
+    def _look_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._readable)
+
     def _readable(self) -> None:
-        while not self._closed and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        self._scheduled = False
+        for _ in range(64):  # then it is others' turn, whoever floods us
+            if self._closed or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._on_frame(frames[0], frames[1] if len(frames) == 2 else b"")
+        self._look_soon()

@@ -72,8 +72,8 @@ class Peer:
             seqpacket.send(self._connection, data, fd)
         except BlockingIOError:
             return False
-        except OSError:
-            self._end()
+        except ConnectionError:
+            pass  # its last words may still be there to read, and then the end of file
         return True
 
     def _writable(self) -> None:

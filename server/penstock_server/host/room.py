@@ -30,7 +30,11 @@ def _machine() -> int:
 
 def _cgroups() -> list[int]:
     rooms = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             rooms += _up_from(_CGROUPS, path, "memory.max", "memory.current", "inactive_file")

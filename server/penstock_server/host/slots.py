@@ -6,6 +6,8 @@ Grants of one stream keep their order, since a worker fills the turns of a lane 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -78,18 +80,16 @@ class Slots:
     def free(self, ticket: int) -> None:
         """The ticket is not needed any more."""
         segment = self._segments.pop(ticket, None)
-        if segment is not None:
+        if segment is not None and segment.retired:
+            self._arena.retire(segment)
+            self._gone(segment)
+        elif segment is not None:
             self._arena.free(segment)
             self._freed.set()
         else:
             for queue in self._waiting.values():
                 for grant in [grant for grant in queue if grant.ticket == ticket]:
                     queue.remove(grant)
-
-    def look_again(self) -> None:
-        """Free what ZeroMQ was still sending when its session had gone."""
-        if self._arena.look_again():
-            self._freed.set()
 
     def trim(self) -> None:
         """Give back what the streams' shares do not need."""
@@ -122,20 +122,26 @@ class Slots:
 
     async def _serve(self, stream: int) -> None:
         queue = self._waiting[stream]
+        refused_at: float | None = None
         while queue:
             grant = queue[0]
             if self._reuse(grant):
                 queue.remove(grant)
+                refused_at = None
                 continue
-            for segment in self._arena.trim(self._reserved() - grant.nbytes):
+            # Where the machine has refused, free slots of other sizes go back to it first.
+            for segment in self._arena.trim(0 if refused_at else self._reserved() - grant.nbytes):
                 self._gone(segment)
             try:
                 new = await self._arena.grow(grant.nbytes)
             except MemoryBound as error:
-                if grant in queue and not await self._slot_comes_free(stream):
+                refused_at = refused_at or time.monotonic()
+                if grant in queue and not await self._slot_comes_free(stream, refused_at + PATIENCE):
                     queue.remove(grant)
+                    refused_at = None
                     self._refused(grant.ticket, error)
                 continue
+            refused_at = None
             if grant in queue:
                 queue.remove(grant)
                 self._assign(grant, new)
@@ -143,13 +149,12 @@ class Slots:
                 self._arena.free(new)
         del self._waiting[stream]
 
-    async def _slot_comes_free(self, stream: int) -> bool:
-        """Wait for a slot to come free: the stream then lives in a smaller window. False if none does."""
-        if not any(ticket // IDS_PER_STREAM == stream for ticket in self._segments):
+    async def _slot_comes_free(self, stream: int, deadline: float) -> bool:
+        """Wait for a slot to come free: the stream then lives in a smaller window. False if none does in time."""
+        left = deadline - time.monotonic()
+        if left <= 0 or not any(ticket // IDS_PER_STREAM == stream for ticket in self._segments):
             return False
         self._freed.clear()
-        try:
-            await asyncio.wait_for(self._freed.wait(), PATIENCE)
-        except TimeoutError:
-            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._freed.wait(), min(left, 1))
         return True

@@ -100,6 +100,8 @@ class Supervisor:
         self._stopping = True
         processes = [worker.process for worker in self.workers if worker.process is not None]
         for worker in self.workers:
+            if worker.pidfd >= 0:
+                self._loop.remove_reader(worker.pidfd)
             worker.peer.send(farewell)
         deadline = time.monotonic() + patience
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
