@@ -1,7 +1,7 @@
 """How fast do batches get from a worker process into a trainer's TensorFlow tensors?
 
-    python benchmarks/transport.py                      # all sizes, about six minutes
-    python benchmarks/transport.py --quick              # about two minutes, wider spreads
+    python benchmarks/transport.py                      # all sizes, about five minutes
+    python benchmarks/transport.py --quick              # about two minutes, wider spread
     python benchmarks/transport.py --sizes 16M --json transport.json
 
 It measures Penstock over shared memory and over TCP and, beside it, what is often written by hand
