@@ -223,7 +223,8 @@ def options() -> argparse.Namespace:
         chosen.sizes = [size_of(text) for text in chosen.sizes.split(",")]
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    chosen.repeats = chosen.repeats or (3 if chosen.quick else 5)
+    if chosen.repeats is None:
+        chosen.repeats = 3 if chosen.quick else 5
     if chosen.repeats < 1:
         parser.error("--repeats must be at least 1")
     chosen.names = chosen.only.split(",") if chosen.only else list(CONTESTANTS)

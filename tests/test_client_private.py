@@ -154,3 +154,15 @@ if sys.argv[1] != "exit":
     process.wait(2)
     trainer.stdout.read()
     trainer.stdout.close()
+
+
+def test_a_script_that_serves_itself_without_a_guard_is_refused_and_starts_nothing_without_end(tmp_path: Path) -> None:
+    script = tmp_path / "whole.py"
+    script.write_text(
+        "import penstock\nfrom penstock_server import Feed\n"
+        "feed = Feed([1, 2, 3], batch_size=2)\n"
+        "for batch in penstock.connect('whole.py:feed', workers=1).batches(): print(batch)\n"
+    )
+    done = subprocess.run([sys.executable, "whole.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert 'put the training code under `if __name__ == "__main__":`' in done.stderr

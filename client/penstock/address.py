@@ -33,10 +33,17 @@ def is_private(url: str) -> bool:
     Raises:
         StartError: it is neither that nor a URL.
     """
+    if not isinstance(url, str):
+        raise TypeError(
+            f"a feed is given by its URL or as MODULE:ATTR, not as {type(url).__name__}: workers import it themselves, "
+            'so name it, such as penstock.dataset("scenes.py:feed")'
+        )
     if "://" in url:
         return False
     module, _, attribute = url.rpartition(":")
-    if not module or not attribute:
+    if module and attribute[:1].isdigit():
+        raise StartError(f"{url!r} looks like an address without its tcp://: {_FORMS}")
+    if not module or not attribute.isidentifier():
         raise StartError(f"{url!r} is neither a URL nor MODULE:ATTR: {_FORMS}")
     return True
 
@@ -50,7 +57,7 @@ def parse(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     if scheme != "tcp":
         raise StartError(f"{url!r} has the scheme {scheme!r}, but Penstock is reached by tcp: {_FORMS}")
-    place, _, feed = rest.partition("/")
+    place, _, feed = rest.rstrip("/").partition("/")
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]"):
         raise StartError(f"{url!r} names no port: write tcp://HOST:PORT/FEED")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import queue
 import subprocess
 import sys
@@ -44,6 +45,13 @@ class PrivateDaemon:
             StartError: the server package is not installed, or the daemon ended before it was ready.
             PenstockError: what the daemon reported.
         """
+        if "PENSTOCK_WORKER" in os.environ:
+            raise StartError(
+                f"{spec!r} is opened while a Penstock worker imports this code, which would start daemons without end: "
+                'put the training code under `if __name__ == "__main__":`, or the Feed into a module of its own'
+            )
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers={workers}: give 1 or more")
         if importlib.util.find_spec("penstock_server") is None:
             raise StartError(
                 f"{spec!r} needs the daemon, which is not installed here: pip install 'penstock[server]', "

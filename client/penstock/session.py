@@ -155,7 +155,7 @@ class Session:
             if now - self._waiting_since > SLOW and not self._warned:
                 self._warned = True
                 logger.warning(
-                    "%s: no data for %.0f s, since %s; `penstock status %s` shows what its workers do",
+                    "%s: no data for %.0f s, since %s; is the generator slow? `penstock status %s` shows its workers",
                     self.url,
                     now - self._waiting_since,
                     time.strftime("%H:%M:%S", time.localtime(time.time() - (now - self._waiting_since))),

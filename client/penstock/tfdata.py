@@ -52,6 +52,8 @@ def dataset(reader: Reader) -> tf.data.Dataset:
         result = result.apply(tf.data.experimental.assert_cardinality(reader.info.batches))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # Its thread holds up the end of an iterator: `break` then takes seconds now and then, also in plain tf.data.
+    options.autotune.enabled = False
     return result.with_options(options)
 
 

@@ -194,7 +194,8 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise SpecError(f"sample{path} is no array: {error}. Ragged lists cannot be served: pad them") from None
+        mend = "a list is read as one array: yield a tuple, such as (X, y), and where lengths differ, pad them"
+        raise SpecError(f"sample{path} is no array ({error}); {mend}") from None
     if array.dtype.name in DTYPES:
         return array
     if array.dtype.kind in "SU":

@@ -311,8 +311,7 @@ class Consumers:
         if self._by_routing_id.get(session.routing_id) is session:
             del self._by_routing_id[session.routing_id]
         if session.stream is not None:
-            handed = session.stream.handed if session.peer is None else session.peer.handed
-            log.info("feed %s: %s is gone, it was handed %d slabs", session.feed, session.client, handed)
+            log.info("feed %s: %s is gone", session.feed, session.client)
             self._by_stream.pop(session.stream.number, None)
             for _, segment in session.sending:
                 segment.retired = True

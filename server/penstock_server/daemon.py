@@ -241,8 +241,12 @@ class Daemon:
                 self.stop()
 
     async def _clock(self) -> None:
+        seconds = 0
         while True:
             await asyncio.sleep(1)
+            seconds += 1
+            if seconds % 10 == 0 and not self._all_ready():
+                log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
             self._consumers.look_at_the_clock()
             self._carry_out()
 

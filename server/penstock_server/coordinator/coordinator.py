@@ -251,7 +251,11 @@ class Coordinator:
 
     def worker_died(self, worker: int, how: str) -> None:
         """A worker process has ended; what it held is lost."""
-        error = WorkerDied(f"the worker process {how}; the daemon's log may say more", worker=worker)
+        error = WorkerDied(
+            f"the worker process {how}, and what it held of this stream is lost: connect anew, from epoch 0 on. If "
+            "memory ran out, fewer workers or a smaller shuffle need less",
+            worker=worker,
+        )
         if self._listings or not self._plans:
             self._do(do.RefuseStart(error))
         for stream in list(self.streams.values()):

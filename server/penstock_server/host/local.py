@@ -50,11 +50,6 @@ class LocalPeer:
         finally:
             os.close(fd)
 
-    @property
-    def handed(self) -> int:
-        """How many slabs the consumer has marked as handed."""
-        return ledger.handed(self._page)
-
     def send(self, message: Message) -> None:
         """Send a message."""
         self._peer.send(encode(message))

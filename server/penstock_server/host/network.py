@@ -48,6 +48,9 @@ class Router:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
         self._socket.setsockopt(zmq.IPV6, int("[" in bind))
         self._loop = asyncio.get_running_loop()
+        port = bind.rpartition(":")[2]
+        if port.isdigit() and int(port) > 65535:
+            raise StartError(f"cannot listen on {bind}: a port is a number from 0 (any) to 65535")
         self._closed = False
         self._scheduled = False
         try:

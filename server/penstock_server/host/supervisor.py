@@ -122,6 +122,7 @@ class Supervisor:
         command += ["--number", str(worker.number), *self._feeds]
         environment = {**_ONE_THREAD, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **os.environ}
         environment["PYTHONHASHSEED"] = "0"
+        environment["PENSTOCK_WORKER"] = str(worker.number)  # in which the client starts no daemon
         worker.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=environment, pass_fds=[fd]
         )
