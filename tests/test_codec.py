@@ -17,6 +17,7 @@ from penstock_proto import messages as m
 from penstock_proto.spec import DTYPES, DictSpec, Leaf, TupleSpec
 
 counts = st.integers(0, 2**62)
+epochs = st.integers(0, 2**53)
 names = st.text(min_size=1, max_size=40)
 shapes = st.lists(st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=4).map(tuple)
 leaf_specs = st.builds(
@@ -59,9 +60,9 @@ reports = st.builds(
 from_clients = st.one_of(
     st.builds(m.Hello, st.integers(0, 9), names, names),
     st.builds(m.Open, tokens, st.binary(max_size=16), st.integers(1, 4096), counts, st.integers(0, 4096)),
-    st.builds(m.Begin, counts),
+    st.builds(m.Begin, epochs),
     st.builds(m.Ack, counts, st.lists(counts, max_size=20).map(tuple), counts),
-    st.builds(m.Leave, counts),
+    st.builds(m.Leave, epochs),
     st.sampled_from([m.Ping(), m.Bye(), m.StatusRequest(1), m.StopRequest()]),
 )
 from_servers = st.one_of(
@@ -117,6 +118,7 @@ def test_a_damaged_message_raises_nothing_but_a_protocol_error(message: m.Server
         {"type": "begin", "epoch": -1},
         {"type": "begin", "epoch": 1.5},
         {"type": "begin", "epoch": 2**63},
+        {"type": "begin", "epoch": 2**53 + 1},
         {"type": "begin", "epoch": 1, "more": 1},
         {"type": "begin"},
         {"type": "nonsense"},
