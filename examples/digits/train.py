@@ -64,7 +64,7 @@ def main():
     _, accuracy = model.evaluate(val, verbose=0)
     print(f"test accuracy           {accuracy:.4f}")
     print(f"batches per second      {stats['batches'] / seconds:.0f}")
-    print(f"time to first batch     {stats['first_batch_seconds']:.2f} s")
+    print(f"time to first batch     {stats['first_batch_seconds']:.3f} s")
     print(f"share of time waiting   {stats['wait_seconds'] / seconds:.1%}")
     return 0 if accuracy > 0.97 else 1
 
