@@ -1,8 +1,9 @@
 """The ledger: one page of shared memory of each same-host session, by which the client marks slabs as handed.
 
 The client writes the number of slabs that it has handed over so far *before* it yields the slab to TensorFlow, which
-may write into the memory from then on. The daemon reads it when the connection ends: what is not marked can be given
-to somebody else, what is marked is never read again. Slabs are handed in the order of their sequence numbers, so one
+may write into the memory from then on. When the connection ends it says what can be given to
+somebody else (not marked; no daemon does that yet) and what is never read again (marked).
+Slabs are handed in the order of their sequence numbers, so one
 64-bit count says it all, and storing it is one aligned write.
 
     0    uint64 handed (native order)
