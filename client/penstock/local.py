@@ -164,7 +164,7 @@ class LocalTransport:
         segment = self._segments.get(slab.segment)
         if segment is None or slab.offset % ALIGN or slab.offset + slab.nbytes > segment.nbytes:
             raise ProtocolError(f"{slab} names no place in a segment that was sent")
-        return Received(slab, layout, segment.root(slab.offset, slab.nbytes, self._notes.released, slab.seq))
+        return Received(slab, layout, segment.root(slab.offset, slab.nbytes, self._notes.released.append, slab.seq))
 
     def send(self, data: bytes) -> bool:
         """Send one message, if there is room; returns whether it was sent (or need not be: the daemon is gone)."""

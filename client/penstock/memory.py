@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import mmap
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,16 +20,26 @@ import numpy.typing as npt
 ALIGN = 64
 
 
+class Gone(weakref.ref["Root"]):
+    """What the last array over a piece of memory leaves behind: `token` says which piece it was."""
+
+    __slots__ = ("token",)
+    token: Any
+
+
 class Root:
     """The root of all arrays over a piece of memory; `np.asarray(root)` is the whole piece as uint8, writable.
 
-    When the last array over it is gone `gone(token)` is called, on any thread and at any point of any code: it must
-    take no lock and do next to nothing.
+    When the last array over it is gone `gone(Gone)` is called, on any thread and at any point of any code: it must
+    take no lock and do next to nothing. Where that can be the main thread in the middle of training, let it be
+    written in C, such as the `append` of a deque: in a finalizer in Python a Ctrl-C would be raised and swallowed.
     """
 
-    __slots__ = ("__array_interface__", "_gone", "_memory", "_token")
+    __slots__ = ("__array_interface__", "__weakref__", "_gone", "_memory")
 
-    def __init__(self, memory: object, address: int, nbytes: int, gone: Callable[[Any], object], token: object) -> None:
+    def __init__(
+        self, memory: object, address: int, nbytes: int, gone: Callable[[Gone], object], token: object
+    ) -> None:
         self.__array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",
@@ -36,11 +47,8 @@ class Root:
             "version": 3,
         }
         self._memory = memory
-        self._gone = gone
-        self._token = token
-
-    def __del__(self) -> None:
-        self._gone(self._token)
+        self._gone = Gone(self, gone)  # weak references are cleared, and call back, before an object lets go of its own
+        self._gone.token = token
 
 
 class Mapping:
@@ -59,7 +67,7 @@ class Mapping:
         self._memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._address = address_of(np.frombuffer(self._memory, np.uint8))
 
-    def root(self, offset: int, nbytes: int, gone: Callable[[Any], object], token: object) -> Root:
+    def root(self, offset: int, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
         """The root of `nbytes` bytes at `offset`, which must lie inside."""
         return Root(self._memory, self._address + offset, nbytes, gone, token)
 
@@ -68,7 +76,7 @@ class Pool:
     """Private 64-byte aligned buffers, used again when the last array over them is gone; the newest `keep` are kept."""
 
     def __init__(self, keep: int) -> None:
-        self._free: collections.deque[npt.NDArray[np.uint8]] = collections.deque(maxlen=keep)
+        self._free: collections.deque[Gone] = collections.deque(maxlen=keep)
 
     def take(self, nbytes: int) -> Root:
         """The root of `nbytes` bytes whose content is undefined."""
@@ -77,7 +85,7 @@ class Pool:
 
     def _buffer(self, nbytes: int) -> npt.NDArray[np.uint8]:
         try:
-            buffer = self._free.pop()
+            buffer: npt.NDArray[np.uint8] = self._free.pop().token
         except IndexError:
             pass
         else:

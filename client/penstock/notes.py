@@ -10,6 +10,8 @@ import collections
 import contextlib
 import socket
 
+from .memory import Gone
+
 
 class Bell:
     """Wakes the thread that polls on `socket`. It is closed when nobody refers to it, so never while it is rung."""
@@ -41,15 +43,14 @@ class Notes:
         bell: rung by `ring`; None when the receiver thread is gone.
         left: epochs whose iterator is gone.
         closing: nobody can use the session any more.
-        urgent: somebody waits for slots, so that a released one should not wait for the next tick.
+        released: what the last arrays over slabs left behind, with their numbers as tokens.
     """
 
     def __init__(self) -> None:
         self.bell: Bell | None = Bell()
         self.left: collections.deque[int] = collections.deque()
         self.closing = False
-        self.urgent = False
-        self._released: collections.deque[int] = collections.deque()
+        self.released: collections.deque[Gone] = collections.deque()
 
     def ring(self) -> None:
         """Wake the receiver thread."""
@@ -57,15 +58,9 @@ class Notes:
         if bell is not None:
             bell.ring()
 
-    def released(self, seq: int) -> None:
-        """The last array over slab `seq` is gone."""
-        self._released.append(seq)
-        if self.urgent:
-            self.ring()
-
     def take_released(self) -> list[int]:
         """The slabs released since the last call."""
         released = []
-        while self._released:
-            released.append(self._released.popleft())
+        while self.released:
+            released.append(self.released.popleft().token)
         return released

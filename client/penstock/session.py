@@ -26,6 +26,8 @@ from .stream import Received, Stream
 
 STEP = 0.1
 """Seconds after which a wait looks around, and within which a released slot is reported."""
+SOON = 0.005
+"""Seconds within which a released slot is reported while the consumer waits for data."""
 IDLE = 1.0
 SLOW = 10.0
 """Seconds of waiting for data after which the log says so."""
@@ -141,17 +143,15 @@ class Session:
         began = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = began
-        self.notes.urgent = True
-        self._send()
         try:
             item = None
             while item is None and (left := began + timeout - time.monotonic()) > 0:
-                self._ready.wait(min(left, STEP))
+                self._send()  # the daemon may lack just the slots that were released
+                self._ready.wait(min(left, SOON if self._stream.aliased else STEP))
                 item = self._stream.take(epoch)
         finally:
             now = time.monotonic()
             self._waited += now - began
-            self.notes.urgent = self._ending
             if now - self._waiting_since > SLOW and not self._warned:
                 self._warned = True
                 logger.warning(
@@ -301,7 +301,7 @@ class Session:
             self._note()
             ending = self.notes.closing and not self._ending
             if ending:
-                self._ending = self.notes.urgent = True
+                self._ending = True
                 self._outbox.append(encode(Bye()))
             self._flush()
         if ending:

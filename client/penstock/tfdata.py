@@ -32,7 +32,7 @@ from penstock_proto.spec import Leaf, leaf_list, unflatten
 
 from . import interrupts
 from .batches import Reader
-from .memory import Root, address_of
+from .memory import Gone, Root, address_of
 from .session import STEP
 from .stream import Received, Refused
 
@@ -234,6 +234,6 @@ def _calls() -> int:
     return sum(frame.f_code.co_filename.endswith("script_ops.py") for frame in outermost)
 
 
-def _let_go(number: int) -> None:
-    if _forms.pop(number, None) is not None:
+def _let_go(gone: Gone) -> None:
+    if _forms.pop(gone.token, None) is not None:
         interrupts.unlisten()
