@@ -13,7 +13,8 @@
         ├── UnknownFeed          the daemon serves no feed of that name
         ├── SpecError            samples do not fit the element spec, or have none that can be served
         ├── GeneratorError       user code raised; carries the worker's traceback
-        ├── WorkerDied           a worker process ended while it held work for this stream
+        ├── WorkerDied           a split ended its worker process again and again, or no worker can start any more
+        ├── StateMismatch        a position cannot be gone on from: it was made with another feed
         └── IncompleteEpoch      an epoch's counts are not what they must be
 
 An error crosses the wire as an `ErrorReport` (see messages.py) and is raised at the other end as the same class.
@@ -115,7 +116,11 @@ class GeneratorError(FeedError):
 
 
 class WorkerDied(FeedError):
-    """A worker process ended while it held work for this stream."""
+    """A split ended its worker process again and again, or no worker process can start any more."""
+
+
+class StateMismatch(FeedError):
+    """A position cannot be gone on from: the feed or its splits are not those that it was made with."""
 
 
 class IncompleteEpoch(FeedError):

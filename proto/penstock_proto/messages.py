@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from . import errors
 from .spec import Spec
 
-VERSION = 1
+VERSION = 2
 """The protocol's version. Both ends must have the same."""
 
 MAX_TEXT = 32 * 1024
@@ -34,6 +34,7 @@ Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Version = Annotated[int, Meta(ge=0, le=2**31)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Record = Annotated[bytes, Meta(max_length=32 * 1024)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=16)]
 Shapes = Annotated[tuple[Shape, ...], Meta(max_length=MAX_SHAPES)]
 
@@ -78,7 +79,8 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     """What a consumer must know of a feed.
 
     `spec` describes one sample where `batch_size` is given, and one batch where it is None. `turn` is how many
-    batches a slab holds at the most. `batches` and `samples` are those of an epoch, where known.
+    batches a slab holds at the most. `batches` and `samples` are those of an epoch, where known. `shuffle` and
+    `interleave` are as in FeedPlan.
     """
 
     name: Name
@@ -92,6 +94,8 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     epochs: Count | None
     batches: Count | None
     samples: Count | None
+    shuffle: Count = 0
+    interleave: Annotated[int, Meta(ge=1, le=2**16)] = 1
 
 
 # --- client to daemon -------------------------------------------------------------------------------------------------
@@ -105,8 +109,16 @@ class Hello(Message, frozen=True):
     client: Line = ""
 
 
+class Resume(Message, frozen=True):
+    """A piece of the position from which the session's stream shall begin, in order. Comes before Open, on the same
+    transport. The pieces together are a packed `Position`; none at all means epoch 0."""
+
+    session: Token
+    data: Annotated[bytes, Meta(max_length=64 * 1024)]
+
+
 class Open(Message, frozen=True):
-    """Opens the session's stream on the transport that this message comes by.
+    """Opens the session's stream on the transport that this message comes by, from the position that was sent.
 
     Over a unix connection it is the first message, and `proof` repeats the nonce in the ledger. Over ZeroMQ `proof` is
     empty. At most `credit` slabs and `credit_bytes` bytes (but always one slab) are under way, sent and not handed;
@@ -159,7 +171,23 @@ class StatusRequest(Message, frozen=True):
 
 
 class StopRequest(Message, frozen=True):
-    """Asks the daemon to stop. Only over the unix connection, from the daemon's own user or root."""
+    """Asks the daemon to stop: when the epochs that are being read have ended, or `now`.
+
+    Only over the unix connection, from the daemon's own user or root.
+    """
+
+    now: bool = False
+
+
+class ScaleRequest(Message, frozen=True):
+    """Asks the daemon to run so many workers; answered with Scaled. Only over the unix connection, as StopRequest.
+
+    With `now` workers that are too many end at once and their work is done again elsewhere; otherwise they first hand
+    over what they do.
+    """
+
+    workers: Annotated[int, Meta(ge=1, le=4096)]
+    now: bool = False
 
 
 # --- daemon to client -------------------------------------------------------------------------------------------------
@@ -203,13 +231,37 @@ class SegmentGone(Message, frozen=True):
     segment: Index
 
 
+class Begun(Message, frozen=True):
+    """The epoch's splits are known: `digest` is the SHA-256 of their list. Comes before the epoch's first slab."""
+
+    epoch: Count
+    digest: Digest
+
+
+class LaneEnded(Message, frozen=True):
+    """All batches of a lane have been sent: `index` full ones, with `leftover` rows behind them.
+
+    `number` counts the epoch's ended lanes from 0 in the order in which their leftovers are merged; in exact order
+    that is the order of these messages. `record`: as in Slab, behind the lane's last full batch. (Not sent for
+    indexable feeds, which have no lanes.)
+    """
+
+    epoch: Count
+    number: Count
+    lane: Index
+    index: Count
+    leftover: Count
+    record: Record
+
+
 class Slab(Message, frozen=True):
     """One slab: `batches` consecutive batches of one turn, `nbytes` bytes in all.
 
     `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
     leftovers). Over unix it lies at `offset` of `segment`; over ZeroMQ those are 0 and `nbytes` follow in Chunks.
     `shapes`: whole shapes of the leaves where the feed is not fixed (then `batches` is 1), else empty. `rows` is the
-    number of rows in all its batches.
+    number of rows in all its batches. `record`: the lane's restart record behind its last batch (empty for merged
+    batches and for indexable feeds).
     """
 
     seq: Count
@@ -222,6 +274,7 @@ class Slab(Message, frozen=True):
     segment: Index = 0
     offset: Count = 0
     shapes: Shapes = ()
+    record: Record = b""
 
 
 class Chunk(Message, frozen=True):
@@ -232,7 +285,11 @@ class Chunk(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """The epoch's last batch has been sent: totals of the epoch as the daemon counted them."""
+    """The epoch's last batch has been sent: totals as the daemon counted them.
+
+    `slabs`: of this session. `batches`, `rows`: of the whole epoch, with what came before the position from which the
+    session began. The totals of each lane stand in its LaneEnded.
+    """
 
     epoch: Count
     slabs: Count
@@ -248,6 +305,13 @@ class Failed(Message, frozen=True):
 
 class Pong(Message, frozen=True):
     """Answer to Ping."""
+
+
+class Scaled(Message, frozen=True):
+    """Answer to ScaleRequest: so many workers there were, so many there will be."""
+
+    before: Index
+    after: Index
 
 
 class Status(Message, frozen=True):
@@ -284,7 +348,10 @@ class StartRun(Message, frozen=True):
     """Open a run: one lane of one epoch of one stream (or, for an indexable feed, the epoch as a whole).
 
     `record` is empty for a fresh start, or a restart record to go on from. `spec` is the feed's where it is not
-    declared: the one that was seen in the answer to its first ListSplits, which only that worker knows.
+    declared: the one that was seen in the answer to its first ListSplits, which only that worker knows. `skip`: numbers
+    (within the lane) of splits of which nothing more is read from the record on, or from the next block on where the
+    record stands within one. `careful`: a worker died at this lane, so every batch is reported at once, that the next
+    death is found where it happens.
     """
 
     run: Count
@@ -294,6 +361,8 @@ class StartRun(Message, frozen=True):
     splits: Count
     record: Record = b""
     spec: Spec | None = None
+    skip: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
+    careful: bool = False
 
 
 class Fill(Message, frozen=True):
@@ -354,7 +423,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
     `spec` is the declared one or None; `turn` is None where the default depends on the spec. `length` is the number of
     samples of an indexable feed, else None. `static_splits` says that `splits` is no function: one list for all epochs.
-    `lanes` is 1 where the generator cannot be divided. `warnings` are for the log.
+    `lanes` is 1 where the generator cannot be divided. `on_error`: what becomes of a split in which user code raises,
+    or that has ended its worker `attempts` times. `warnings` are for the log.
     """
 
     name: Name
@@ -371,6 +441,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     length: Count | None
     drop_remainder: bool
     static_splits: bool
+    on_error: Annotated[str, Meta(pattern="^(raise|skip|retry)$")] = "raise"
+    attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
     warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
 
 
@@ -390,7 +462,7 @@ class SplitsListed(Message, frozen=True):
     run: Count
     count: Count
     nbytes: Count
-    digest: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    digest: Digest
     spec: Spec | None = None
     sample_nbytes: Count = 0
 
@@ -400,7 +472,8 @@ class Made(Message, frozen=True):
 
     `last` closes the turn and the ticket; `ended` (only with `last`) says that the lane has no further full batch and
     holds `leftover` rows. A message may have 0 batches only with `last`. `rows`: rows in these batches. `record`: the
-    restart record behind the last of them. `shapes` as in Slab.
+    restart record behind the last of them. `border`: who goes on from there reads next to nothing again (a split or a
+    block has just begun), so the lane can move to another worker. `shapes` as in Slab.
     """
 
     run: Count
@@ -413,6 +486,7 @@ class Made(Message, frozen=True):
     leftover: Count = 0
     shapes: Shapes = ()
     record: Record = b""
+    border: bool = False
 
 
 class NeedRoom(Message, frozen=True):
@@ -431,6 +505,17 @@ class RowsWritten(Message, frozen=True):
     ticket: Count
 
 
+class SplitSkipped(Message, frozen=True):
+    """The rest of a split is left out, as the feed says `on_error="skip"`: user code raised in it (`error`), or StartRun
+    said so. `number`: of the split within the lane; `split` shows it; `samples` of it were read."""
+
+    run: Count
+    number: Count
+    split: Line
+    samples: Count
+    error: ErrorReport | None = None
+
+
 class RunFailed(Message, frozen=True):
     """User code raised, or what it yielded cannot be served. The run is closed, with all of its tickets."""
 
@@ -438,11 +523,26 @@ class RunFailed(Message, frozen=True):
     error: ErrorReport
 
 
-ClientMessage: TypeAlias = Hello | Open | Begin | Ack | Leave | Ping | Bye | StatusRequest | StopRequest
+ClientMessage: TypeAlias = (
+    Hello | Resume | Open | Begin | Ack | Leave | Ping | Bye | StatusRequest | StopRequest | ScaleRequest
+)
 ServerMessage: TypeAlias = (
-    Welcome | Greeting | Opened | Segment | SegmentGone | Slab | Chunk | End | Failed | Pong | Status
+    Welcome
+    | Greeting
+    | Opened
+    | Segment
+    | SegmentGone
+    | Begun
+    | Slab
+    | Chunk
+    | LaneEnded
+    | End
+    | Failed
+    | Pong
+    | Scaled
+    | Status
 )
 ToWorker: TypeAlias = (
     ListSplits | SplitList | ForgetSplits | StartRun | Fill | WriteRows | DropRun | Segment | SegmentGone | Shutdown
 )
-FromWorker: TypeAlias = Imported | StartFailed | SplitsListed | Made | NeedRoom | RowsWritten | RunFailed
+FromWorker: TypeAlias = Imported | StartFailed | SplitsListed | Made | NeedRoom | RowsWritten | SplitSkipped | RunFailed

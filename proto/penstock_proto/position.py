@@ -1,0 +1,114 @@
+"""Where a consumer stands in a stream: enough to go on behind any batch, with other workers or in another daemon.
+
+A position is what a reader of the stream can add up by itself: the last restart record of each lane, which lanes have
+ended with what left over, and counts. A client sends it when it comes back after a cut or to another daemon, and a
+checkpoint holds it (with `skip`, as a training loop stands between two slabs). Nothing of it is trusted: it is decoded
+strictly, and records are checked by the worker that gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .errors import ProtocolError
+from .messages import Count, Epoch, FeedInfo, Index, Record
+
+MAX_POSITION = 8 * 1024 * 1024
+"""Most bytes of an encoded position."""
+
+MAX_LANES = 2**16
+
+
+class Place(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """How far a lane was read: `index` batches of it, and the restart record behind the last of them."""
+
+    lane: Index
+    index: Count
+    record: Record
+
+
+class EndedLane(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A lane that has ended with `index` full batches and `leftover` rows.
+
+    `record` is the restart record from which a worker gets those rows, or empty if all of them were read already.
+    """
+
+    lane: Index
+    index: Count
+    leftover: Count
+    record: Record = b""
+
+
+class Position(Struct, frozen=True, forbid_unknown_fields=True):
+    """A place between two batches of a stream of the feed `feed`.
+
+    `batches` and `rows` of epoch `epoch` come before it; of these, `merged` batches were merged from leftovers.
+    `places`: the lanes that have begun and not ended; none for an indexable feed. `ended`: the lanes that have ended,
+    in the order in which their leftovers count. `digest`: the SHA-256 of the epoch's list of splits, or empty where
+    nothing of it was read. `skip` batches more behind all that were read too: whoever goes on makes and drops them.
+    """
+
+    feed: FeedInfo
+    epoch: Epoch
+    batches: Count = 0
+    rows: Count = 0
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    places: Annotated[tuple[Place, ...], Meta(max_length=MAX_LANES)] = ()
+    ended: Annotated[tuple[EndedLane, ...], Meta(max_length=MAX_LANES)] = ()
+    merged: Count = 0
+    skip: Count = 0
+
+
+def differences(was: FeedInfo, now: FeedInfo) -> Iterator[str]:
+    """What of a feed decides over its stream and is not the same, both sides named."""
+    for field in _DECIDING:
+        before, after = getattr(was, field), getattr(now, field)
+        if before != after:
+            yield f"{field} was {before} and is {after} now"
+
+
+_DECIDING = (
+    "name",
+    "spec",
+    "seed",
+    "batch_size",
+    "turn",
+    "lanes",
+    "order",
+    "shuffle",
+    "interleave",
+    "drop_remainder",
+    "samples",
+)
+
+_decoder = msgspec.msgpack.Decoder(Position)
+
+
+def pack(position: Position) -> bytes:
+    """The bytes of `position`.
+
+    Raises:
+        ProtocolError: they are more than `MAX_POSITION`.
+    """
+    data = msgspec.msgpack.encode(position)
+    if len(data) > MAX_POSITION:
+        raise ProtocolError(f"a position of {len(data)} bytes; at most {MAX_POSITION} are sent")
+    return data
+
+
+def unpack(data: bytes) -> Position:
+    """What `pack` was given.
+
+    Raises:
+        ProtocolError: `data` was not made by `pack`.
+    """
+    if len(data) > MAX_POSITION:
+        raise ProtocolError(f"a position of {len(data)} bytes; at most {MAX_POSITION} are read")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"a malformed position: {error}") from None
