@@ -1,9 +1,10 @@
 """The coordinator in a simulated world: a host with its arena, workers and consumers, and a schedule drawn from a seed.
 
 Whatever happens is one of a few things: the message at the head of a link arrives, a slot is found for a grant, a
-worker makes a part of a turn, or a consumer does one of the things it may do just now. `World.step` lets one of them
-happen, chosen at random, and `World.check` then holds the coordinator to its promises. The same arguments and the same
-seed give the same history.
+worker makes a part of a turn, or a consumer does one of the things it may do just now. So are faults: a worker dies or
+is one more or fewer, a consumer's connection is cut with all that is under way, the daemon is started again.
+`World.step` lets one of them happen, chosen at random, and `World.check` then holds the coordinator to its promises.
+The same arguments and the same seed give the same history.
 
 No process, socket, clock or byte of memory is real. Samples are (epoch, split, number); a slot holds batches of them.
 """
@@ -20,9 +21,12 @@ from typing import Any, TypeAlias
 
 from reference import batches_of_index, batches_of_lanes
 
+from penstock.track import Tally, Track
 from penstock_proto import GeneratorError, Leaf, MemoryBound, PenstockError
+from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE, lay_out
 from penstock_proto.messages import FeedPlan
+from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator.feeds import SplitsInfo
@@ -73,6 +77,8 @@ class SimFeed:
     unlisted: frozenset[int] = frozenset()
     poison: frozenset[Sample] = frozenset()
     growth: int = 0
+    on_error: str = "raise"
+    attempts: int = 1000
 
     def plan(self) -> FeedPlan:
         return FeedPlan(
@@ -90,6 +96,8 @@ class SimFeed:
             length=self.length,
             drop_remainder=self.drop_remainder,
             static_splits=not self.dynamic,
+            on_error=self.on_error,
+            attempts=self.attempts,
         )
 
     def spec(self) -> Leaf:
@@ -154,15 +162,18 @@ class Slot:
     nbytes: int
     ticket: int = -1
     content: dict[int, list[Sample | None]] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
     fillers: set[tuple[Worker, int]] = field(default_factory=set)
     readers: set[tuple[Consumer, int]] = field(default_factory=set)
 
     def write(self, ticket: int, position: int, samples: Sequence[Sample], row: int = 0, rows: int = 0) -> None:
-        """Write samples to the rows of a batch from `row` on, on behalf of a ticket; a row is written once."""
+        """Write samples to the rows of a batch from `row` on, on behalf of a ticket. What a dead worker had not told
+        is written again, and is the same."""
         hold(self.ticket == ticket, f"ticket {ticket} writes into a slot that ticket {self.ticket} has now")
+        hold(position not in self.sent, f"batch {position} of ticket {ticket} is written after it was sent")
         batch = self.content.setdefault(position, [None] * (rows or len(samples)))
         for number, sample in enumerate(samples, row):
-            hold(batch[number] is None, f"row {number} of batch {position} of ticket {ticket} is written twice")
+            hold(batch[number] in (None, sample), f"row {number} of batch {position} of ticket {ticket} changes")
             batch[number] = sample
 
     def read(self, ticket: int, position: int) -> Batch:
@@ -216,7 +227,7 @@ class Arena:
         filling = [worker.number for worker, run in slot.fillers if worker.alive and worker.fills_of(run)]
         hold(not filling, f"the slot of ticket {ticket} is freed while worker {filling} fills it")
         slot.ticket = -1
-        slot.content, slot.fillers = {}, set()
+        slot.content, slot.sent, slot.fillers = {}, set(), set()
         self._free.append(slot)
 
 
@@ -264,6 +275,7 @@ class Fill:
     index: int
     batches: int
     slot: Slot
+    base: int
     made: int = 0
     waits: bool = False
 
@@ -275,6 +287,8 @@ class Worker:
         self.number = number
         self.alive = True
         self.hung = False
+        self.started = True
+        self.blamed: tuple[int, int, str] | None = None
         self.dropped: set[int] = set()
         self.runs: dict[int, Run] = {}
         self.fills: list[Fill] = []
@@ -298,43 +312,46 @@ class Worker:
         if epoch in feed.unlisted:
             self._answer(self._coordinator.run_failed, run, GeneratorError(f"no splits in epoch {epoch}"))
             return
-        number = self._world.new_list(feed, epoch)
-        first = run < 1 << 32
-        sample: Batch = ((0, 0, 0),)
-        nbytes = feed.nbytes(sample) - 64 if feed.batch_size is None else 8
-        splits = SplitsInfo(number, len(feed.splits) if feed.length is None else 0, bytes(32))
-        spec = feed.spec() if first else None
-        self._answer(self._coordinator.splits_listed, run, splits, spec, nbytes if first else 0)
+        self._answer(self._world.listed, run, feed, epoch)
 
-    def start_run(self, run: int, feed: SimFeed, epoch: int, lane: int) -> None:
-        hold(run not in self.runs, f"run {run} is started twice")
-        self.runs[run] = Run(feed, epoch, feed.lane(epoch, lane))
+    def start_run(self, start: do.StartRun, feed: SimFeed) -> None:
+        hold(start.run not in self.runs, f"run {start.run} is started twice")
+        index = int.from_bytes(start.record)
+        samples = feed.lane(start.epoch, start.lane)
+        for _ in range(index * (feed.batch_size or 1)):
+            next(samples)
+        self.runs[start.run] = Run(feed, start.epoch, samples, index)
 
     def fill(self, fill: Fill) -> None:
+        """It makes `batches` batches from number `index`, and puts them at `base` of the slot."""
         hold(fill.run not in self.dropped, f"a turn of run {fill.run}, which was dropped, is to be made")
         if not self.fills_of(fill.run):
             return  # it failed, or was its predecessor's, when the daemon had not heard of it
         for waiting in self.fills:
             if waiting.ticket == fill.ticket:
                 hold(waiting.waits, f"ticket {fill.ticket} is to be filled twice")
+                hold(waiting.base == fill.base, f"ticket {fill.ticket} is to be filled elsewhere")
                 waiting.slot, waiting.waits = fill.slot, False
                 return
         self.fills.append(fill)
 
-    def write_rows(self, rows: do.Rows, merge: do.Merge, slot: Slot) -> None:
+    def write_rows(self, rows: do.WriteRows, slot: Slot) -> None:
         hold(self.fills_of(rows.run), f"rows of run {rows.run}, which is not open, are to be written")
-        leftover = self.runs[rows.run].leftover[rows.start : rows.start + rows.count]
+        run = self.runs[rows.run]
+        if not run.ended:
+            hold(run.take(run.index) is None, f"rows of run {rows.run}, which has not ended, are to be written")
+        leftover = run.leftover[rows.start : rows.start + rows.count]
         hold(len(leftover) == rows.count, f"run {rows.run} has not so many leftover rows")
-        slot.write(merge.ticket, 0, leftover, rows.row, merge.rows)
-        slot.fillers.remove((self, rows.run))
-        self._answer(self._coordinator.rows_written, merge.ticket, rows.run)
+        slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
+        slot.fillers.discard((self, rows.run))
+        self._answer(self._coordinator.rows_written, rows.ticket, rows.run)
 
     def drop_run(self, run: int) -> None:
         self.dropped.add(run)
         if self.runs.pop(run, None) is not None:
             for fill in [fill for fill in self.fills if fill.run == run]:
                 self._close(fill)
-                self._answer(self._coordinator.made, fill.ticket, None, last=True)
+                self._answer(self._coordinator.made, fill.ticket, run, None, last=True)
 
     # what it does
 
@@ -350,12 +367,12 @@ class Worker:
                 batch = run.take(fill.index + fill.made + len(parts))
                 if batch is None:
                     break
-                if run.feed.nbytes(batch) > fill.slot.nbytes // fill.batches:
+                if run.feed.nbytes(batch) > fill.slot.nbytes // (fill.base + fill.batches):
                     run.kept, fill.waits = batch, True
                     fill.slot.fillers.remove((self, fill.run))
-                    self._answer(self._coordinator.need_room, fill.ticket, run.feed.nbytes(batch))
+                    self._answer(self._coordinator.need_room, fill.ticket, fill.run, run.feed.nbytes(batch))
                     return
-                fill.slot.write(fill.ticket, fill.made + len(parts), batch)
+                fill.slot.write(fill.ticket, fill.base + fill.made + len(parts), batch)
                 parts.append(batch)
         except PenstockError as error:
             self._made(fill, run, parts, last=False)
@@ -364,26 +381,40 @@ class Worker:
             self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
 
     def die(self) -> None:
-        """End without a word. What it has sent arrives, and then the news of its death."""
+        """End without a word, perhaps within a batch. What it has sent arrives, and then the news of its death."""
+        fill = self.next_fill()
+        blamed = None
+        if fill is not None and not self.hung and self.started:
+            blamed = fill.run, 0, "the split"
+            if self._world.random.random() < 0.5:
+                said = len(self.answers)
+                self.make()
+                while len(self.answers) > said:
+                    self.answers.pop()
+        self.blamed = blamed
         self.alive = False
         self.told.clear()
         self._answer(self._world.bury, self)
 
     def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool) -> None:
         part = None
+        record = run.index.to_bytes(8) if run.feed.length is None else b""
         if parts:
             rows = sum(run.feed.rows(batch) for batch in parts)
-            part = Part(fill.made, len(parts), rows, run.feed.shapes(parts[0]))
+            part = Part(fill.made, len(parts), rows, run.feed.shapes(parts[0]), record)
             fill.made += len(parts)
         if last:
             self._close(fill)
         apart = part is not None and (not last or self._world.random.random() < 0.3)
         if apart:
-            self._answer(self._coordinator.made, fill.ticket, part)
+            self._answer(self._coordinator.made, fill.ticket, fill.run, part, record=record, border=self._border())
             part = None
         if last:
             answer = partial(self._coordinator.made, last=True, ended=run.ended, leftover=len(run.leftover))
-            self._answer(answer, fill.ticket, part)
+            self._answer(answer, fill.ticket, fill.run, part, record=record, border=self._border())
+
+    def _border(self) -> bool:
+        return self._world.random.random() < 0.3
 
     def _fail(self, run: int, error: PenstockError) -> None:
         self.runs[run].failed = True
@@ -411,6 +442,8 @@ class Slab:
     slot: Slot
     nbytes: int
     batches: dict[int, Batch]
+    message: m.Slab
+    before: tuple[m.LaneEnded | m.Passed, ...] = ()
 
     def verify(self) -> None:
         """The bytes are still those that were sent."""
@@ -439,10 +472,13 @@ class Consumer:
         dies_after: int | None = None,
         stays: bool = False,
         greedy: bool = False,
+        asks: dict[str, int],
+        position: Position | None = None,
     ) -> None:
         self.stream = stream
+        self.track = Track(stream.feed.info, position)
         self.read: dict[int, list[Batch]] = {}
-        self.ended: dict[int, do.EndEpoch] = {}
+        self.ended: dict[int, m.End] = {}
         self.failures: list[PenstockError] = []
         self.gone = False
         self.told: deque[Event] = deque()
@@ -465,17 +501,27 @@ class Consumer:
         self._handed_said = 0
         self._handed_here = 0
         self._released: list[int] = []
-        self._closed = False
+        self.closed = False
+        self._asks = asks
+        self._position = position
+        self.lost = False
+        self._before: list[m.LaneEnded | m.Passed] = []
+        self._tally = Tally(position)
+        self._ends = self._ends_said = 0
+        self._begin_again = False
 
     @property
     def under_way(self) -> tuple[int, int]:
         """Slabs and bytes sent and not yet said to be handed, as the daemon sees it."""
-        return self.stream.sent - self.stream.handed, self.stream._unhanded_bytes
+        reader = self.stream.reader
+        return reader.sent - reader.handed, reader._unhanded_bytes
 
     def options(self) -> list[Event]:
         """What it may do now."""
         if self.gone:
             return []
+        if self.lost:
+            return [self._come_back]
         if self._dies_after is not None and self._handed >= self._dies_after:
             return [self._vanish]
         options: list[Event] = []
@@ -484,16 +530,16 @@ class Consumer:
             options.append(self._leave)
         elif self._epoch is not None and self._queue:
             options.append(self._hand)
-        if self._handed > self._handed_said or self._released:
+        if self._handed > self._handed_said or self._released or self._ends > self._ends_said:
             options.append(self._acknowledge)
-        if self._aliased and (not self._hoards or self._closed):
+        if self._aliased and (not self._hoards or self.closed):
             options.append(self._release)
-        if self._epoch is None and not self._closed:
+        if self._epoch is None and not self.closed:
             if self._reads and not self.failures:
                 options.append(self._begin)
             elif not self._stays:
                 options.append(self._close)
-        if self._closed and not (self._local and (self._aliased or self._released)):
+        if self.closed and not (self._local and (self._aliased or self._released)):
             options.append(self._vanish)
         return options
 
@@ -504,6 +550,9 @@ class Consumer:
         hold(not self.failures, "a slab comes after the stream failed")
         self.received += 1
         if slab.epoch == self._epoch:
+            slab.before = tuple(self._before)
+            self._before.clear()
+            self._tally.came(slab.message)
             self._queue.append(slab)
         else:
             hold(
@@ -511,12 +560,34 @@ class Consumer:
             )
             self._void(slab)
 
-    def end(self, end: do.EndEpoch) -> None:
+    def hear(self, message: m.Begun | m.Passed | m.LaneEnded | m.End | m.Opened | m.Failed) -> None:
+        """What comes besides slabs."""
+        match message:
+            case m.End():
+                self._end(message)
+            case m.Failed():
+                self._fail(message.error.error())
+            case m.Opened():
+                self._quota = message.quota
+            case m.Begun():
+                self.track.listed(message.epoch, message.digest)
+            case m.Passed() if message.epoch == self._epoch:
+                self._before.append(message)
+                self._tally.came(message)
+            case m.LaneEnded() if message.epoch == self._epoch:
+                self._before.append(message)
+                self._tally.ended(message)
+
+    def _end(self, end: m.End) -> None:
         hold(end.epoch not in self.ended, f"epoch {end.epoch} ends twice")
+        self._ends += 1
+        if end.epoch == self._epoch:
+            fault = self._tally.fault(end)
+            hold(fault is None, f"the epoch {fault}")
         self.ended[end.epoch] = end
         self._finish()
 
-    def fail(self, error: PenstockError) -> None:
+    def _fail(self, error: PenstockError) -> None:
         self.failures.append(error)
         hold(len(self.failures) == 1, "the stream fails twice")
         while self._queue:
@@ -530,19 +601,63 @@ class Consumer:
     # what it does
 
     def _begin(self) -> None:
-        self._epoch, self._leave_after = self._reads.popleft()
-        self._handed_here = 0
-        self.read[self._epoch] = []
-        self._say(self._coordinator.begin, self.stream, self._epoch)
+        if self._begin_again:
+            assert self._epoch is not None
+        else:
+            self._epoch, self._leave_after = self._reads.popleft()
+            self._handed_here = 0
+            self.read[self._epoch] = []
+            if self._epoch > self.track.newest().epoch:
+                self.track.begin(self._epoch)
+        newest = self.track.newest()
+        self._begin_again = False
+        self._before.clear()
+        self._tally = Tally(newest if newest.epoch == self._epoch else None)
+        self._say(self._world.coordinator.begin, self.stream, self._epoch)
 
-    def limit(self, quota: int) -> None:
-        """The alias quota is smaller now."""
-        self._quota = quota
+    def cut(self) -> None:
+        """The connection is cut: what was under way is lost, what was handed stays, the rest is to come again."""
+        self.lost = True
+        self._forget()
+        if self._epoch is not None:
+            self.ended.pop(self._epoch, None)
+
+    def _come_back(self) -> None:
+        """Open a new session where it stands; as long as there is no memory for that, try again."""
+        if self.closed or self.failures:
+            self.gone = True
+            return
+        try:
+            stream = self._world.coordinator.open(
+                self.stream.feed.name, position=unpack(pack(self.track.newest())), **self._asks
+            )
+        except MemoryBound:
+            return
+        del self._world.consumers[self.stream.number]
+        self.stream = stream
+        self._world.consumers[stream.number] = self
+        self.lost = False
+        self.received = self._handed = self._handed_said = self._ends = self._ends_said = 0
+        self._quota = stream.share.quota
+        if self._epoch is not None:
+            self._begin_again = True
+            self._begin()
+
+    def _forget(self) -> None:
+        self.told.clear()
+        self.says.clear()
+        self._queue.clear()
+        self._aliased.clear()
+        self._released.clear()
+        for slot in self._world.arena.used.values():
+            slot.readers = {reader for reader in slot.readers if reader[0] is not self}
+        self._world.ends.append(partial(self._world.coordinator.lost, self.stream))
 
     def _hand(self) -> None:
         slab = self._queue.popleft()
         slab.verify()
         self.read[slab.epoch] += slab.batches.values()
+        self.track.handed(slab.message, slab.before)
         self._handed += 1
         self._handed_here += 1
         if self._local and (self._greedy or len(self._aliased) < self._quota):
@@ -557,32 +672,40 @@ class Consumer:
         self._let_go(slab)
 
     def _acknowledge(self) -> None:
-        self._say(self._coordinator.acknowledge, self.stream, self._handed, tuple(self._released))
-        self._handed_said = self._handed
+        said = self._handed, tuple(self._released), self._ends
+        self._say(self._world.coordinator.acknowledge, self.stream, *said)
+        if self._world.random.random() < 0.1:  # the same once more changes nothing
+            self._say(self._world.coordinator.acknowledge, self.stream, self._handed, (), self._ends)
+        self._handed_said, self._ends_said = self._handed, self._ends
         self._released = []
 
     def _leave(self) -> None:
         epoch, self._epoch = self._epoch, None
+        assert epoch is not None
+        self.track.begin(epoch + 1)
         while self._queue:
             self._void(self._queue.popleft())
-        self._say(self._coordinator.leave, self.stream, epoch)
+        self._say(self._world.coordinator.leave, self.stream, epoch)
 
     def _close(self) -> None:
-        self._closed = True
-        self._say(self._coordinator.close, self.stream)
+        self.closed = True
+        self._say(self._world.coordinator.close, self.stream)
 
     def _vanish(self) -> None:
         self.gone = True
-        self.told.clear()
-        for slot in self._world.arena.used.values():
-            slot.readers = {reader for reader in slot.readers if reader[0] is not self}
-        self._say(self._coordinator.lost, self.stream)
+        self._forget()
 
     def _finish(self) -> None:
         if self._epoch is not None and self._epoch in self.ended and not self._queue:
             end, read = self.ended[self._epoch], self.read[self._epoch]
-            hold(end.batches == len(read), f"the epoch ends with {end.batches} batches, but {len(read)} came")
-            hold(end.rows == sum(map(self._feed.rows, read)), "the epoch ends with a wrong number of rows")
+            position = self._position
+            if position is None or position.epoch != self._epoch:
+                hold(end.batches == len(read), f"the epoch ends with {end.batches} batches, but {len(read)} came")
+                hold(end.rows == sum(map(self._feed.rows, read)), "the epoch ends with a wrong number of rows")
+            else:
+                came = position.batches + position.skip + len(read)
+                hold(end.batches == came, f"the epoch ends with {end.batches} batches, and not with {came}")
+            self.track.begin(self._epoch + 1)
             self._epoch = None
 
     def _void(self, slab: Slab) -> None:
@@ -615,6 +738,8 @@ class World:
         seed: of the schedule and of how turns are cut into parts.
         refused: which requests for a slot, counted from 1, the machine has no memory for.
         starts: start at once, so that the feeds can be consumed when the constructor returns.
+        kills, cuts, restarts, scales: so many times a worker dies, a consumer's connection is cut, the daemon is
+            started again, and workers come or are to leave, each at a random time (if there is time for it).
     """
 
     def __init__(
@@ -625,21 +750,31 @@ class World:
         seed: int = 0,
         refused: frozenset[int] = frozenset(),
         starts: bool = True,
+        kills: int = 0,
+        cuts: int = 0,
+        restarts: int = 0,
+        scales: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.feeds = {feed.name: feed for feed in feeds}
         self.coordinator = Coordinator(workers=workers, memory=memory)
         self.arena = Arena(refused)
+        self._memory = memory
+        self._refused = refused
+        self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales}
+        self._retries: list[int] = []
+        self.ends: deque[Event] = deque()
+        """News of connections that ended."""
         self.ready: list[str] = []
         self.refusals: list[PenstockError] = []
         self.consumers: dict[int, Consumer] = {}
         self.steps = 0
         self._crash: tuple[int, int] | None = None
-        self._waiting: dict[int, deque[do.Grant | do.Merge]] = {}
+        self._waiting: dict[int, deque[do.FindSlot]] = {}
         self._lists: dict[int, tuple[SimFeed, int]] = {}
         self._last_list = 0
         self._pace: dict[object, float] = {}
-        self.workers = [Worker(self, number) for number in range(workers)]
+        self.workers = {number: Worker(self, number) for number in range(workers)}
         if starts:
             self.start()
 
@@ -661,11 +796,13 @@ class World:
         credit: int = 4,
         credit_bytes: int = 1 << 40,
         quota: int = 0,
+        position: Position | None = None,
         **habits: Any,
     ) -> Consumer:
         """A new consumer, with these habits (see there), with a stream of its own."""
-        stream = self.coordinator.open(feed, credit=credit, credit_bytes=credit_bytes, quota=quota)
-        consumer = Consumer(self, stream, reads, **habits)
+        asks = {"credit": credit, "credit_bytes": credit_bytes, "quota": quota}
+        stream = self.coordinator.open(feed, position=position, **asks)
+        consumer = Consumer(self, stream, reads, asks=asks, position=position, **habits)
         self.consumers[stream.number] = consumer
         self._carry_out()
         return consumer
@@ -686,7 +823,7 @@ class World:
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
         hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} never come back")
         hold(self.coordinator.reserved == 0, "memory stays reserved")
-        for worker in self.workers:
+        for worker in list(self.workers.values()):
             hold(not worker.runs and not worker.fills, f"worker {worker.number} keeps runs {list(worker.runs)}")
         kept = [feed.name for feed, _ in self._lists.values() if feed.dynamic]
         hold(not kept, f"lists of splits of {kept} are never forgotten")
@@ -713,17 +850,28 @@ class World:
         return True
 
     def _choices(self) -> Iterator[tuple[object, Event]]:
-        for stream, grants in self._waiting.items():
-            if grants:
-                yield ("slots", stream), partial(self._serve, grants)
-        for worker in self.workers:
+        for stream, wishes in self._waiting.items():
+            if wishes:
+                yield ("slots", stream), partial(self._serve, wishes)
+        if self.ends:
+            yield "ends", partial(_arrive, self.ends)
+        for run in self._retries:
+            yield "retry", partial(self._retry, run)
+        if any(not consumer.gone for consumer in self.consumers.values()):
+            for fault, left in self._faults.items():
+                if left:
+                    yield fault, getattr(self, f"_{fault}")
+        for worker in list(self.workers.values()):
             if worker.answers:
                 yield (worker.number, "answers"), partial(_arrive, worker.answers)
+            if not worker.started:
+                yield (worker.number, "starts"), partial(self._started, worker)
+                continue
             if worker.alive and worker.told:
                 yield (worker.number, "told"), partial(_arrive, worker.told)
             if worker.alive and not worker.hung and worker.next_fill() is not None:
                 yield (worker.number, "makes"), worker.make
-        for number, consumer in self.consumers.items():
+        for number, consumer in list(self.consumers.items()):
             if consumer.told and not consumer.gone:
                 yield ("consumer", number, "told"), partial(_arrive, consumer.told)
             if consumer.says:
@@ -743,16 +891,85 @@ class World:
 
     # --- what the host does for the coordinator ---
 
-    def new_list(self, feed: SimFeed, epoch: int) -> int:
-        """Register a list of splits."""
+    def listed(self, run: int, feed: SimFeed, epoch: int) -> None:
+        """A worker has listed the splits of an epoch."""
         self._last_list += 1
         self._lists[self._last_list] = feed, epoch
-        return self._last_list
+        splits = SplitsInfo(self._last_list, len(feed.splits) if feed.length is None else 0, bytes(32))
+        if run >= IDS_PER_STREAM:
+            self.coordinator.splits_listed(run, splits, None, 0)
+        else:
+            nbytes = feed.nbytes(((0, 0, 0),)) - 64 if feed.batch_size is None else 8
+            self.coordinator.splits_listed(run, splits, feed.spec(), nbytes)
 
     def bury(self, worker: Worker) -> None:
         """The news of a worker's death has come: another takes its place."""
-        self.workers[worker.number] = Worker(self, worker.number)
-        self.coordinator.worker_died(worker.number, "was killed by SIGKILL")
+        if self.workers.get(worker.number) is worker:
+            self.workers[worker.number] = Worker(self, worker.number)
+            self.workers[worker.number].started = False
+            self.coordinator.worker_died(worker.number, "was killed by SIGKILL", worker.blamed)
+
+    def _started(self, worker: Worker) -> None:
+        worker.started = True
+        self.coordinator.worker_ready(worker.number)
+
+    # --- faults ---
+
+    def _kill(self) -> None:
+        self._faults["kill"] -= 1
+        living = [worker for worker in self.workers.values() if worker.alive]
+        if living:
+            self.random.choice(living).die()
+
+    def _cut(self) -> None:
+        self._faults["cut"] -= 1
+        there = [consumer for consumer in self.consumers.values() if not (consumer.gone or consumer.lost)]
+        if there:
+            self.random.choice(there).cut()
+
+    def _restart(self) -> None:
+        """The daemon is killed with its workers, and another is started."""
+        self._faults["restart"] -= 1
+        for consumer in self.consumers.values():
+            if not consumer.gone:
+                consumer.cut()
+            if consumer.closed:
+                consumer.gone = True
+        old = list(self.consumers.values())
+        self.coordinator = Coordinator(workers=len(self.workers), memory=self._memory)
+        self.arena = Arena(self._refused)
+        self._waiting, self._lists, self._retries = {}, {}, []
+        self.ends.clear()
+        self.workers = {number: Worker(self, number) for number in range(len(self.workers))}
+        self.consumers = {}
+        while len(self.coordinator.feeds) != len(self.feeds):
+            self.coordinator.plans([feed.plan() for feed in self.feeds.values()], worker=0)
+            self._carry_out()
+            self.settle()
+        self.consumers = {-1 - number: consumer for number, consumer in enumerate(old)}
+        for number, consumer in self.consumers.items():
+            consumer.stream.number = number
+
+    def _scale(self) -> None:
+        self._faults["scale"] -= 1
+        crew = self.coordinator.crew
+        staying = [number for number in crew.numbers if number not in crew.leaving]
+        if self.random.random() < 0.5 or len(staying) == 1:
+            number = min(set(range(len(self.workers) + 1)) - set(self.workers))
+            self.workers[number] = Worker(self, number)
+            self.workers[number].started = False
+            self.coordinator.add_worker(number)
+        else:
+            number = self.random.choice(staying)
+            self.coordinator.retire_worker(number)
+            if self.random.random() < 0.3:
+                self.coordinator.hurry(number)
+
+    def _retry(self, run: int) -> None:
+        self._retries.remove(run)
+        self.coordinator.retry(run)
+
+    # --- commands ---
 
     def _carry_out(self) -> None:
         while commands := self.coordinator.take():
@@ -774,59 +991,63 @@ class World:
         feed = self.feeds[command.feed]
         if feed.dynamic:
             hold(self._lists.get(command.splits) == (feed, command.epoch), f"no list {command.splits} of this epoch")
-        worker = self.workers[command.worker]
-        self._tell(command.worker, worker.start_run, command.run, feed, command.epoch, command.lane)
+        self._tell(command.worker, self.workers[command.worker].start_run, command, feed)
 
-    def _do_Grant(self, command: do.Grant | do.Merge) -> None:
-        # A slot is there at once or takes a while; the grants of one stream keep their order.
-        grants = self._waiting.setdefault(command.ticket // IDS_PER_STREAM, deque())
-        grants.append(command)
-        if len(grants) == 1 and self.arena.has_memory and self.random.random() < 0.7:
-            self._serve(grants)
+    def _do_FindSlot(self, command: do.FindSlot) -> None:
+        # A slot is there at once or takes a while; the tickets of one stream keep their order.
+        wishes = self._waiting.setdefault(command.ticket // IDS_PER_STREAM, deque())
+        wishes.append(command)
+        if len(wishes) == 1 and self.arena.has_memory and self.random.random() < 0.7:
+            self._serve(wishes)
 
-    _do_Merge = _do_Grant
-
-    def _serve(self, grants: deque[do.Grant | do.Merge]) -> None:
-        """Find a slot for the first of these, and tell who is to fill it."""
-        grant = grants.popleft()
-        slot = self.arena.take(grant.ticket, grant.nbytes)
-        if slot is None:
-            self.coordinator.no_slot(grant.ticket, MemoryBound("the machine has no memory"))
-        elif isinstance(grant, do.Grant):
-            worker = self.workers[grant.worker]
-            slot.fillers.add((worker, grant.run))
-            fill = Fill(grant.ticket, grant.run, grant.index, grant.batches, slot)
-            self._tell(grant.worker, worker.fill, fill)
+    def _serve(self, wishes: deque[do.FindSlot]) -> None:
+        """Find a slot for the first of these."""
+        wish = wishes.popleft()
+        if self.arena.take(wish.ticket, wish.nbytes) is None:
+            self.coordinator.no_slot(wish.ticket, MemoryBound("the machine has no memory"))
         else:
-            for part in grant.parts:
-                worker = self.workers[part.worker]
-                slot.fillers.add((worker, part.run))
-                self._tell(part.worker, worker.write_rows, part, grant, slot)
+            self.coordinator.slot_found(wish.ticket)
 
-    def _not_granted(self, grant: do.Grant | do.Merge) -> None:
-        """No worker has heard of it."""
-        if isinstance(grant, do.Grant):
-            self.coordinator.made(grant.ticket, None, last=True)
-        else:
-            for part in grant.parts:
-                self.coordinator.rows_written(grant.ticket, part.run)
+    def _do_Fill(self, command: do.Fill) -> None:
+        worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
+        stream = self.coordinator.streams[command.ticket // IDS_PER_STREAM]
+        base = command.start // stream.feed._stride if command.start else 0
+        slot.fillers.add((worker, command.run))
+        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, base)
+        self._tell(command.worker, worker.fill, fill)
+
+    def _do_WriteRows(self, command: do.WriteRows) -> None:
+        worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
+        slot.fillers.add((worker, command.run))
+        self._tell(command.worker, worker.write_rows, command, slot)
 
     def _do_DropRun(self, command: do.DropRun) -> None:
-        for grants in self._waiting.values():
-            for grant in list(grants):
-                if command.run in ([grant.run] if isinstance(grant, do.Grant) else [part.run for part in grant.parts]):
-                    grants.remove(grant)
-                    self._not_granted(grant)
         self._tell(command.worker, self.workers[command.worker].drop_run, command.run)
+
+    def _do_Retry(self, command: do.Retry) -> None:
+        self._retries.append(command.run)
+
+    def _do_Retire(self, command: do.Retire) -> None:
+        worker = self.workers.pop(command.worker)
+        working = [number for number, run in worker.runs.items() if not run.failed]
+        hold(not (worker.alive and working and not worker.told), f"a worker is ended that has runs {working}")
+        worker.alive = False
+
+    def _do_Tell(self, command: do.Tell) -> None:
+        consumer = self.consumers.get(command.stream)
+        if consumer is not None and not (consumer.gone or consumer.lost):
+            consumer.told.append(partial(consumer.hear, command.message))
 
     def _do_Free(self, command: do.Free) -> None:
         self.arena.free(command.ticket)
-        for grants in self._waiting.values():
-            for grant in [grant for grant in grants if grant.ticket == command.ticket]:
-                grants.remove(grant)
+        for wishes in self._waiting.values():
+            for wish in [wish for wish in wishes if wish.ticket == command.ticket]:
+                wishes.remove(wish)
 
     def _do_Deliver(self, command: do.Deliver) -> None:
-        consumer, slot = self.consumers[command.stream], self.arena.used[command.ticket]
+        consumer, slot = self.consumers.get(command.stream), self.arena.used[command.ticket]
+        if consumer is None:
+            return  # it is another stream's by now
         stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
         stride = command.nbytes // command.batches
         first = command.start // stride
@@ -834,25 +1055,25 @@ class World:
         hold(command.rows == sum(map(feed.rows, batches.values())), "a slab says a wrong number of rows")
         hold(stride == max(map(feed.nbytes, batches.values())), "a slab says a wrong number of bytes")
         hold(command.shapes == feed.shapes(batches[first]), "a slab says wrong shapes")
-        hold(command.lane == TAIL_LANE or command.index % feed.turn == first, "a slab says a wrong index")
+        hold(command.lane == TAIL_LANE or command.index % feed.turn >= first, "a slab says a wrong index")
         slabs, nbytes = consumer.under_way
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
-        hold(slabs == 1 or nbytes <= stream._credit_bytes, f"{nbytes} bytes are under way")
-        if not consumer.gone:
+        hold(slabs == 1 or nbytes <= stream.reader._credit_bytes, f"{nbytes} bytes are under way")
+        slot.sent.update(batches)
+        if not (consumer.gone or consumer.lost):
             slot.readers.add((consumer, command.seq))
-            slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches)
+            message = m.Slab(
+                command.seq,
+                command.epoch,
+                command.lane,
+                command.index,
+                command.batches,
+                command.rows,
+                command.nbytes,
+                record=command.record,
+            )
+            slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches, message)
             consumer.told.append(partial(consumer.slab, slab))
-
-    def _do_EndEpoch(self, command: do.EndEpoch) -> None:
-        consumer = self.consumers[command.stream]
-        consumer.told.append(partial(consumer.end, command))
-
-    def _do_FailStream(self, command: do.FailStream) -> None:
-        consumer = self.consumers[command.stream]
-        consumer.told.append(partial(consumer.fail, command.error))
-
-    def _do_Limit(self, command: do.Limit) -> None:
-        self.consumers[command.stream].told.append(partial(self.consumers[command.stream].limit, command.quota))
 
     def _do_FeedReady(self, command: do.FeedReady) -> None:
         self.ready.append(command.feed)

@@ -80,6 +80,7 @@ def test_an_epoch_that_no_worker_could_count_on_from_is_not_begun(serve: Serve) 
         assert isinstance(codec.from_server(connection.recv()), m.Opened)
         connection.send(codec.encode(m.Begin(2**62)))
         connection.send(codec.encode(m.Begin(2**53)))
+        assert isinstance(codec.from_server(connection.recv()), m.Begun)
         assert isinstance(codec.from_server(connection.recv()), m.Slab)
         assert read(daemon) == 80
     assert len(daemon.workers()) == 2

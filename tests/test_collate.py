@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec
 from penstock_proto.spec import flatten, infer
-from penstock_server.worker.collate import BadSample, ReadyBatches, Rows, infer_spec, nbytes_of
+from penstock_server.worker.collate import BadSample, Raised, ReadyBatches, Rows, infer_spec, nbytes_of
 
 
 class Pair(NamedTuple):
@@ -135,6 +135,25 @@ def test_the_row_of_a_bad_sample_is_known() -> None:
     with pytest.raises(BadSample) as caught:
         rows.fill(rows.store(9), 2, 9, iter([good, good, bad]))
     assert caught.value.row == 4
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3)])
+def test_what_came_before_user_code_raised_is_kept(error: BaseException) -> None:
+    def raises() -> Any:
+        yield IMAGE, 1
+        yield IMAGE, 2
+        raise error
+
+    rows = Rows(SPEC)
+    store = rows.store(9)
+    with pytest.raises(Raised) as caught:
+        rows.fill(store, 2, 9, raises())
+    assert (caught.value.row, caught.value.error) == (4, error)
+    assert store[1][2:4].tolist() == [1, 2]
+    ready = ReadyBatches(SPEC, copy=False)
+    with pytest.raises(Raised) as caught:
+        ready.fill(ready.store(9), 2, 9, raises())
+    assert (caught.value.row, caught.value.error) == (4, error)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,26 @@
-"""`penstock serve`, `status`, `stop`, as a user calls them; and the private daemon of a one-line start."""
+"""`penstock serve`, `status`, `scale`, `stop`, as a user calls them; and the private daemon of a one-line start."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Serve
+from click.testing import CliRunner
+from conftest import Daemon, Serve
 
 import penstock
+from penstock_server import control
+from penstock_server.cli import main
 
 FEED = """
     import numpy as np
@@ -32,6 +37,12 @@ def penstock_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "penstock_server", *arguments], capture_output=True, text=True, timeout=30
     )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait as long as it takes; pytest's timeout ends a test that waits in vain."""
+    while not condition():
+        time.sleep(0.02)
 
 
 def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
@@ -55,27 +66,197 @@ def test_status_of_nothing_says_where_it_looked() -> None:
     assert "looks like tcp://" in penstock_command("status", "localhost").stderr
 
 
-@pytest.mark.parametrize("how", ["penstock stop", signal.SIGTERM, signal.SIGINT])
-def test_a_daemon_stops_cleanly(serve: Serve, how: object) -> None:
+STATUS = {
+    "pid": 41,
+    "endpoint": "tcp://127.0.0.1:5555",
+    "seconds": 12.4,
+    "draining": True,
+    "memory": {"allowed": 1 << 30, "reserved": 1 << 20, "arena": 1 << 20},
+    "workers": [
+        {
+            "number": 0,
+            "pid": 42,
+            "restarts": 0,
+            "ready": True,
+            "doing": {"split": "a.h5", "samples": 1, "seconds": 0.2},
+        },
+        {"number": 1, "pid": 43, "restarts": 1, "ready": True, "leaving": True, "doing": None},
+        {"number": 2, "pid": 44, "restarts": 2, "ready": False, "doing": None},
+        {"number": 3, "pid": None, "restarts": 3, "ready": False, "doing": None},
+        {"number": 4, "pid": None, "restarts": 4, "ready": False, "given_up": True, "doing": None},
+    ],
+    "feeds": [
+        {
+            "name": "train",
+            "url": "tcp://127.0.0.1:5555/train",
+            "spec": "int64[]",
+            "batch_size": 10,
+            "batches": None,
+            "skipped": [{"epoch": 2, "split": "b.h5", "samples": 17, "why": "ValueError:\nnot\x1b[31m a scene"}],
+            "skipped_count": 5,
+        }
+    ],
+    "streams": [
+        {"feed": "train", "client": "x:1", "transport": "tcp", "epoch": 3, "batches": 1, "slots": 4, "error": None},
+        {"feed": "train", "client": "y:1", "transport": "local", "epoch": None, "slots": 0, "error": "it\nbroke"},
+    ],
+    "more_streams": 2,
+}
+
+SHOWN = """\
+tcp://127.0.0.1:5555  pid 41  up 12 s  draining: ends with the epochs that are being read
+memory   1.0 MiB in slots, 1.0 MiB reserved, 1.0 GiB allowed
+worker   0: pid 42, restarted 0 times, split a.h5: 1 sample as of 0.2 s ago
+worker   1: pid 43, restarted 1 time, leaving, idle
+worker   2: pid 44, restarted 2 times, importing
+worker   3: not running, restarted 3 times
+worker   4: given up, restarted 4 times: its processes died before they were ready, see the log
+feed     tcp://127.0.0.1:5555/train  int64[], batch size 10
+skipped  train, epoch 2: split b.h5 after 17 samples: ValueError: not [31m a scene
+skipped  train: 4 more splits
+stream   train to x:1 (tcp): epoch 3, 1 batch sent, 4 slots
+stream   train to y:1 (local): not begun, 0 slots, FAILED: it broke
+stream   2 more
+"""
+
+
+def test_status_shows_a_line_for_each_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "status", lambda url, timeout: json.dumps(STATUS))
+    assert CliRunner().invoke(main, ["status", "tcp://127.0.0.1:5555"]).output == SHOWN
+
+
+def begin_to_stop(daemon: Daemon, how: str | int) -> None:
+    """Ask the daemon to stop, without a wait for its end."""
+    if isinstance(how, int):
+        daemon.process.send_signal(how)
+        return
+    with pytest.raises(penstock.Unreachable, match="has not ended within"):
+        control.stop(daemon.url, now=False, timeout=0.1, still_waiting=lambda streams: None)
+
+
+def draining(daemon: Daemon) -> bool:
+    return bool(json.loads(control.status(daemon.url, 5))["draining"])
+
+
+@pytest.mark.parametrize("how", ["stop", "stop --now", signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_that_nobody_reads_from_stops_at_once(serve: Serve, how: str | int) -> None:
     daemon = serve(FEED)
     workers = daemon.workers()
+    if isinstance(how, str):
+        stopped = penstock_command(*how.split(), daemon.url)
+        assert (stopped.stdout, stopped.stderr) == ("stopped\n", "")
+        assert daemon.process.wait(5) == 0
+    else:
+        assert daemon.stop(how) == 0
+    assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.parametrize("how", ["stop", signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_that_is_asked_to_stop_lets_epochs_end_first(serve: Serve, how: str | int) -> None:
+    daemon = serve(FEED)
+    with penstock.connect(daemon.url) as connection:
+        batches = connection.batches()
+        count = len(next(batches))
+        begin_to_stop(daemon, how)
+        until(lambda: draining(daemon))
+        count += sum(len(batch) for batch in batches)
+        assert count == 200
+        assert daemon.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("how", ["stop --now", signal.SIGTERM, signal.SIGINT])
+def test_a_second_request_stops_a_daemon_at_once(serve: Serve, how: str | int) -> None:
+    daemon = serve(FEED)
+    workers = daemon.workers()
+    with penstock.connect(daemon.url, reconnect=0) as connection:
+        batches = connection.batches()
+        next(batches)
+        begin_to_stop(daemon, how)
+        until(lambda: draining(daemon))
+        if isinstance(how, str):
+            stopped = penstock_command(*how.split(), daemon.url)
+            assert (stopped.stdout, stopped.stderr) == ("stopped\n", "")
+        else:
+            daemon.process.send_signal(how)
+        assert daemon.process.wait(5) == 0
+        with pytest.raises((penstock.DaemonStopped, penstock.ConnectionLost)):
+            list(batches)
+            next(connection.batches())
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_stop_says_for_how_many_streams_it_waits(serve: Serve) -> None:
+    daemon = serve(FEED)
+    waited: list[int] = []
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         next(batches)
-        start = time.monotonic()
-        if isinstance(how, str):
-            stopped = penstock_command("stop", daemon.url)
-            assert stopped.stdout == "stopped\n", stopped.stderr
-            assert daemon.process.wait(5) == 0
-        else:
-            assert daemon.stop(how) == 0
-            assert time.monotonic() - start < 2
-        with pytest.raises((penstock.DaemonStopped, penstock.ConnectionLost)):
-            for _ in range(3):
-                list(batches)
-                batches = connection.batches()
-    assert not any(worker.is_running() for worker in workers)
-    daemon.stop()
+        with pytest.raises(penstock.Unreachable, match=r"not ended within 1 s: .* `penstock stop --now` does not"):
+            control.stop(daemon.url, now=False, timeout=1, still_waiting=waited.append, every=0.1)
+    assert set(waited) == {1}
+    assert daemon.process.wait(10) == 0, "its last consumer is gone"
+
+
+def test_scale_adds_and_ends_workers_and_trainers_notice_nothing(serve: Serve) -> None:
+    daemon = serve(FEED)
+    with penstock.connect(daemon.url) as connection:
+        seen = [int(n) for batch in connection.batches() for n in batch]
+        again = connection.batches()
+        kept = [int(n) for n in next(again)]
+        assert penstock_command("scale", daemon.url, "4").stdout == "workers: 2 -> 4\n"
+        assert len(daemon.workers()) == 4
+        kept += [int(n) for n in next(again)]
+        assert penstock_command("scale", daemon.url, "1").stdout == "workers: 4 -> 1\n"
+        kept += [int(n) for batch in again for n in batch]
+    assert kept == seen
+    until(lambda: len(daemon.workers()) == 1)
+    assert penstock_command("scale", daemon.url, "3").stdout == "workers: 1 -> 3\n"
+    assert penstock_command("scale", daemon.url, "1", "--now").stdout == "workers: 3 -> 1\n"
+    until(lambda: len(daemon.workers()) == 1)
+
+
+def test_signals_mean_one_worker_more_or_fewer_but_never_none(serve: Serve) -> None:
+    daemon = serve(FEED, workers=1)
+    daemon.process.send_signal(signal.SIGTTIN)
+    until(lambda: len(daemon.workers()) == 2)
+    for _ in range(3):
+        daemon.process.send_signal(signal.SIGTTOU)
+        until(lambda: len(daemon.workers()) == 1)
+    assert len(json.loads(control.status(daemon.url, 5))["workers"]) == 1
+
+
+def test_scale_says_what_is_wrong(serve: Serve) -> None:
+    nobody = penstock_command("scale", "tcp://127.0.0.1:9", "2", "--timeout", "0.3")
+    assert nobody.returncode == 1
+    assert "no daemon answered at tcp://127.0.0.1:9 within 0.3 s" in nobody.stderr
+    none = penstock_command("scale", "tcp://127.0.0.1:9", "0")
+    assert none.returncode == 2
+    assert "Invalid value for 'N': 0 is not in the range 1<=x<=4096" in none.stderr
+
+
+@pytest.mark.parametrize(("command", "done"), [(["scale", "2"], "scaled"), (["stop"], "stopped")])
+def test_only_who_runs_a_daemon_may_stop_or_scale_it(serve: Serve, command: list[str], done: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    daemon = serve(FEED)
+    name, *rest = command
+    imports = "import os; from penstock_server import control, coordinator; from penstock_server.cli import main"
+    code = f"{imports}; os.setuid(65534); main({[name, daemon.url, *rest]})"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert said.returncode == 1
+    assert f"cannot be {done} from here (it belongs to another user)" in said.stderr
+    assert f"elsewhere send its process {daemon.process.pid} SIGT" in said.stderr
+
+
+def test_a_split_that_hangs_is_told_with_its_line(serve: Serve) -> None:
+    hanging = FEED.replace('print("user code prints")', "__import__('time').sleep(3600 * (split == 3))")
+    daemon = serve(hanging, hang_timeout=0.5)
+    with penstock.connect(daemon.url) as connection:
+        with pytest.raises(penstock.WorkerDied, match=r"made no sample for 0\.5 s .*feeds\.py:\d+ in numbers"):
+            list(connection.batches())
+    assert re.search(
+        r"worker \d made no sample for 0\.5 s and was killed; it stood at \S+feeds\.py:\d+", daemon.stderr()
+    )
 
 
 def test_workers_end_with_a_killed_daemon(serve: Serve) -> None:

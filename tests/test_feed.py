@@ -71,6 +71,11 @@ def no_yield(path: str) -> None:
         (alone, {"lanes": 0}, "lanes is 0"),
         (alone, {"epochs": 0}, "epochs is 0"),
         (alone, {"order": "any"}, "it can be 'exact' or 'fast'"),
+        (alone, {"on_error": "ignore"}, "on_error is 'ignore'; it can be 'raise', 'skip' or 'retry'"),
+        (alone, {"on_error": "skip", "samples": 9}, "promises the length of an epoch, which on_error='skip' cannot"),
+        ([1, 2], {"on_error": "skip"}, "an indexable object has none: let its __getitem__ answer with another sample"),
+        (alone, {"attempts": 0}, "attempts is 0; it can be 1 to 1000"),
+        (alone, {"attempts": None}, "attempts is None; it is a whole number"),
         (alone, {"name": "a/b"}, "name is 'a/b'; a feed's name is 1 to 128 letters"),
         (alone, {"drop_remainder": 1}, "drop_remainder is 1"),
         (alone, {"batch_size": None, "drop_remainder": True}, "cannot work with batch_size=None"),
@@ -108,6 +113,9 @@ def test_a_plan_has_every_default_that_needs_no_data() -> None:
     assert (plan.length, plan.samples, plan.lanes) == (3, 3, 1)
     plan = Feed(by_split, splits=["a"], batch_size=None).plan("train")
     assert (plan.batch_size, plan.turn) == (None, 1)
+    assert (plan.on_error, plan.attempts) == ("raise", 3)
+    plan = Feed(by_split, splits=["a"], batch_size=2, on_error="skip", attempts=1).plan("train")
+    assert (plan.on_error, plan.attempts) == ("skip", 1)
 
 
 def test_an_iterator_of_splits_is_read_once() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_proto import FeedError, ProtocolError, arrays
+from penstock_proto import FeedError, GeneratorError, ProtocolError, SpecError, arrays
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf, TupleSpec
 from penstock_server import Feed
+from penstock_server.doing import DoingPage
 from penstock_server.worker.collate import ReadyBatches, Rows
 from penstock_server.worker.indexed import IndexRun
-from penstock_server.worker.lane import LaneRun
+from penstock_server.worker.lane import MAX_SKIPPED, LaneRun
 from penstock_server.worker.randomness import GlobalRandomness
 from penstock_server.worker.splits import SplitOpener
 
@@ -45,31 +47,68 @@ def with_globals(split: tuple[int, int]) -> Iterator[Any]:
         yield np.array([number, i]), random.random() + np.random.standard_normal()
 
 
+def failing(split: tuple[int, int, int | None]) -> Iterator[Any]:
+    """Raises in place of sample `at`; with -1 before there is a generator."""
+    number, length, at = split
+    if at == -1:
+        raise OSError(f"split {number} cannot be opened")
+
+    def generate() -> Iterator[Any]:
+        for i in range(length):
+            if i == at:
+                raise ValueError(f"sample {i} of split {number} is broken")
+            yield np.array([number, i]), random.random() + np.random.standard_normal()
+
+    return generate()
+
+
+def good_samples(split: tuple[int, int, int | None]) -> int:
+    """How many samples of a failing split come before it raises."""
+    _, length, at = split
+    return length if at is None else max(0, min(length, at))
+
+
 @dataclass
 class Lanes:
-    """The lanes of one epoch of a feed, all in one process, as a worker reads them."""
+    """The lanes of one epoch of a feed, all in one process, as a worker reads them.
+
+    `told`: of each split that was skipped, its lane, its number within the lane and the samples after which it ended.
+    """
 
     feed: Feed
     plan: FeedPlan
-    splits: list[tuple[int, int]]
+    splits: list[Any]
     epoch: int = 0
+    told: list[tuple[int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.randomness = GlobalRandomness()
-        self.opener = SplitOpener(self.feed, self.plan, self.randomness)
+        self.opener = SplitOpener(self.feed, self.plan, self.randomness, DoingPage())
         self.count = min(self.plan.lanes, len(self.splits))
         self.rows = Rows(SPEC)
 
-    def lane(self, lane: int, record: bytes = b"") -> LaneRun:
+    def lane(self, lane: int, record: bytes = b"", skip: Iterable[int] = ()) -> LaneRun:
         return LaneRun(
             self.plan,
             epoch=self.epoch,
             lane=lane,
             n_splits=len(self.splits),
             collate=self.rows,
-            open_split=lambda i: self.opener.open(self.splits[i], i, self.epoch),
+            open_split=lambda _, i: self.opener.open(self.splits[i], i, self.epoch),
             record=record,
+            skip=skip,
+            on_skip=lambda number, _, samples, __: self.told.append((lane, number, samples)),
         )
+
+    def cut(self, lane: int) -> Lanes:
+        """The same feed, its splits as long as they were before they were skipped."""
+        splits = [(split[0], good_samples(split)) for split in self.splits]
+        for of, number, samples in self.told:
+            if of == lane:
+                index = self.lane(lane)._index_of(number)
+                splits[index] = splits[index][0], samples
+        feed = dataclasses.replace(self.feed, generate=with_globals, splits=splits, on_error="raise")
+        return Lanes(feed, feed.plan("feed"), splits, self.epoch)
 
     def next_batch(self, run: LaneRun) -> Batch:
         assert self.plan.batch_size is not None
@@ -199,7 +238,7 @@ def test_ready_batches_go_on_from_a_record_too(shuffle: int) -> None:
 
     feed = Feed(ready, splits=[0, 1, 2], batch_size=None, shuffle=shuffle, lanes=1)
     plan = feed.plan("feed")
-    opener = SplitOpener(feed, plan, GlobalRandomness())
+    opener = SplitOpener(feed, plan, GlobalRandomness(), DoingPage())
     collate = ReadyBatches(Leaf("int64", (None, 2)), copy=shuffle > 0)
 
     def lane(record: bytes = b"") -> LaneRun:
@@ -209,7 +248,7 @@ def test_ready_batches_go_on_from_a_record_too(shuffle: int) -> None:
             lane=0,
             n_splits=3,
             collate=collate,
-            open_split=lambda i: opener.open(i, i, 0),
+            open_split=lambda _, i: opener.open(i, i, 0),
             record=record,
         )
 
@@ -242,6 +281,10 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "beyond the block": lambda r: r.update(made=1000),
     "negative": lambda r: r.update(made=-1),
     "text": lambda r: r.update(index="x"),
+    "a split skipped that it has not": lambda r: r.update(skipped=[[3, 0]]),
+    "a split skipped twice": lambda r: r.update(skipped=[[0, 99], [0, 99]]),
+    "a split read beyond its end": lambda r: r.update(skipped=[[seat[0], seat[1] - 1] for seat in r["seats"]]),
+    "too many skipped": lambda r: r.update(skipped=[[0, 0]] * 1025),
     "less": lambda r: r.pop("block"),
     "more": lambda r: r.update(more=1),
 }
@@ -275,6 +318,208 @@ def test_a_generator_that_yields_less_when_run_again_is_an_error(shuffle: int) -
         lanes.next_batch(lanes.lane(0, record))
 
 
+# --- splits that are skipped ---
+
+
+@st.composite
+def failing_feeds(draw: st.DrawFn) -> Lanes:
+    drawn = draw(st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(-1, 12)), min_size=1, max_size=9))
+    splits = [(number, length, at) for number, (length, at) in enumerate(drawn)]
+    shuffles = draw(st.booleans())
+    feed = Feed(
+        failing,
+        splits=splits,
+        batch_size=draw(st.integers(1, 6)),
+        lanes=draw(st.integers(1, 5)),
+        shuffle=draw(st.integers(1, 60)) if shuffles else 0,
+        interleave=draw(st.integers(1, 5)) if shuffles else None,
+        seed=draw(st.integers(0, 3)),
+        on_error="skip",
+    )
+    return Lanes(feed, feed.plan("feed"), splits, draw(st.integers(0, 2)))
+
+
+@given(failing_feeds())
+def test_a_lane_with_broken_splits_is_as_if_they_ended_where_they_break(lanes: Lanes) -> None:
+    for lane in range(lanes.count):
+        batches = lanes.rest(lanes.lane(lane))
+        assert batches == lanes.cut(lane).rest(lanes.cut(lane).lane(lane))
+    assert len({(lane, number) for lane, number, _ in lanes.told}) == len(lanes.told)
+    assert len(lanes.told) == sum(at is not None and at < length for _, length, at in lanes.splits)
+
+
+@settings(max_examples=400)
+@given(failing_feeds(), st.data())
+def test_a_lane_is_the_same_however_often_its_worker_dies(lanes: Lanes, data: st.DataObject) -> None:
+    """At any batch, with splits skipped because they raise, and others because they ended a worker."""
+    lane = data.draw(st.integers(0, lanes.count - 1))
+    numbers = range(lane, len(lanes.splits), lanes.count)
+    run, batches = lanes.lane(lane), []
+    for _ in range(data.draw(st.integers(0, 4))):
+        for _ in range(data.draw(st.integers(0, 5))):
+            if batch := lanes.next_batch(run):
+                batches.append(batch)
+        record = run.record()
+        skip = data.draw(st.sets(st.integers(0, len(numbers) - 1), max_size=2))
+        told = len(lanes.told)
+        run = lanes.lane(lane, record, skip)
+        assert (run.index, run.record()) == (len(batches), record)
+        place = arrays.unpack(record)
+        if batch := lanes.next_batch(run):
+            batches.append(batch)
+        if not place["made"]:
+            read = {seat[0]: seat[1] for seat in place["seats"] if seat is not None}
+            known = {number for number, _ in place["skipped"]}
+            asked_now = [(n, s) for _, n, s in lanes.told[told:] if n in skip]
+            expected = [n for n in skip - known if n in read or n >= place["next"]]
+            assert sorted(asked_now) == sorted((n, read.get(n, 0)) for n in expected)
+    batches += lanes.rest(run)
+    cut = lanes.cut(lane)
+    assert batches == cut.rest(cut.lane(lane))
+    assert len({number for _, number, _ in lanes.told}) == len(lanes.told)
+
+
+def only_lane(generate: Callable[..., Any], splits: list[Any], **options: Any) -> Lanes:
+    feed = Feed(generate, splits=splits, **{"batch_size": 2, "lanes": 1, "on_error": "skip", **options})
+    return Lanes(feed, feed.plan("feed"), splits)
+
+
+@pytest.mark.parametrize("shuffle", [0, 4])
+def test_a_skipped_split_is_never_run_beyond_its_end_again(shuffle: int) -> None:
+    run_to: list[tuple[int, int]] = []
+
+    def watched(split: int) -> Iterator[Any]:
+        for i in range(5):
+            run_to.append((split, i))
+            if i == 3 and split == 1:
+                raise ValueError
+            yield np.array([split, i]), 0.0
+
+    lanes = only_lane(watched, [0, 1, 2, 3], shuffle=shuffle, interleave=2 if shuffle else None)
+    whole = lanes.rest(lanes.lane(0))
+    for cut in range(len(whole) + 1):
+        run = lanes.lane(0)
+        for _ in range(cut):
+            lanes.next_batch(run)
+        record, (told, lanes.told) = run.record(), (lanes.told, [])
+        run_to.clear()
+        assert lanes.rest(lanes.lane(0, record)) == whole[cut:]
+        skipped = dict(arrays.unpack(record)["skipped"])
+        assert len(skipped) + len(lanes.told) == 1
+        for number, samples in skipped.items():
+            assert (0, number, samples) in told
+            assert samples == 3
+            assert (1, 3) not in run_to
+
+
+def test_a_split_that_no_longer_opens_when_its_lane_goes_on_ends_where_it_stood() -> None:
+    lanes = only_lane(failing, [(0, 9, None), (1, 3, None)])
+    run = lanes.lane(0)
+    seen = [lanes.next_batch(run) for _ in range(2)]
+    record = run.record()
+    for at in (-1, 0, 3):
+        lanes.told.clear()
+        lanes.splits[0] = (0, 9, at)
+        rest = lanes.rest(lanes.lane(0, record))
+        assert [(number, i) for batch in [*seen, *rest] for number, i, _ in batch] == [
+            *((0, i) for i in range(4)),
+            *((1, i) for i in range(3)),
+        ]
+        assert lanes.told == [(0, 0, 4)]
+
+
+def test_a_block_that_cannot_be_read_again_as_it_was_is_an_error() -> None:
+    lanes = only_lane(failing, [(0, 9, None), (1, 9, None)], shuffle=8, interleave=2)
+    run = lanes.lane(0)
+    lanes.next_batch(run)
+    lanes.splits[1] = (1, 9, 2)
+    with pytest.raises(GeneratorError, match="sample 2 of split 1 is broken"):
+        lanes.next_batch(lanes.lane(0, run.record()))
+    assert lanes.told == []
+
+
+@pytest.mark.parametrize("on_error", ["raise", "retry"])
+def test_a_broken_split_fails_the_run_unless_splits_are_to_be_skipped(on_error: str) -> None:
+    lanes = only_lane(failing, [(0, 9, 3), (1, 9, None)], on_error=on_error)
+    run = lanes.lane(0)
+    lanes.next_batch(run)
+    record = run.record()
+    with pytest.raises(GeneratorError, match="sample 3 of split 0 is broken"):
+        lanes.next_batch(run)
+    lanes.splits[0] = (0, 9, None)  # the next attempt
+    assert len(lanes.rest(lanes.lane(0, record))) == 8
+    lanes.splits[0] = (0, 9, 3)
+    assert len(lanes.rest(lanes.lane(0, record, skip=[0]))) == 5  # the coordinator may say so all the same
+    assert lanes.told == [(0, 0, 2)]
+
+
+def test_a_sample_that_does_not_fit_is_never_skipped() -> None:
+    def unfit(split: int) -> Iterator[Any]:
+        yield np.array([split, 0]), 0.0
+        yield np.array([split]), 0.0
+
+    lanes = only_lane(unfit, [0, 1])
+    with pytest.raises(SpecError, match="number 1 of its split"):
+        lanes.next_batch(lanes.lane(0))
+    assert lanes.told == []
+
+
+def test_when_too_many_splits_break_the_feed_is_wrong() -> None:
+    lanes = only_lane(failing, [(i, 3, 0) for i in range(MAX_SKIPPED + 1)])
+    run = lanes.lane(0)
+    with pytest.raises(FeedError, match=r"(?s)too many splits were skipped: 1024 of lane 0, which has 1025"):
+        lanes.next_batch(run)
+    assert len(lanes.told) == MAX_SKIPPED
+    assert len(run.record()) < 32 * 1024
+
+
+def test_a_split_that_the_lane_has_not_cannot_be_skipped() -> None:
+    lanes = only_lane(failing, [(0, 9, None)])
+    with pytest.raises(ProtocolError, match="split 1 is to be skipped, but lane 0 has 1"):
+        lanes.lane(0, skip=[1])
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), SystemExit(), KeyboardInterrupt(), ValueError("x")])
+def test_whatever_a_generator_raises_is_an_error_that_says_it(error: BaseException) -> None:
+    said = {"SystemExit(3)": "called sys.exit(3)", "SystemExit()": "called sys.exit()"}
+
+    def raises(split: int) -> Iterator[Any]:
+        raise error
+        yield
+
+    def raises_at_once(split: int) -> Iterator[Any]:
+        raise error
+
+    for generate in (raises, raises_at_once):
+        lanes = only_lane(generate, [0], on_error="raise")
+        with pytest.raises(GeneratorError) as caught:
+            lanes.next_batch(lanes.lane(0))
+        assert said.get(repr(error), f"raised {type(error).__name__}") in caught.value.message
+
+
+# --- borders ---
+
+
+def test_without_shuffling_a_lane_can_move_while_its_split_has_given_no_more_than_a_batch() -> None:
+    lanes = only_lane(failing, [(0, 5, None), (1, 4, None)])
+    run = lanes.lane(0)
+    borders = [run.border]
+    while lanes.next_batch(run):
+        borders.append(run.border)
+    assert borders == [True, True, False, True, False]  # 0, 2, 4 of split 0; 1, 3 of split 1
+    assert lanes.lane(0, run.record()).border == run.border
+
+
+def test_when_shuffling_a_lane_can_move_between_two_blocks() -> None:
+    lanes = only_lane(failing, [(0, 7, None), (1, 7, None)], shuffle=6, interleave=2)
+    run = lanes.lane(0)
+    borders = [run.border]
+    while lanes.next_batch(run):
+        borders.append(run.border)
+        assert lanes.lane(0, run.record()).border == run.border
+    assert borders == [True, False, False, True, False, False, True, False]
+
+
 # --- indexable sources ---
 
 
@@ -290,7 +535,9 @@ def indexed(shuffle: int, epoch: int = 0) -> tuple[IndexRun, Rows]:
     source = Squares()
     plan = Feed(source, batch_size=4, shuffle=shuffle, seed=5).plan("feed")  # type: ignore[arg-type]
     rows = Rows(SPEC)
-    return IndexRun(plan, source, epoch=epoch, collate=rows, randomness=GlobalRandomness()), rows
+    return IndexRun(
+        plan, source, epoch=epoch, collate=rows, randomness=GlobalRandomness(), page=DoingPage(), run=1
+    ), rows
 
 
 def batch(run: IndexRun, rows: Rows, index: int) -> Batch:
@@ -306,6 +553,7 @@ def test_any_batch_of_an_indexable_source_can_be_made_at_any_time(shuffle: int) 
     again, rows = indexed(shuffle)
     assert [batch(again, rows, j) for j in (3, 1, 0, 2)] == [in_order[j] for j in (3, 1, 0, 2)]
     assert [len(each) for each in in_order] == [4, 4, 3, 0]
+    assert run.border
     order = [i for each in in_order for i, _, _ in each]
     assert sorted(order) == list(range(11))
     assert (order == sorted(order)) == (shuffle == 0)

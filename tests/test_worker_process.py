@@ -23,6 +23,7 @@ import pytest
 from penstock_proto import codec, errors, layout, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaf_list
+from penstock_server.doing import NBYTES, Doing, read, where
 
 T = TypeVar("T", bound=m.Message)
 
@@ -90,6 +91,49 @@ def none():
 def broken_list():
     raise FileNotFoundError("no such folder")
 
+def leaves_later(split):
+    yield np.int64(1)
+    yield np.int64(2)
+    sys.exit("no more")
+
+def leaves_at_the_end(split):
+    try:
+        yield np.int64(1)
+        yield np.int64(2)
+    finally:
+        sys.exit(4)
+
+def exit_list():
+    sys.exit()
+
+def fails(split):
+    number, length, at = split
+    for i in range(length):
+        if i == at:
+            raise ValueError(f"sample {i} of {number}")
+        yield np.array([number, i])
+
+def dies(split):
+    number, length, at = split
+    for i in range(length):
+        if i == at:
+            os.kill(os.getpid(), 9)
+        yield np.array([number, i])
+
+def waits(split):
+    yield np.int64(0)
+    yield np.int64(1)
+    print("waiting", flush=True)
+    time.sleep(60)
+
+class Leaves:
+    def __len__(self):
+        return 7
+    def __getitem__(self, i):
+        if i == 4:
+            sys.exit(5)
+        return np.int64(i)
+
 class Source:
     def __len__(self):
         return 7
@@ -114,6 +158,14 @@ forgets = Feed(no_yield, splits=[1], batch_size=2)
 lists = Feed(returns_a_list, splits=[1], batch_size=2)
 noise = Feed(noisy, splits=[1], batch_size=1)
 exits = Feed(leaves, splits=[1], batch_size=1)
+exits_later = Feed(leaves_later, splits=["a"], batch_size=2)
+exits_at_the_end = Feed(leaves_at_the_end, splits=["a"], batch_size=2)
+exit_listing = Feed(counted, splits=exit_list, batch_size=2)
+exit_items = Feed(Leaves(), batch_size=3)
+failing = Feed(fails, splits=[(0, 5, 0), (1, 5, 3), (2, 6, None)], batch_size=2, lanes=1, on_error="skip")
+all_fail = Feed(fails, splits=[(0, 5, 0), (1, 5, 0)], batch_size=2, lanes=1, on_error="skip")
+deadly = Feed(dies, splits=[(0, 5, None), (1, 5, 3), (2, 4, None)], batch_size=2, lanes=1, on_error="skip")
+waiting = Feed(waits, splits=["w.h5"], batch_size=2)
 cleaning = Feed(cleans_up, splits=["s"], batch_size=1)
 shards = Feed(sharded, batch_size=1, lanes=3)
 no_splits = Feed(counted, splits=none, batch_size=1)
@@ -128,7 +180,7 @@ objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
 class Worker:
     """A worker process; this end of its socketpair; and one segment of shared memory."""
 
-    def __init__(self, folder: Path, feeds: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, feeds: list[str], environment: dict[str, str], *, watched: bool) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(20)
         command = [
@@ -141,6 +193,15 @@ class Worker:
             "3",
             *feeds,
         ]
+        self.page: mmap.mmap | None = None
+        self.dump = -1
+        fds = []
+        if watched:
+            fds = [os.memfd_create("penstock-doing"), os.memfd_create("penstock-dump")]
+            os.ftruncate(fds[0], NBYTES)
+            self.page = mmap.mmap(fds[0], NBYTES, prot=mmap.PROT_READ)
+            self.dump = fds[1]
+            command += ["--doing-fd", str(fds[0]), "--dump-fd", str(fds[1]), "--ticks"]
         self.stderr = folder / "stderr"
         with theirs, self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -149,9 +210,11 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *fds],
                 env={**os.environ, **environment},
             )
+        for fd in fds[:1]:
+            os.close(fd)
         self.fd = -1
         self.memory: np.ndarray[Any, Any] = np.empty(0, np.uint8)
         self.specs: dict[str, Spec] = {}
@@ -179,6 +242,25 @@ class Worker:
                 return message.error
             assert isinstance(message, m.Made), message
             assert not message.last, message
+
+    def made(self) -> m.Made:
+        """The end of a turn; parts of it may come before."""
+        made = self.receive(m.Made)
+        while not made.last:
+            made = self.receive(m.Made)
+        return made
+
+    def doing(self) -> Doing | None:
+        """What its status page says."""
+        assert self.page is not None
+        return read(self.page)
+
+    def stderr_has(self, text: str) -> None:
+        """Wait until it has printed this."""
+        deadline = time.monotonic() + 10
+        while text not in self.stderr.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert text in self.stderr.read_text()
 
     def nothing_comes(self) -> bool:
         return not select.select([self.socket], [], [], 0.05)[0]
@@ -228,8 +310,11 @@ class Worker:
         finally:
             self.process.kill()
             self.process.wait()
-            if self.fd >= 0:
-                os.close(self.fd)
+            for fd in (self.fd, self.dump):
+                if fd >= 0:
+                    os.close(fd)
+            if self.page is not None:
+                self.page.close()
 
 
 Start = Callable[..., Worker]
@@ -241,9 +326,9 @@ def worker(tmp_path: Path) -> Iterator[Start]:
     workers: list[Worker] = []
     (tmp_path / "feeds.py").write_text(FEEDS)
 
-    def start(*feeds: str, imported: bool = True) -> Worker:
+    def start(*feeds: str, imported: bool = True, watched: bool = False) -> Worker:
         targets = [feed if ":" in feed else f"feeds.py:{feed}" for feed in feeds]
-        started = Worker(tmp_path, targets, {"MARK": str(tmp_path / "mark")})
+        started = Worker(tmp_path, targets, {"MARK": str(tmp_path / "mark")}, watched=watched)
         workers.append(started)
         if imported:
             started.receive(m.Imported)
@@ -281,6 +366,14 @@ def test_it_says_why_it_cannot_start_and_ends(worker: Start, targets: list[str],
     error = started.receive(m.StartFailed).error
     assert error.kind == "StartError"
     assert message in error.message
+    assert started.wait() == 1
+
+
+def test_sys_exit_at_import_is_a_reason_not_to_start(worker: Start, tmp_path: Path) -> None:
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(2)\n")
+    started = worker("exits.py:feed", imported=False)
+    error = started.receive(m.StartFailed).error
+    assert (error.kind, error.message) == ("StartError", "importing exits.py:feed called sys.exit(2)")
     assert started.wait() == 1
 
 
@@ -561,10 +654,233 @@ def test_what_user_code_prints_goes_to_the_log(worker: Start) -> None:
     assert "printed by user code" in started.stderr.read_text()
 
 
-def test_sys_exit_in_user_code_ends_the_process(worker: Start) -> None:
-    started = worker("exits")
-    started.send(m.ListSplits(1, "exits", 0))
-    assert started.wait() == 3
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        ("exits", "leaves called sys.exit(3)"),
+        ("exit_listing", "exit_list, which lists the splits, called sys.exit()"),
+    ],
+)
+def test_sys_exit_in_user_code_is_an_error_and_the_worker_goes_on(worker: Start, feed: str, message: str) -> None:
+    started = worker(feed, "feed")
+    started.send(m.ListSplits(1, feed, 0))
+    error = started.receive(m.RunFailed).error
+    assert (error.kind, error.message) == ("GeneratorError", message)
+    assert "SystemExit" in (error.remote_traceback or "")
+    assert started.list("feed").count == 4
+
+
+def test_sys_exit_in_the_middle_fails_the_run_behind_what_was_made(worker: Start) -> None:
+    started = worker("exits_later", "exit_items", "exits_at_the_end")
+    started.list("exits_later")
+    started.start("exits_later")
+    started.fill(batches=2)
+    assert started.receive(m.Made).batches == 1
+    error = started.failure()
+    assert error.message == "leaves_later called sys.exit('no more')"
+    assert error.split == "'a'"
+    started.list("exit_items")
+    started.send(m.StartRun(2, "exit_items", 0, 0, 0))
+    started.fill(run=2, index=1)
+    assert started.failure().message == "reading item 4 called sys.exit(5)"
+    started.list("exits_at_the_end")
+    started.start("exits_at_the_end", run=3)
+    started.fill(run=3)
+    assert started.receive(m.Made).batches == 1
+    started.send(m.DropRun(3))
+    started.list("exits_at_the_end")
+    started.send(m.Shutdown())
+    assert started.wait() == 0
+    assert "SystemExit: 4" in started.stderr.read_text()
+
+
+# --- recovery ---
+
+
+def test_leftover_rows_come_again_from_a_run_that_is_read_to_its_end_for_them(worker: Start) -> None:
+    first, second = worker("feed"), worker("feed")
+    listed = first.list("feed")
+    first.start("feed", lane=0, epoch=1)
+    first.fill(batches=9)
+    made = first.made()
+    assert (made.ended, made.leftover) == (True, 1)
+    second.specs = first.specs
+    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.StartRun(4, "feed", 1, 0, 1, made.record, listed.spec))
+    write = m.WriteRows(run=4, ticket=9, segment=1, offset=4096, nbytes=4096, start=0, count=1, row=1, rows=2, index=3)
+    second.send(write)
+    assert second.receive(m.RowsWritten) == m.RowsWritten(4, 9)
+    ((header, leaves),) = second.batches("feed", 2, 1, 4096)
+    assert header == [2, 1, layout.TAIL_LANE, 3]
+    assert (leaves[0][1], leaves[1][1]) == ([2.0] * 3, 3)
+    second.send(write)  # of the same rows, for another merged batch, say
+    assert second.receive(m.RowsWritten) == m.RowsWritten(4, 9)
+    second.send(m.DropRun(4))
+    second.send(write)
+    assert second.receive(m.RowsWritten) == m.RowsWritten(4, 9)
+
+
+def test_leftover_rows_of_a_lane_that_has_a_full_batch_are_refused(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed")
+    write = m.WriteRows(run=1, ticket=9, segment=1, offset=0, nbytes=4096, start=0, count=1, row=1, rows=2, index=3)
+    started.send(write)
+    error = started.receive(m.RunFailed).error
+    assert (error.kind, "a full batch, number 0" in error.message) == ("ProtocolError", True)
+    started.send(write)  # the daemon had not heard of it
+    assert started.receive(m.RowsWritten) == m.RowsWritten(1, 9)
+
+
+def test_leftover_rows_that_do_not_come_again_are_an_error_of_the_feed(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed", run=2)
+    started.fill(run=2, batches=9)
+    record = started.made().record
+    started.start("feed", run=3, record=record)
+    started.send(m.WriteRows(3, 9, 1, 0, 4096, start=0, count=2, row=0, rows=2, index=3))
+    error = started.receive(m.RunFailed).error
+    assert error.kind == "FeedError"
+    assert "lane 0 had 2 samples or more behind its last full batch, and only 1 when" in error.message
+
+
+def test_user_code_that_raises_while_leftovers_are_read_again_fails_its_run(worker: Start) -> None:
+    started = worker("broken")
+    started.list("broken")
+    started.start("broken")
+    started.fill(batches=3)
+    record = started.made().record
+    started.start("broken", run=2, record=record)
+    started.send(m.WriteRows(2, 9, 1, 0, 4096, start=0, count=1, row=0, rows=2, index=0))
+    failed = started.receive(m.RunFailed)
+    assert (failed.run, failed.error.message) == (2, "breaks raised ValueError: no pixels in a.h5")
+
+
+def test_the_rest_of_a_turn_is_made_where_it_belongs(worker: Start) -> None:
+    first, second = worker("feed"), worker("feed")
+    listed = first.list("feed")
+    first.start("feed", lane=0)
+    first.fill(batches=1)
+    record = first.receive(m.Made).record
+    second.specs = first.specs
+    stride = layout.fixed_layout(first.specs["feed"], 2).stride
+    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.StartRun(1, "feed", 0, 0, 1, record, listed.spec))
+    second.fill(index=1, batches=2, offset=stride, nbytes=2 * stride)
+    made = second.made()
+    assert (made.first + made.batches, made.last) == (2, True)
+    assert not second.memory[:stride].any()
+    assert not second.memory[3 * stride :].any()
+    batches = second.batches("feed", 2, 2, stride)
+    assert [(header[3], leaves[1]) for header, leaves in batches] == [(1, [2, 3]), (2, [4, 0])]
+    second.fill(index=3, batches=1, offset=stride, nbytes=stride - 64)
+    assert "1 batches do not fit a slot of" in second.failure().message
+
+
+def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> None:
+    started, other = worker("feed"), worker("feed")
+    listed = started.list("feed")
+    started.send(m.StartRun(1, "feed", 1, 0, 1, careful=True))
+    started.fill(batches=4)
+    parts = [started.receive(m.Made) for _ in range(4)]
+    assert [(part.first, part.batches, part.last) for part in parts] == [(i, 1, i == 3) for i in range(4)]
+    other.specs = started.specs
+    other.send(m.SplitList(1, listed.nbytes), started.fd)
+    for index, part in enumerate(parts[:3], 1):
+        other.send(m.StartRun(index, "feed", 1, 0, 1, part.record, listed.spec))
+        other.fill(run=index, index=index)
+        other.receive(m.Made)
+        assert other.batches("feed", 2, 1) == started.batches("feed", 2, 4)[index : index + 1]
+
+
+def test_splits_that_break_are_skipped_and_told_once_before_what_comes_behind(worker: Start) -> None:
+    started, other = worker("failing"), worker("failing")
+    listed = started.list("failing")
+    assert listed.spec == Leaf("int64", (2,))  # of the first that yields anything
+    started.send(m.StartRun(1, "failing", 0, 0, 1, careful=True))
+    started.fill(batches=9)
+    skipped = started.receive(m.SplitSkipped)
+    assert (skipped.run, skipped.number, skipped.split, skipped.samples) == (1, 0, "(0, 5, 0)", 0)
+    assert skipped.error is not None
+    assert (skipped.error.kind, skipped.error.feed, skipped.error.worker) == ("GeneratorError", "failing", 3)
+    assert skipped.error.message == "fails raised ValueError: sample 0 of 0"
+    first = started.receive(m.Made)
+    skipped = started.receive(m.SplitSkipped)
+    assert (skipped.number, skipped.samples) == (1, 3)
+    second = started.receive(m.Made)
+    assert (first.batches, second.batches) == (1, 1)
+    rest = started.made()
+    assert (rest.ended, rest.leftover) == (True, 1)
+    made = started.batches("failing", 2, 4)
+    assert [leaves[0] for _, leaves in made] == [
+        [[1, 0], [1, 1]],
+        [[1, 2], [2, 0]],
+        [[2, 1], [2, 2]],
+        [[2, 3], [2, 4]],
+    ]
+    other.specs = started.specs
+    other.send(m.SplitList(1, listed.nbytes), started.fd)
+    other.send(m.StartRun(1, "failing", 0, 0, 1, second.record, listed.spec, skip=(0, 2)))
+    other.fill(index=2)
+    skipped = other.receive(m.SplitSkipped)
+    assert (skipped.number, skipped.split, skipped.samples, skipped.error) == (2, "(2, 6, None)", 1, None)
+    ended = other.receive(m.Made)
+    assert (ended.batches, ended.ended, ended.leftover) == (0, True, 0)
+    other.send(m.StartRun(2, "failing", 0, 0, 1, ended.record))  # which tells it, though no batch came
+    other.fill(run=2, index=2)
+    assert other.receive(m.Made).ended
+
+
+def test_a_feed_of_which_every_split_breaks_says_why(worker: Start) -> None:
+    started = worker("all_fail")
+    started.send(m.ListSplits(1, "all_fail", 0))
+    assert started.receive(m.RunFailed).error.message == "fails raised ValueError: sample 0 of 0"
+
+
+def test_after_a_death_the_page_names_the_split_and_the_stream_goes_on_without_it(worker: Start) -> None:
+    started, other = worker("deadly", watched=True), worker("deadly")
+    listed = started.list("deadly")
+    started.send(m.StartRun(6, "deadly", 0, 0, 1, careful=True))
+    started.fill(run=6, batches=9)
+    assert started.wait() == -signal.SIGKILL
+    made = [started.receive(m.Made) for _ in range(4)]
+    doing = started.doing()
+    assert doing is not None
+    assert (doing.run, doing.number, doing.split, doing.in_user_code) == (6, 1, "(1, 5, 3)", True)
+    assert doing.samples == 3
+    other.specs = started.specs
+    other.send(m.SplitList(1, listed.nbytes), started.fd)
+    other.send(m.StartRun(1, "deadly", 0, 0, 1, made[-1].record, skip=(1,), spec=listed.spec))
+    other.fill(index=4, batches=2)
+    assert other.receive(m.SplitSkipped).samples == 3
+    other.made()
+    assert [leaves[0] for _, leaves in other.batches("deadly", 2, 2)] == [[[2, 0], [2, 1]], [[2, 2], [2, 3]]]
+
+
+def test_a_worker_that_stands_still_says_where(worker: Start, tmp_path: Path) -> None:
+    started = worker("waiting", watched=True)
+    imported = started.doing()
+    assert imported is not None
+    assert not imported.in_user_code
+    started.list("waiting")
+    started.start("waiting", run=2)
+    started.fill(run=2, batches=2)
+    started.stderr_has("waiting\n")
+    doing = started.doing()
+    assert doing is not None
+    assert (doing.run, doing.number, doing.split, doing.samples) == (2, 0, "'w.h5'", 2)
+    assert doing.in_user_code
+    for _ in range(2):
+        os.ftruncate(started.dump, 0)
+        os.lseek(started.dump, 0, os.SEEK_SET)
+        started.process.send_signal(signal.SIGUSR2)
+        deadline = time.monotonic() + 10
+        while not (place := where(os.pread(started.dump, 1 << 16, 0))) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        line = FEEDS.splitlines().index("    time.sleep(60)") + 1
+        assert place == f"{tmp_path}/feeds.py:{line} in waits"
+    started.process.kill()
 
 
 # --- its end ---

@@ -277,6 +277,20 @@ class Slab(Message, frozen=True):
     record: Record = b""
 
 
+class Passed(Message, frozen=True):
+    """Batches of the stream that are not sent to this consumer, for its position: fields as in Slab.
+
+    They lie within the position's `skip`, or are another rank's. They count in End's `batches` and `rows`.
+    """
+
+    epoch: Count
+    lane: Annotated[int, Meta(ge=-1, lt=2**31)]
+    index: Count
+    batches: Annotated[int, Meta(ge=1, le=2**16)]
+    rows: Count
+    record: Record = b""
+
+
 class Chunk(Message, frozen=True):
     """Header of one piece of slab `seq`, from byte `start`; the bytes are the next frame. (ZeroMQ only)"""
 
@@ -534,6 +548,7 @@ ServerMessage: TypeAlias = (
     | SegmentGone
     | Begun
     | Slab
+    | Passed
     | Chunk
     | LaneEnded
     | End

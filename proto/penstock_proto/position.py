@@ -100,7 +100,7 @@ def pack(position: Position) -> bytes:
     return data
 
 
-def unpack(data: bytes) -> Position:
+def unpack(data: bytes | bytearray) -> Position:
     """What `pack` was given.
 
     Raises:

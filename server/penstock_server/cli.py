@@ -1,4 +1,4 @@
-"""The command line: `penstock serve`, `status`, `stop`."""
+"""The command line: `penstock serve`, `status`, `scale`, `stop`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from penstock_proto import PenstockError
@@ -70,11 +71,25 @@ def main() -> None:
     help="Most bytes that batches and shuffle blocks may take, such as 4G.",
 )
 @click.option(
+    "--hang-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=None,
+    metavar="SECONDS",
+    show_default="off",
+    help="Kill and replace a worker whose generator makes no sample for so long; the log says at which line it stood.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
-    feeds: tuple[str, ...], workers: int, bind: str, memory: int | None, log_level: str, until_stdin_closes: bool
+    feeds: tuple[str, ...],
+    workers: int,
+    bind: str,
+    memory: int | None,
+    hang_timeout: float | None,
+    log_level: str,
+    until_stdin_closes: bool,
 ) -> None:
     """Serve feeds until SIGTERM or Ctrl-C.
 
@@ -82,9 +97,15 @@ def serve(
     `ready tcp://HOST:PORT/NAME` is printed.
 
     \b
+    Signals:
+      SIGTERM, Ctrl-C   end when the epochs that are being read have ended; the second one ends it now
+      SIGTTIN, SIGTTOU  one worker more, one worker fewer
+
+    \b
     Examples:
       penstock serve scenes:feed --workers 8
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --memory 4G
+      penstock serve scenes:feed --hang-timeout 60
     """  # noqa: D301 (click wants a real \b)
     from . import daemon
     from .host.room import default_memory
@@ -100,6 +121,7 @@ def serve(
             memory=default_memory() if memory is None else memory,
             on_ready=lambda url: click.echo(f"ready {url}"),
             until_stdin_closes=until_stdin_closes,
+            hang_timeout=hang_timeout,
         )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it
@@ -122,44 +144,132 @@ def status(url: str, as_json: bool, timeout: float) -> None:
     URL is a daemon's or a feed's address, such as tcp://127.0.0.1:5555.
     """
     from . import control
-    from .coordinator import size
 
-    text = control.status(url, timeout)
-    state = json.loads(text)
-    if as_json:
-        click.echo(json.dumps(state, indent=2))
-        return
-    memory = state["memory"]
-    click.echo(f"{state['endpoint']}  pid {state['pid']}  up {state['seconds']:.0f} s")
-    arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
-    click.echo(f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed")
-    for worker in state["workers"]:
-        shown = f"pid {worker['pid']}" if worker["pid"] else "not running"
-        click.echo(f"worker   {worker['number']}: {shown}, restarted {worker['restarts']} times")
-    for feed in state["feeds"]:
-        epoch = f", {feed['batches']} batches an epoch" if feed["batches"] is not None else ""
-        click.echo(f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}")
-    for stream in state["streams"]:
-        epoch = "not begun" if stream["epoch"] is None else f"epoch {stream['epoch']}"
-        failed = f", FAILED: {stream['error']}" if stream["error"] else ""
-        click.echo(
-            f"stream   {stream['feed']} to {stream['client']} ({stream['transport']}): {epoch}, "
-            f"{stream['handed']} slabs handed of {stream['sent']} sent, {stream['slots']} slots{failed}"
-        )
-    if not state["streams"]:
-        click.echo("stream   none")
+    state = json.loads(control.status(url, timeout))
+    click.echo(json.dumps(state, indent=2) if as_json else "\n".join(_lines(state)))
 
 
 @main.command()
 @click.argument("url")
-@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the daemon to end.")
-def stop(url: str, timeout: float) -> None:
-    """Stop a daemon on this host.
+@click.argument("workers", metavar="N", type=click.IntRange(1, 4096))
+@click.option("--now", is_flag=True, help="End workers that are too many at once; others do their work again.")
+@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+def scale(url: str, workers: int, now: bool, timeout: float) -> None:
+    """Have a daemon on this host run N workers.
 
-    URL is a daemon's or a feed's address, such as tcp://127.0.0.1:5555.
-    """
+    URL is a daemon's or a feed's address. What trainers read does not change. Workers that are too many end as soon as
+    they have handed over what they do.
+
+    \b
+    Examples:
+      penstock scale tcp://127.0.0.1:5555 16
+      kill -TTIN PID     # one more; -TTOU: one fewer
+    """  # noqa: D301
     from . import control
 
-    state = json.loads(control.status(url, timeout))
-    control.stop(url, state["unix"], state["pid"], timeout)
+    scaled = control.scale(url, workers, now=now, timeout=timeout)
+    click.echo(f"workers: {scaled.before} -> {scaled.after}")
+
+
+@main.command()
+@click.argument("url")
+@click.option("--now", is_flag=True, help="Wait for no epoch: trainers that are in one get an error.")
+@click.option(
+    "--timeout",
+    type=float,
+    default=None,
+    show_default="no limit; 10 with --now",
+    help="Seconds to wait for the daemon to end.",
+)
+def stop(url: str, now: bool, timeout: float | None) -> None:
+    """Stop a daemon on this host.
+
+    URL is a daemon's or a feed's address. Epochs that are being read end first, and no new ones begin; this command
+    waits for that. SIGTERM or Ctrl-C to the daemon does the same, and a second one is as --now.
+
+    \b
+    Examples:
+      penstock stop tcp://127.0.0.1:5555
+      penstock stop tcp://127.0.0.1:5555 --now
+    """  # noqa: D301
+    from . import control
+
+    def still_waiting(streams: int) -> None:
+        click.echo(
+            f"still waiting for {_count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
+        )
+
+    if now and timeout is None:
+        timeout = 10.0
+    control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting)
     click.echo("stopped")
+
+
+def _lines(state: dict[str, Any]) -> Iterator[str]:
+    """A daemon's status, a line for each thing."""
+    from .coordinator import size
+
+    draining = "  draining: ends with the epochs that are being read" if state.get("draining") else ""
+    yield f"{state['endpoint']}  pid {state['pid']}  up {state['seconds']:.0f} s{draining}"
+    memory = state["memory"]
+    arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
+    yield f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed"
+    for worker in state["workers"]:
+        yield f"worker   {worker['number']}: {_worker(worker)}"
+    for feed in state["feeds"]:
+        epoch = f", {feed['batches']} batches an epoch" if feed["batches"] is not None else ""
+        yield f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}"
+        skipped = feed.get("skipped", [])
+        for split in skipped:
+            yield (
+                f"skipped  {feed['name']}, epoch {split.get('epoch')}: split {_word(split.get('split'))} after "
+                f"{_count(split.get('samples', 0), 'sample')}: {_word(split.get('why'))}"
+            )
+        more = feed.get("skipped_count", 0) - len(skipped)
+        if more > 0:
+            yield f"skipped  {feed['name']}: {_count(more, 'more split' if skipped else 'split')}"
+    for stream in state["streams"]:
+        yield f"stream   {_stream(stream)}"
+    if more := state.get("more_streams", 0):
+        yield f"stream   {more} more"
+    elif not state["streams"]:
+        yield "stream   none"
+
+
+def _worker(worker: dict[str, Any]) -> str:
+    restarted = f"restarted {_count(worker.get('restarts', 0), 'time')}"
+    if worker.get("given_up"):
+        return f"given up, {restarted}: its processes died before they were ready, see the log"
+    if not worker.get("pid"):
+        return f"not running, {restarted}"
+    words = [f"pid {worker['pid']}", restarted]
+    if worker.get("leaving"):
+        words.append("leaving")
+    doing = worker.get("doing")
+    if not worker.get("ready", True):
+        words.append("importing")
+    elif doing is None:
+        words.append("idle")
+    else:
+        samples = _count(doing.get("samples", 0), "sample")
+        words.append(f"split {_word(doing.get('split'))}: {samples} as of {doing.get('seconds', 0):.1f} s ago")
+    return ", ".join(words)
+
+
+def _stream(stream: dict[str, Any]) -> str:
+    words = ["not begun"] if stream["epoch"] is None else [f"epoch {stream['epoch']}"]
+    if stream["epoch"] is not None and "batches" in stream:
+        words.append(f"{_count(stream['batches'], 'batch', 'batches')} sent")
+    words.append(_count(stream.get("slots", 0), "slot"))
+    if stream.get("error"):
+        words.append(f"FAILED: {_word(stream['error'])}")
+    return f"{stream['feed']} to {_word(stream['client'])} ({stream['transport']}): {', '.join(words)}"
+
+
+def _count(number: int, word: str, words: str = "") -> str:
+    return f"{number} {word if number == 1 else words or word + 's'}"
+
+
+def _word(text: object) -> str:
+    """What others have said, on one line and without control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))

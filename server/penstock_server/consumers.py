@@ -18,6 +18,7 @@ import msgspec
 
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
+from penstock_proto.position import MAX_POSITION, unpack
 
 from .coordinator import Coordinator
 from .coordinator.commands import Deliver
@@ -49,6 +50,8 @@ class Session:
     heard: float
     peer: LocalPeer | None = None
     stream: Stream | None = None
+    position: bytearray = field(default_factory=bytearray)
+    """What has come of the packed position from which its stream shall begin."""
     sending: deque[tuple[int, Segment]] = field(default_factory=deque)
     """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
 
@@ -67,7 +70,8 @@ class Consumers:
         unix: the abstract unix address for consumers on this host.
         ready: tells whether all feeds are ready; until then Hellos wait.
         status: makes the text that answers a StatusRequest.
-        stop: called when the daemon's own user asks it to stop.
+        stop: called when the daemon's own user asks it to stop, with whether now.
+        scale: called when that user asks for so many workers; returns how many there were and will be.
     """
 
     def __init__(
@@ -78,7 +82,8 @@ class Consumers:
         *,
         ready: Callable[[], bool],
         status: Callable[[], str],
-        stop: Callable[[], None],
+        stop: Callable[[bool], None],
+        scale: Callable[[int, bool], tuple[int, int]],
     ) -> None:
         self.sessions: dict[bytes, Session] = {}
         self.malformed = 0
@@ -88,6 +93,7 @@ class Consumers:
         self._ready = ready
         self._status = status
         self._stop = stop
+        self._scale = scale
         self._by_routing_id: dict[bytes, Session] = {}
         self._by_peer: dict[LocalPeer, Session] = {}
         self._by_stream: dict[int, Session] = {}
@@ -110,6 +116,8 @@ class Consumers:
         match message:
             case m.Hello():
                 self._hello(routing_id, message)
+            case m.Resume():
+                self._resume(message, session, None)
             case m.Open():
                 self._open(message, routing_id, None)
             case m.StatusRequest() if message.version != m.VERSION:
@@ -118,8 +126,8 @@ class Consumers:
                 self._answer_status(routing_id)
             case m.Ping() if session is not None or routing_id in self._early:
                 self._router.send(routing_id, m.Pong())
-            case m.StopRequest():
-                refused = ProtocolError("a daemon is stopped from its own host, or by SIGTERM")
+            case m.StopRequest() | m.ScaleRequest():
+                refused = ProtocolError("a daemon is stopped and scaled from its own host, or by signals")
                 self._router.send(routing_id, m.Failed(m.ErrorReport.of(refused)))
             case _ if session is not None and session.peer is None:
                 self._said(session, message)
@@ -137,10 +145,14 @@ class Consumers:
             return
         session = self._by_peer.get(peer)
         match message:
+            case m.Resume() if session is None:
+                self._resume(message, self.sessions.get(message.session), peer)
             case m.Open() if session is None:
                 self._open(message, b"", peer)
             case m.StopRequest():
-                self._stop()
+                self._stop(message.now)
+            case m.ScaleRequest():
+                peer.send(m.Scaled(*self._scale(message.workers, message.now)))
             case m.Ping():
                 peer.send(m.Pong())
             case _ if session is not None:
@@ -194,6 +206,7 @@ class Consumers:
             segment=segment.number if local else 0,
             offset=slab.start if local else 0,
             shapes=slab.shapes,
+            record=slab.record,
         )
         if session.peer is not None:
             session.peer.show(segment)
@@ -272,13 +285,24 @@ class Consumers:
             credit=message.credit,
             credit_bytes=message.credit_bytes,
             quota=message.quota if peer is not None else 0,
+            position=unpack(session.position) if session.position else None,
         )
+        session.position.clear()
         session.peer = peer
         self._by_stream[session.stream.number] = session
         if peer is not None:
             self._by_peer[peer] = session
             self._by_routing_id.pop(session.routing_id, None)
         return session
+
+    def _resume(self, message: m.Resume, session: Session | None, peer: LocalPeer | None) -> None:
+        where = "zmq" if peer is None else "unix"
+        if session is None or session.stream is not None or session.token != message.session:
+            self._complain(where, ProtocolError("Resume in a session that is not waiting to be opened"))
+        elif len(session.position) + len(message.data) > MAX_POSITION:
+            self._complain(where, ProtocolError("a position that is too large"))
+        else:
+            session.position += message.data
 
     def _said(self, session: Session, message: m.ClientMessage) -> None:
         stream = session.stream
@@ -293,7 +317,7 @@ class Consumers:
                 case m.Ack():
                     while session.sending and session.sending[0][0] < message.handed:
                         session.sending.popleft()
-                    self._coordinator.acknowledge(stream, message.handed, message.released)
+                    self._coordinator.acknowledge(stream, message.handed, message.released, message.ended)
                 case m.Leave():
                     self._coordinator.leave(stream, message.epoch)
                 case m.Bye() if session.peer is None:

@@ -1,17 +1,24 @@
-"""Asking a running daemon: its status over ZeroMQ, and to stop over its unix connection."""
+"""Asking a running daemon: its status over ZeroMQ, and to stop or to scale over its unix connection."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
 
 from penstock_proto import ProtocolError, StartError, Unreachable, codec, seqpacket
 from penstock_proto import messages as m
+
+_ANSWER = 5.0
+"""Seconds that a daemon may take to answer."""
 
 
 def endpoint_of(url: str) -> str:
@@ -43,36 +50,86 @@ def status(url: str, timeout: float) -> str:
     raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
 
 
-def stop(url: str, unix: str, pid: int, timeout: float) -> None:
-    """Ask the daemon to stop by its unix address `unix`, and wait until its process `pid` has ended.
+def scale(url: str, workers: int, *, now: bool, timeout: float) -> m.Scaled:
+    """Have the daemon run so many workers; the answer comes at once, before those that are too many have ended.
 
     Raises:
-        Unreachable: the daemon is not on this host, belongs to another user, or does not end within `timeout` seconds.
+        Unreachable: the daemon is not on this host, belongs to another user, or does not answer in `timeout` seconds.
+        PenstockError: what the daemon answered instead.
     """
+    state = json.loads(status(url, timeout))
+    with _beside(url, state, "scaled", "SIGTTIN or SIGTTOU (one worker more or fewer)", timeout) as (connection, _):
+        seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now)))
+        data, _ = seqpacket.receive(connection)
+        if not data:
+            raise ConnectionResetError("it has ended")
+    reply = codec.from_server(data)
+    if isinstance(reply, m.Scaled):
+        return reply
+    if isinstance(reply, m.Failed):
+        raise reply.error.error()
+    raise ProtocolError(f"the daemon answered {type(reply).__name__} to a scale request")
+
+
+def stop(
+    url: str,
+    *,
+    now: bool,
+    timeout: float | None,
+    still_waiting: Callable[[int], None],
+    every: float = 10.0,
+) -> None:
+    """Ask the daemon to stop, and wait until its process has ended, for ever or for `timeout` seconds.
+
+    Without `now` it ends when the epochs that are being read have ended; `still_waiting` is called every so many
+    seconds with the number of streams.
+
+    Raises:
+        Unreachable: the daemon is not on this host, belongs to another user, or has not ended in time.
+    """
+    patience = _ANSWER if timeout is None else min(timeout, _ANSWER)
+    state = json.loads(status(url, patience))
+    with _beside(url, state, "stopped", "SIGTERM", patience) as (connection, process):
+        seqpacket.send(connection, codec.encode(m.StopRequest(now)))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not _ended(process, every if deadline is None else min(every, deadline - time.monotonic())):
+            if deadline is not None and time.monotonic() >= deadline:
+                hint = "" if now else ": it lets epochs that are being read end first, `penstock stop --now` does not"
+                raise Unreachable(f"the daemon at {url} (pid {state['pid']}) has not ended within {timeout:g} s{hint}")
+            with contextlib.suppress(Unreachable):  # it may be ending just now
+                state = json.loads(status(url, patience))
+            if not _ended(process, 0):
+                still_waiting(len(state["streams"]) + state["more_streams"])
+
+
+def _ended(process: int, timeout: float) -> bool:
+    ended, _, _ = select.select([process], [], [], max(0.0, timeout))
+    return bool(ended)
+
+
+@contextlib.contextmanager
+def _beside(
+    url: str, state: dict[str, Any], done: str, signals: str, timeout: float
+) -> Iterator[tuple[socket.socket, int]]:
+    """The unix connection to a daemon on this host that has greeted us, and a pidfd of its process."""
     try:
-        process = os.pidfd_open(pid)
-        try:
-            _say_stop(unix, timeout)
-            ended, _, _ = select.select([process], [], [], timeout)
-        finally:
-            os.close(process)
+        with contextlib.ExitStack() as stack:
+            process = os.pidfd_open(state["pid"])
+            stack.callback(os.close, process)
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connection.settimeout(timeout)
+            connection.connect("\0" + state["unix"])
+            greeting, ledger = seqpacket.receive(connection)
+            if ledger is not None:
+                os.close(ledger)
+            if not greeting:
+                raise PermissionError("it belongs to another user")
+            yield connection, process
     except OSError as error:
         raise Unreachable(
-            f"the daemon at {url} cannot be stopped from here ({error}): `penstock stop` works on the daemon's host "
-            "for the user who runs it, elsewhere send it SIGTERM"
+            f"the daemon at {url} cannot be {done} from here ({error}): that works on the daemon's host for root and "
+            f"the user who runs it; elsewhere send its process {state['pid']} {signals}"
         ) from None
-    if not ended:
-        raise Unreachable(f"the daemon at {url} (pid {pid}) has not ended within {timeout:g} s")
-
-
-def _say_stop(unix: str, timeout: float) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(timeout)
-        connection.connect("\0" + unix)
-        _, ledger = seqpacket.receive(connection)
-        if ledger is not None:
-            os.close(ledger)
-        seqpacket.send(connection, codec.encode(m.StopRequest()))
 
 
 def _ask(url: str, message: m.Message, timeout: float) -> m.ServerMessage:

@@ -25,9 +25,10 @@ from penstock_proto import messages as m
 from .consumers import Consumers
 from .coordinator import Coordinator, size
 from .coordinator import commands as do
-from .coordinator.feeds import SplitsInfo
+from .coordinator.feeds import Skipped, SplitsInfo
 from .coordinator.order import Part
 from .coordinator.stream import IDS_PER_STREAM
+from .doing import Doing
 from .feed import mixing_warning, workers_warning
 from .host.arena import Arena, Segment
 from .host.local import Listener, LocalPeer
@@ -36,6 +37,9 @@ from .host.slots import Slots
 from .host.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+HAND_OVER = 60.0
+"""Seconds that a worker which is to leave may go on until its lanes come to a border."""
 
 
 class Daemon:
@@ -47,15 +51,26 @@ class Daemon:
         bind: `tcp://address:port` to listen on.
         memory: bytes that slots and shuffle blocks may take.
         on_ready: called with the URL of each feed once it can be consumed.
+        hang_timeout: seconds without a sample after which a worker is killed, or None.
     """
 
     def __init__(
-        self, feeds: list[str], *, workers: int, bind: str, memory: int, on_ready: Callable[[str], None]
+        self,
+        feeds: list[str],
+        *,
+        workers: int,
+        bind: str,
+        memory: int,
+        on_ready: Callable[[str], None],
+        hang_timeout: float | None = None,
     ) -> None:
         self._feeds = feeds
         self._bind = bind
         self._on_ready = on_ready
         self._workers = workers
+        self._hang_timeout = hang_timeout
+        self._draining = False
+        self._carrying_out = False
         self._coordinator = Coordinator(workers=workers, memory=memory)
         self._arena = Arena()
         self._stopped = asyncio.Event()
@@ -65,11 +80,14 @@ class Daemon:
         self._lists: dict[int, tuple[int, int]] = {}
         """fd and size of each list of splits, by its number."""
         self._last_list = 0
-        self._known: list[set[tuple[str, int]]] = [set() for _ in range(workers)]
+        self._known: dict[int, set[tuple[str, int]]] = {number: set() for number in range(workers)}
         """Segments and lists of splits that each worker has been told of."""
 
     async def run(self, until_stdin_closes: bool = False) -> None:
         """Serve until SIGTERM, SIGINT, a stop request, or (where asked for) the end of standard input.
+
+        The first signal lets the epochs that are being read go on to their ends, a second one does not. SIGTTIN and
+        SIGTTOU mean one worker more and one fewer.
 
         Raises:
             StartError: the address cannot be bound, or a feed cannot be served at all.
@@ -92,20 +110,30 @@ class Daemon:
                 self._listener.name,
                 ready=self._all_ready,
                 status=lambda: json.dumps(self.status(), ensure_ascii=False),
-                stop=self.stop,
+                stop=self._stop_asked,
+                scale=self.scale,
             )
             self._slots = Slots(
                 self._arena,
                 reserved=lambda: self._coordinator.reserved,
-                granted=self._granted,
+                found=self._slot_found,
                 refused=self._refused,
                 gone=self._segment_gone,
             )
             for name in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(name, self.stop)
+                loop.add_signal_handler(name, self.drain)
+            loop.add_signal_handler(signal.SIGTTIN, self._scale_by, 1)
+            loop.add_signal_handler(signal.SIGTTOU, self._scale_by, -1)
             if until_stdin_closes:
                 loop.add_reader(0, self._stdin)
-            self._supervisor = Supervisor(self._feeds, self._workers, self._from_worker, self._worker_died)
+            self._supervisor = Supervisor(
+                self._feeds,
+                self._workers,
+                self._from_worker,
+                self._worker_died,
+                self._worker_given_up,
+                self._hang_timeout,
+            )
             self._supervisor.start()
             clock = loop.create_task(self._clock())
             clock.add_done_callback(self._clock_stopped)
@@ -126,6 +154,58 @@ class Daemon:
         """Stop serving: consumers are told, workers end."""
         self._stopped.set()
 
+    def drain(self) -> None:
+        """Stop when the epochs that are being read have ended; when asked for the second time, at once."""
+        if self._draining:
+            self.stop()
+            return
+        self._draining = True
+        reading = len(self._coordinator.streams)
+        self._coordinator.stop(DaemonStopped("the daemon was stopped"))
+        self._carry_out()
+        if not self._stopped.is_set():
+            log.info(
+                "stopping when %d streams have come to the end of their epochs; a second signal stops now", reading
+            )
+
+    def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
+        """Run so many workers from now on; those too many leave when their lanes come to a border, or `now`.
+
+        Returns:
+            How many there were, and how many there will be.
+        """
+        crew = self._coordinator.crew
+        staying = [number for number in crew.numbers if number not in crew.leaving]
+        before, workers = len(staying), max(1, workers)
+        for _ in range(before, workers):
+            number = self._supervisor.add()
+            self._known[number] = set()
+            self._coordinator.add_worker(number)
+        for number in staying[workers:]:
+            self._coordinator.retire_worker(number)
+            if now:
+                self._coordinator.hurry(number)
+            else:
+                asyncio.get_running_loop().call_later(HAND_OVER, self._hurry, number)
+        log.info("workers: %d, now %d", before, workers)
+        self._carry_out()
+        return before, workers
+
+    def _hurry(self, number: int) -> None:
+        if number in self._coordinator.crew.leaving:
+            self._coordinator.hurry(number)
+            self._carry_out()
+
+    def _scale_by(self, more: int) -> None:
+        crew = self._coordinator.crew
+        self.scale(len(crew.numbers) - len(crew.leaving) + more)
+
+    def _stop_asked(self, now: bool) -> None:
+        if now:
+            self.stop()
+        elif not self._draining:
+            self.drain()
+
     def status(self) -> dict[str, object]:
         """What `penstock status` shows, as JSON types."""
         coordinator = self._coordinator
@@ -139,6 +219,7 @@ class Daemon:
             "ready": self._all_ready(),
             "memory": {"allowed": coordinator.memory, "reserved": coordinator.reserved, "arena": self._arena.nbytes},
             "malformed": self._consumers.malformed,
+            "draining": self._draining,
             "feeds": [
                 {
                     "name": feed.name,
@@ -151,16 +232,26 @@ class Daemon:
                     "lanes": feed.info.lanes,
                     "order": feed.info.order,
                     "splits": feed.static_splits.count if feed.static_splits else None,
+                    "on_error": feed.plan.on_error,
+                    "skipped_count": feed.skipped_count,
+                    "skipped": [
+                        {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:200]}
+                        for one in feed.skipped
+                    ],
                 }
                 for feed in coordinator.feeds.values()
             ],
             "workers": [
                 {
                     "number": worker.number,
-                    "pid": worker.process.pid if worker.process else None,
+                    "pid": worker.pid,
                     "restarts": worker.restarts,
+                    "ready": worker.ready,
+                    "leaving": worker.number in coordinator.crew.leaving,
+                    "given_up": worker.given_up,
+                    "doing": worker.doing,
                 }
-                for worker in self._supervisor.workers
+                for worker in self._supervisor.workers.values()
             ],
             "streams": [
                 {
@@ -168,8 +259,9 @@ class Daemon:
                     "client": session.client,
                     "transport": session.transport,
                     "epoch": session.stream.begun,
-                    "sent": session.stream.sent,
-                    "handed": session.stream.handed,
+                    "batches": session.stream.epoch_batches,
+                    "sent": session.stream.reader.sent,
+                    "handed": session.stream.reader.handed,
                     "slots": session.stream.slots,
                     "slot_bytes": session.stream.slot_nbytes,
                     "error": None if session.stream.error is None else session.stream.error.message[:200],
@@ -201,14 +293,23 @@ class Daemon:
             case m.Made():
                 part = None
                 if message.batches:
-                    part = Part(message.first, message.batches, message.rows, message.shapes)
+                    part = Part(message.first, message.batches, message.rows, message.shapes, message.record)
                 coordinator.made(
-                    message.ticket, part, last=message.last, ended=message.ended, leftover=message.leftover
+                    message.ticket,
+                    message.run,
+                    part,
+                    last=message.last,
+                    ended=message.ended,
+                    leftover=message.leftover,
+                    record=message.record,
+                    border=message.border,
                 )
             case m.RowsWritten():
                 coordinator.rows_written(message.ticket, message.run)
             case m.NeedRoom():
-                coordinator.need_room(message.ticket, message.nbytes)
+                coordinator.need_room(message.ticket, message.run, message.nbytes)
+            case m.SplitSkipped():
+                self._split_skipped(message)
             case m.RunFailed():
                 error = message.error.error()
                 if message.run >= IDS_PER_STREAM:  # otherwise it is what the start fails with
@@ -227,13 +328,40 @@ class Daemon:
             os.close(fd)
         self._carry_out()
 
-    def _worker_died(self, number: int, how: str) -> None:
-        self._known[number].clear()
-        log.error("worker %d %s; it is started again", number, how)
+    def _worker_died(self, number: int, how: str, doing: Doing | None) -> None:
+        self._known[number] = set()
+        blamed = None
+        where = ""
+        if doing is not None and doing.in_user_code:
+            blamed = doing.run, doing.number, doing.split
+            where = f" while it read {doing.split}" if doing.split else ""
+        log.error("worker %d %s%s; what it was to make is made elsewhere", number, how, where)
         if not self._coordinator.feeds:
             self._fail(StartError(f"worker {number} {how} before it could serve a feed: see its output above"))
-        self._coordinator.worker_died(number, how)
+        self._coordinator.worker_died(number, how, blamed)
         self._carry_out()
+
+    def _worker_given_up(self, number: int, text: str) -> None:
+        self._known.pop(number, None)
+        self._coordinator.worker_gone(number, text)
+        self._carry_out()
+
+    def _split_skipped(self, message: m.SplitSkipped) -> None:
+        why = "it ended its worker again and again"
+        if message.error is not None:
+            why = message.error.message
+        skipped = Skipped(message.split, message.samples, why)
+        feed = self._coordinator.split_skipped(message.run, message.number, skipped)
+        if feed is not None:
+            log.warning(
+                "feed %s: the rest of split %s is left out after %d samples: %s",
+                feed.name,
+                message.split,
+                message.samples,
+                why,
+            )
+            if message.error is not None and message.error.remote_traceback:
+                log.info("%s", message.error.remote_traceback)
 
     def _stdin(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -261,6 +389,8 @@ class Daemon:
             )
             self._tell(number, m.Shutdown())
             return
+        self._supervisor.ready(number)
+        self._coordinator.worker_ready(number)
         for plan in message.feeds:
             for text in plan.warnings:
                 self._warn_once(text)
@@ -283,15 +413,27 @@ class Daemon:
     # --- commands ---
 
     def _carry_out(self) -> None:
-        while commands := self._coordinator.take():
-            for command in commands:
-                self._carry_out_one(command)
+        if self._carrying_out:  # whoever does will see to what has come up
+            return
+        self._carrying_out = True
+        try:
+            while commands := self._coordinator.take():
+                for command in commands:
+                    self._carry_out_one(command)
+        finally:
+            self._carrying_out = False
         self._slots.trim()
+        if self._draining and self._coordinator.stopped:
+            self.stop()
 
     def _carry_out_one(self, command: do.Command) -> None:
         match command:
-            case do.Grant() | do.Merge():
+            case do.FindSlot():
                 self._slots.request(command)
+            case do.Fill():
+                self._fill(command)
+            case do.WriteRows():
+                self._write_rows(command)
             case do.Deliver():
                 self._consumers.deliver(command, self._slots.segment(command.ticket))
             case do.Free():
@@ -299,16 +441,14 @@ class Daemon:
             case do.StartRun():
                 self._start_run(command)
             case do.DropRun():
-                for grant in self._slots.waiting(command.run):
-                    self._not_granted(grant)
                 self._tell(command.worker, m.DropRun(command.run))
-            case do.EndEpoch():
-                end = m.End(command.epoch, command.slabs, command.batches, command.rows)
-                self._consumers.send(command.stream, end)
-            case do.Limit():
-                self._consumers.send(command.stream, m.Opened(command.credit, command.quota))
-            case do.FailStream():
-                self._consumers.send(command.stream, m.Failed(m.ErrorReport.of(command.error)))
+            case do.Tell():
+                self._consumers.send(command.stream, command.message)
+            case do.Retry():
+                asyncio.get_running_loop().call_later(command.seconds, self._retry, command.run)
+            case do.Retire():
+                self._known.pop(command.worker, None)
+                self._supervisor.retire(command.worker, codec.encode(m.Shutdown()))
             case do.ListSplits():
                 self._tell(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
             case do.ForgetSplits():
@@ -318,40 +458,48 @@ class Daemon:
             case do.RefuseStart():
                 self._fail(command.error)
 
-    def _granted(self, grant: do.Grant | do.Merge) -> None:
-        segment = self._slots.segment(grant.ticket)
-        if isinstance(grant, do.Grant):
-            self._show_segment(grant.worker, segment)
-            fill = m.Fill(grant.run, grant.ticket, grant.index, grant.batches, segment.number, 0, segment.nbytes)
-            self._tell(grant.worker, fill)
-            return
-        for part in grant.parts:
-            self._show_segment(part.worker, segment)
-            write = m.WriteRows(
-                run=part.run,
-                ticket=grant.ticket,
-                segment=segment.number,
-                offset=0,
-                nbytes=segment.nbytes,
-                start=part.start,
-                count=part.count,
-                row=part.row,
-                rows=grant.rows,
-                index=grant.index,
-            )
-            self._tell(part.worker, write)
-
-    def _not_granted(self, grant: do.Grant | do.Merge) -> None:
-        """The grant was taken back before a worker heard of it."""
-        if isinstance(grant, do.Grant):
-            self._coordinator.made(grant.ticket, None, last=True)
-        else:
-            for part in grant.parts:
-                self._coordinator.rows_written(grant.ticket, part.run)
+    def _slot_found(self, ticket: int) -> None:
+        self._coordinator.slot_found(ticket)
+        self._carry_out()
 
     def _refused(self, ticket: int, error: PenstockError) -> None:
         self._coordinator.no_slot(ticket, error)
         self._carry_out()
+
+    def _retry(self, run: int) -> None:
+        self._coordinator.retry(run)
+        self._carry_out()
+
+    def _fill(self, command: do.Fill) -> None:
+        segment = self._slots.segment(command.ticket)
+        self._show_segment(command.worker, segment)
+        fill = m.Fill(
+            run=command.run,
+            ticket=command.ticket,
+            index=command.index,
+            batches=command.batches,
+            segment=segment.number,
+            offset=command.start,
+            nbytes=segment.nbytes - command.start,
+        )
+        self._tell(command.worker, fill)
+
+    def _write_rows(self, command: do.WriteRows) -> None:
+        segment = self._slots.segment(command.ticket)
+        self._show_segment(command.worker, segment)
+        write = m.WriteRows(
+            run=command.run,
+            ticket=command.ticket,
+            segment=segment.number,
+            offset=0,
+            nbytes=segment.nbytes,
+            start=command.start,
+            count=command.count,
+            row=command.row,
+            rows=command.rows,
+            index=command.index,
+        )
+        self._tell(command.worker, write)
 
     def _start_run(self, command: do.StartRun) -> None:
         if command.splits:
@@ -367,6 +515,9 @@ class Daemon:
             lane=command.lane,
             splits=command.splits,
             spec=self._coordinator.feeds[command.feed].info.spec,
+            record=command.record,
+            skip=command.skip,
+            careful=command.careful,
         )
         self._tell(command.worker, start)
 
@@ -374,7 +525,7 @@ class Daemon:
         fd, _ = self._lists.pop(number, (-1, 0))
         if fd >= 0:
             os.close(fd)
-        for worker, known in enumerate(self._known):
+        for worker, known in self._known.items():
             if ("splits", number) in known:
                 known.discard(("splits", number))
                 self._tell(worker, m.ForgetSplits(number))
@@ -387,7 +538,7 @@ class Daemon:
 
     def _segment_gone(self, segment: Segment) -> None:
         self._consumers.segment_gone(segment)
-        for worker, known in enumerate(self._known):
+        for worker, known in self._known.items():
             if ("segment", segment.number) in known:
                 known.discard(("segment", segment.number))
                 self._tell(worker, m.SegmentGone(segment.number))
@@ -441,6 +592,7 @@ def serve(
     memory: int,
     on_ready: Callable[[str], None],
     until_stdin_closes: bool = False,
+    hang_timeout: float | None = None,
 ) -> None:
     """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
 
@@ -453,7 +605,7 @@ def serve(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a slot is a file descriptor
 
     async def main() -> None:
-        daemon = Daemon(feeds, workers=workers, bind=bind, memory=memory, on_ready=on_ready)
+        daemon = Daemon(feeds, workers=workers, bind=bind, memory=memory, on_ready=on_ready, hang_timeout=hang_timeout)
         await daemon.run(until_stdin_closes)
 
     uvloop.run(main())

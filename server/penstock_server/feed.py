@@ -54,6 +54,11 @@ class Feed:
         turn: batches that the order takes from a lane in turn; by default as many as make about 1 MiB.
         order: "exact", the same order with any number of workers, or "fast", whatever is ready.
         spec: dtypes and shapes of a sample (of a batch where `batch_size` is None); by default those of the first.
+        on_error: what becomes of a split in which `generate` raises. "raise": the stream fails. "skip": the rest of the
+            split is left out, which is logged and counted in the status. "retry": it is read again and again, with
+            growing pauses. A split that ends its worker process `attempts` times fails the stream, or is left out
+            with "skip". A sample that does not fit the spec always fails the stream.
+        attempts: how often a split may end its worker process until then.
 
     Raises:
         TypeError, ValueError: an option that cannot work; the message says what to do.
@@ -74,6 +79,8 @@ class Feed:
     turn: int | None = None
     order: str = "exact"
     spec: Spec | None = None
+    on_error: str = "raise"
+    attempts: int = 3
 
     def __post_init__(self) -> None:
         _whole("batch_size", self.batch_size, 1, 2**31, optional=True)
@@ -84,10 +91,17 @@ class Feed:
         _whole("samples", self.samples, 1, 2**62, optional=True)
         _whole("lanes", self.lanes, 1, 2**16)
         _whole("turn", self.turn, 1, 2**16, optional=True)
+        _whole("attempts", self.attempts, 1, 1000)
         if self.name is not None:
             check_name(self.name)
         if self.order not in ("exact", "fast"):
             raise ValueError(f"order is {self.order!r}; it can be 'exact' or 'fast'")
+        if self.on_error not in ("raise", "skip", "retry"):
+            raise ValueError(f"on_error is {self.on_error!r}; it can be 'raise', 'skip' or 'retry'")
+        if self.on_error == "skip" and self.samples is not None:
+            raise ValueError(
+                "samples= promises the length of an epoch, which on_error='skip' cannot keep: leave one of them out"
+            )
         if not isinstance(self.drop_remainder, bool):
             raise TypeError(f"drop_remainder is {self.drop_remainder!r}; it can be True or False")
         if self.interleave not in (None, 1) and not self.shuffle:
@@ -112,6 +126,11 @@ class Feed:
             raise TypeError(f"{shown(self.generate)} has no numbered samples: give a list of samples or a generator")
         if self.splits is not None:
             raise ValueError("splits= is for generators: an indexable object is divided by its indices; leave it out")
+        if self.on_error == "skip":
+            raise ValueError(
+                "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ answer with "
+                "another sample, or give a generator with splits="
+            )
         if self.samples is not None and self.samples != len(self.generate):  # type: ignore[arg-type]
             raise ValueError(
                 f"samples is {self.samples}, but the indexable object has {len(self.generate)}: "  # type: ignore[arg-type]
@@ -153,6 +172,8 @@ class Feed:
             length=length,
             drop_remainder=self.drop_remainder,
             static_splits=not callable(self.splits),
+            on_error=self.on_error,
+            attempts=self.attempts,
             warnings=tuple(warnings),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock_proto import PenstockError
-from penstock_proto.messages import Shapes
+from penstock_proto.messages import Begun, End, Failed, LaneEnded, Opened, Passed, Shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,10 @@ class ForgetSplits:
 
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """Open a run in `worker`: one lane of an epoch, or the epoch of an indexable feed (lane 0, splits 0)."""
+    """Open a run in `worker`: one lane of an epoch, or the epoch of an indexable feed (lane 0, splits 0).
+
+    `record`, `skip`, `careful`: as in messages.StartRun.
+    """
 
     worker: int
     run: int
@@ -36,48 +39,53 @@ class StartRun:
     epoch: int
     lane: int
     splits: int
+    record: bytes = b""
+    skip: tuple[int, ...] = ()
+    careful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Give `ticket` a slot of at least `nbytes` and have `worker` fill it with the run's next turn.
+class FindSlot:
+    """Give `ticket` a slot of at least `nbytes`; answered by `Coordinator.slot_found` or `no_slot`.
 
-    A ticket that has a slot already (too small for the batch) loses it for the new one.
+    Slots are found for the tickets of one stream in the order of these commands. A ticket that has a slot already (too
+    small for the batch) loses it for the new one.
     """
+
+    ticket: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Have `worker` fill the ticket's slot from byte `start` on with up to `batches` batches, from number `index`."""
 
     worker: int
     run: int
     ticket: int
     index: int
     batches: int
-    nbytes: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Some leftover rows of one run: `count` from its row `start`, to row `row` of the merged batch."""
+class WriteRows:
+    """Have `worker` write `count` leftover rows of the run, from its row `start`, to row `row` of merged batch `index`
+    of `rows` rows, in the ticket's slot."""
 
     worker: int
     run: int
+    ticket: int
     start: int
     count: int
     row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Give `ticket` a slot of `nbytes` and have the workers write the parts of merged batch `index` into it."""
-
-    ticket: int
-    nbytes: int
-    parts: tuple[Rows, ...]
     rows: int
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class DropRun:
-    """The run is not needed any more."""
+    """The run is not needed any more. What it was to fill and did not, it answers with no batches."""
 
     worker: int
     run: int
@@ -105,34 +113,30 @@ class Deliver:
     batches: int
     rows: int
     shapes: Shapes
+    record: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class EndEpoch:
-    """Tell the consumer that the epoch is complete, with its totals."""
+class Tell:
+    """Send a message to the consumer of a stream."""
 
     stream: int
-    epoch: int
-    slabs: int
-    batches: int
-    rows: int
+    message: Begun | Passed | LaneEnded | End | Opened | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """Tell the consumer its new credit and alias quota."""
+class Retry:
+    """Call `Coordinator.retry(run)` in so many seconds."""
 
-    stream: int
-    credit: int
-    quota: int
+    seconds: float
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
-class FailStream:
-    """Tell the consumer that its stream failed."""
+class Retire:
+    """The worker was to leave, and has no work any more: end it."""
 
-    stream: int
-    error: PenstockError
+    worker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +158,15 @@ Command: TypeAlias = (
     ListSplits
     | ForgetSplits
     | StartRun
-    | Grant
-    | Merge
+    | FindSlot
+    | Fill
+    | WriteRows
     | DropRun
     | Free
     | Deliver
-    | EndEpoch
-    | Limit
-    | FailStream
+    | Tell
+    | Retry
+    | Retire
     | FeedReady
     | RefuseStart
 )

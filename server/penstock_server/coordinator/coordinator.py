@@ -14,19 +14,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock_proto import (
+    DaemonStopped,
     MemoryBound,
     PenstockError,
     ProtocolError,
+    StateMismatch,
     UnknownFeed,
     WorkerDied,
 )
 from penstock_proto.messages import FeedPlan
+from penstock_proto.position import Position, differences
 from penstock_proto.spec import Spec
 
 from . import commands as do
-from .feeds import ServedFeed, SplitsInfo, whole_pages
-from .memory import least_slots, regrown, share
+from .crew import Crew
+from .epoch import check
+from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
+from .memory import Share, least_slots, regrown, share
 from .order import Part
+from .reader import Reader
 from .stream import IDS_PER_STREAM, Stream
 
 
@@ -39,12 +45,13 @@ class Coordinator:
     """
 
     def __init__(self, *, workers: int, memory: int) -> None:
-        self.workers = workers
+        self.crew = Crew(workers)
         self.memory = memory
         self.feeds: dict[str, ServedFeed] = {}
         self.streams: dict[int, Stream] = {}
         self._plans: dict[str, FeedPlan] = {}
         self._listings: dict[int, str] = {}
+        self.stopping: DaemonStopped | None = None
         self._last_stream = 0
         self._commands: list[do.Command] = []
 
@@ -118,25 +125,61 @@ class Coordinator:
         served = ", ".join(sorted(self.feeds)) or "none is ready yet"
         return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
 
-    def open(self, feed_name: str, *, credit: int, credit_bytes: int, quota: int) -> Stream:
-        """A new stream from epoch 0 for a consumer that asks for so much credit and alias quota.
+    def open(
+        self, feed_name: str, *, credit: int, credit_bytes: int, quota: int, position: Position | None = None
+    ) -> Stream:
+        """A new stream for a consumer that asks for so much credit and alias quota, from `position` or from epoch 0.
 
         A quota of 0 says that slots are free when their slabs are handed (the consumer has bytes of its own).
 
         Raises:
             UnknownFeed: names the feeds that there are.
+            StateMismatch: the position is not one of this feed; says in what they differ.
+            DaemonStopped: the daemon serves its present consumers to the end of their epochs, and nobody else.
             MemoryBound: other streams hold the memory; says how much is needed.
         """
         feed = self.feeds.get(feed_name)
         if feed is None:
             raise self.unknown_feed(feed_name)
+        if self.stopping is not None:
+            raise self.stopping
+        if not self.crew.numbers:
+            raise WorkerDied("no worker process can start any more: the daemon's log says why", feed=feed_name)
+        if position is not None:
+            self._check(position, feed)
+        granted = self._share(feed, credit, quota)
+        self._last_stream += 1
+        stream = Stream(
+            self._last_stream,
+            feed,
+            Reader(feed.name, granted, credit_bytes=credit_bytes, holds_handed=quota > 0),
+            crew=self.crew,
+            out=self._do,
+            position=position,
+        )
+        self.streams[stream.number] = stream
+        stream.advance()
+        return stream
+
+    def _check(self, position: Position, feed: ServedFeed) -> None:
+        found = list(differences(position.feed, feed.info))
+        if found:
+            raise StateMismatch(
+                f"the stream cannot go on from this state, which was made with another feed: {'; '.join(found)}. Serve "
+                "the feed as it was, or begin anew",
+                feed=feed.name,
+            )
+        if feed.static_splits is not None:
+            check(position, feed.plan, feed.static_splits)
+
+    def _share(self, feed: ServedFeed, credit: int, quota: int) -> Share:
         reading = {stream.feed for stream in self.streams.values()}
         granted = share(
             free=self.memory - self.reserved,
             kept=sum(other.least_nbytes for other in self.feeds.values() if other not in reading | {feed}),
             slot=feed.slot_nbytes,
             blocks=feed.blocks_nbytes,
-            workers=self.workers,
+            workers=len(self.crew),
             credit=credit,
             quota=quota,
         )
@@ -145,30 +188,31 @@ class Coordinator:
             raise MemoryBound(
                 f"a stream needs {size(needed)}, but {len(self.streams)} others hold {size(self.reserved)} of the "
                 f"{size(self.memory)} that --memory allows: close one, or give the daemon more",
-                feed=feed_name,
+                feed=feed.name,
             )
-        self._last_stream += 1
-        stream = Stream(
-            self._last_stream,
-            feed,
-            granted,
-            credit_bytes=credit_bytes,
-            holds_handed=quota > 0,
-            workers=self.workers,
-            out=self._do,
-        )
-        self.streams[stream.number] = stream
-        stream.advance()
-        return stream
+        return granted
+
+    def stop(self, reason: DaemonStopped) -> None:
+        """Let the epochs that are being read go on to their ends, and begin nothing new; each stream then fails with
+        this reason."""
+        self.stopping = reason
+        for stream in list(self.streams.values()):
+            stream.stop(reason)
+            self._settle(stream)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether every consumer has all that was promised to it."""
+        return all(stream.error is not None or stream.delivered for stream in self.streams.values())
 
     def begin(self, stream: Stream, epoch: int) -> None:
         """The consumer wants this epoch."""
         stream.begin(epoch)
         self._settle(stream)
 
-    def acknowledge(self, stream: Stream, handed: int, released: tuple[int, ...]) -> None:
-        """The consumer was handed so many slabs, and released these."""
-        stream.acknowledge(handed, released)
+    def acknowledge(self, stream: Stream, handed: int, released: tuple[int, ...], ended: int) -> None:
+        """The consumer was handed so many slabs, released these, and saw so many epochs end."""
+        stream.acknowledge(handed, released, ended)
         self._settle(stream)
 
     def leave(self, stream: Stream, epoch: int) -> None:
@@ -189,11 +233,20 @@ class Coordinator:
     # --- workers ---
 
     def made(
-        self, ticket: int, part: Part | None, *, last: bool = False, ended: bool = False, leftover: int = 0
+        self,
+        ticket: int,
+        run: int,
+        part: Part | None,
+        *,
+        last: bool = False,
+        ended: bool = False,
+        leftover: int = 0,
+        record: bytes = b"",
+        border: bool = False,
     ) -> None:
         """Batches are in a slot."""
         if (stream := self._stream_of(ticket)) is not None:
-            stream.made(ticket, part, last=last, ended=ended, leftover=leftover)
+            stream.made(ticket, run, part, last=last, ended=ended, leftover=leftover, record=record, border=border)
             self._settle(stream)
 
     def rows_written(self, ticket: int, run: int) -> None:
@@ -202,20 +255,21 @@ class Coordinator:
             stream.rows_written(ticket, run)
             self._settle(stream)
 
-    def need_room(self, ticket: int, nbytes: int) -> None:
+    def need_room(self, ticket: int, run: int, nbytes: int) -> None:
         """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
         stream = self._stream_of(ticket)
-        if stream is None or not stream.needs(ticket):
+        if stream is None or not stream.needs(ticket, run):
             return
         if nbytes > stream.slot_nbytes and not self._grow(stream, nbytes):
             needed = least_slots(stream.share.quota) * whole_pages(nbytes) + stream.held + stream.feed.blocks_nbytes
             missing = needed - stream.share.nbytes - (self.memory - self.reserved)
-            error = MemoryBound(
-                f"a batch of {size(nbytes)} came, with which the stream needs {size(needed)}, {size(missing)} more "
-                f"than is left to it. Give --memory {2 * (self.memory + missing)} or make the batches smaller",
-                feed=stream.feed.name,
+            stream.fail(
+                MemoryBound(
+                    f"a batch of {size(nbytes)} came, with which the stream needs {size(needed)}, {size(missing)} more "
+                    f"than is left to it. Give --memory {2 * (self.memory + missing)} or make the batches smaller",
+                    feed=stream.feed.name,
+                )
             )
-            stream.no_slot(ticket, error)
         else:
             stream.need_room(ticket)
         self._settle(stream)
@@ -243,24 +297,82 @@ class Coordinator:
             stream.run_failed(run, error)
             self._settle(stream)
 
+    def split_skipped(self, run: int, number: int, skipped: Skipped) -> ServedFeed | None:
+        """A worker leaves out the rest of a split, whose number within its lane is `number`.
+
+        Returns:
+            The feed, if the stream lives and this was not known yet.
+        """
+        stream = self._stream_of(run)
+        if stream is None or not stream.split_skipped(run, number, skipped):
+            return None
+        return stream.feed
+
+    def retry(self, run: int) -> None:
+        """The pause that `Retry` asked for is over."""
+        if (stream := self._stream_of(run)) is not None:
+            stream.retry(run)
+            self._settle(stream)
+
+    def slot_found(self, ticket: int) -> None:
+        """The ticket has its slot."""
+        if (stream := self._stream_of(ticket)) is not None:
+            stream.slot_found(ticket)
+            self._settle(stream)
+
     def no_slot(self, ticket: int, error: PenstockError) -> None:
         """The machine has no memory for the ticket's slot."""
         if (stream := self._stream_of(ticket)) is not None:
             stream.no_slot(ticket, error)
             self._settle(stream)
 
-    def worker_died(self, worker: int, how: str) -> None:
-        """A worker process has ended; what it held is lost."""
-        error = WorkerDied(
-            f"the worker process {how}, and what it held of this stream is lost: connect anew, from epoch 0 on. If "
-            "memory ran out, fewer workers or a smaller shuffle need less",
-            worker=worker,
-        )
+    def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None = None) -> None:
+        """A worker process has ended. `blamed`: the run, the split within it and its name, if it was in user code."""
         if self._listings or not self._plans:
+            error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
             self._do(do.RefuseStart(error))
+        if worker in self.crew.numbers:
+            self.crew.died(worker)
         for stream in list(self.streams.values()):
-            stream.worker_died(worker, error)
+            stream.worker_died(worker, how, blamed)
             self._settle(stream)
+
+    def worker_ready(self, worker: int) -> None:
+        """A worker process has imported the user's modules."""
+        if worker in self.crew.away:
+            self.crew.is_ready(worker)
+            self._crew_changed()
+
+    def add_worker(self, worker: int) -> None:
+        """There is one worker more; it gets work when it is ready."""
+        self.crew.add(worker)
+
+    def retire_worker(self, worker: int) -> None:
+        """The worker is to leave: it hands over its lanes as they come to borders; `Retire` says when it is done."""
+        self.crew.leaves(worker)
+        self._crew_changed()
+
+    def hurry(self, worker: int) -> None:
+        """The worker is to leave now: its lanes are handed over wherever they are."""
+        for stream in list(self.streams.values()):
+            stream.move_all(worker)
+            self._settle(stream)
+        self._retire()
+
+    def worker_gone(self, worker: int, how: str) -> None:
+        """The worker is no more, and no process takes its place."""
+        self.crew.gone(worker)
+        if not self.crew.numbers:
+            error = WorkerDied(f"no worker process can start any more: the last one {how}; the daemon's log says more")
+            for stream in list(self.streams.values()):
+                stream.fail(error)
+        self.worker_died(worker, how)
+
+    def _crew_changed(self) -> None:
+        for stream in list(self.streams.values()):
+            stream.crew_changed()
+            self._settle(stream)
+        self._retire()
 
     def _stream_of(self, number: int) -> Stream | None:
         return self.streams.get(number // IDS_PER_STREAM)
@@ -268,6 +380,14 @@ class Coordinator:
     def _settle(self, stream: Stream) -> None:
         if stream.done:
             self.streams.pop(stream.number, None)
+        self._retire()
+
+    def _retire(self) -> None:
+        """End the workers that are to leave and do nothing any more."""
+        for worker in sorted(self.crew.leaving):
+            if not any(other.uses(worker) for other in self.streams.values()):
+                self.crew.gone(worker)
+                self._do(do.Retire(worker))
 
     def _do(self, command: do.Command) -> None:
         self._commands.append(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +29,16 @@ class SplitsInfo:
     digest: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The rest of a split that was left out after `samples` samples; `why` says what had happened."""
+
+    split: str
+    samples: int
+    why: str
+    epoch: int = -1
+
+
 class ServedFeed:
     """A feed that can be consumed.
 
@@ -36,6 +47,9 @@ class ServedFeed:
         spec: of one sample, or of one ready batch where the plan has no batch size.
         sample_nbytes: bytes of one sample (or ready batch) as it was seen.
         static_splits: the one list of splits of all epochs, or None where each epoch lists its own.
+
+    Attributes:
+        skipped, skipped_count: the latest splits that were left out, by whatever stream, and how many there were.
     """
 
     def __init__(self, plan: FeedPlan, spec: Spec, sample_nbytes: int, static_splits: SplitsInfo | None) -> None:
@@ -43,6 +57,8 @@ class ServedFeed:
         self.name = plan.name
         self.sample_nbytes = sample_nbytes
         self.static_splits = static_splits
+        self.skipped: deque[Skipped] = deque(maxlen=100)
+        self.skipped_count = 0
         self._dtypes = [leaf.dtype for leaf in leaf_list(spec)]
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
             self._stride = fixed_layout(spec, plan.batch_size).stride
@@ -64,6 +80,8 @@ class ServedFeed:
             epochs=plan.epochs,
             batches=self._batches(),
             samples=self._samples(),
+            shuffle=plan.shuffle,
+            interleave=plan.interleave,
         )
 
     @cached_property
@@ -74,6 +92,11 @@ class ServedFeed:
             return 0
         lanes = min(plan.lanes, self.static_splits.count) if self.static_splits else plan.lanes
         return lanes * block_samples(plan.shuffle, lanes, plan.batch_size) * self.sample_nbytes
+
+    def skip(self, skipped: Skipped) -> None:
+        """The rest of a split is left out."""
+        self.skipped.append(skipped)
+        self.skipped_count += 1
 
     @property
     def least_nbytes(self) -> int:

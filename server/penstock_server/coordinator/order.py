@@ -20,16 +20,21 @@ from dataclasses import dataclass, field
 from penstock_proto import PenstockError
 from penstock_proto.layout import TAIL_LANE
 from penstock_proto.messages import Shapes
+from penstock_proto.position import Position
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Batches of a turn that are ready: `batches` of them from position `first` of the turn."""
+    """Batches of a turn that are ready: `batches` of them from position `first` of the turn.
+
+    `record`: the lane's restart record behind the last of them.
+    """
 
     first: int
     batches: int
     rows: int
     shapes: Shapes
+    record: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,19 @@ class Turn:
     ended: bool = False
     leftover: int = 0
     error: PenstockError | None = None
-    # Kept by the stream: the slot's ticket (-1: none yet) and size, how many batches are made, the (worker, run)s that
-    # still fill it, how many slabs of it are out at the consumer, and whether the order is done with it (all sent, or
-    # its epoch closed).
+    number: int = -1
+    """Of a turn that ended its lane: how many lanes had ended before."""
+    # Kept by the stream: the group of visits that it is of, and the worker of an indexable one; the slot's ticket (-1:
+    # none yet) and size, and whether the slot is there; how many batches are made, and were when its present filler
+    # began; the (worker, run)s that still fill it; how many slabs of it are out at the consumer; and whether the order
+    # is done with it (all sent, or its epoch closed).
+    group: int = 0
+    worker: int = 0
     ticket: int = -1
     nbytes: int = 0
+    slot: bool = False
     made: int = 0
+    base: int = 0
     fillers: list[tuple[int, int]] = field(default_factory=list)
     out: int = 0
     settled: bool = False
@@ -72,15 +84,21 @@ class LaneVisits:
     """The visits to the lanes of an epoch, in stream order, as far as the lanes' ends are known.
 
     Lane i belongs to group i mod `groups`, and each group has its own order: one group for exact order, one for each
-    worker where any lane may be next.
+    worker where any lane may be next. From a position it goes on where that stands: a turn that was begun is completed
+    first, and of the lanes those come next that have had fewest visits.
     """
 
-    def __init__(self, lanes: int, turn: int, groups: int = 1) -> None:
+    def __init__(self, lanes: int, turn: int, groups: int = 1, position: Position | None = None) -> None:
         self._turn = turn
-        self._live = [list(range(group, lanes, groups)) for group in range(groups)]
-        self._cursors = [0] * groups
-        self._visits = [0] * lanes
-        self._count = lanes
+        self._next = [0] * lanes
+        live = set(range(lanes))
+        if position is not None:
+            live -= {lane.lane for lane in position.ended}
+            for place in position.places:
+                self._next[place.lane] = place.index
+        self._live = [[lane for lane in range(group, lanes, groups) if lane in live] for group in range(groups)]
+        self._cursors = [self._first(group) for group in self._live]
+        self._count = len(live)
 
     @property
     def exhausted(self) -> bool:
@@ -95,9 +113,10 @@ class LaneVisits:
         position = self._cursors[group] % len(live)
         self._cursors[group] = position + 1
         lane = live[position]
-        visit = self._visits[lane]
-        self._visits[lane] = visit + 1
-        return Turn(lane, visit * self._turn, self._turn)
+        index = self._next[lane]
+        batches = self._turn - index % self._turn
+        self._next[lane] = index + batches
+        return Turn(lane, index, batches)
 
     def ended(self, lane: int) -> None:
         """The lane has ended: it is not visited again."""
@@ -110,14 +129,22 @@ class LaneVisits:
             if position < self._cursors[group]:
                 self._cursors[group] -= 1
 
+    def _first(self, live: list[int]) -> int:
+        """Where in `live` the next visit goes."""
+        for position, lane in enumerate(live):
+            if self._next[lane] % self._turn:
+                return position
+        fewest = min((self._next[lane] for lane in live), default=0)
+        return next((position for position, lane in enumerate(live) if self._next[lane] == fewest), 0)
+
 
 class RangeVisits:
     """The turns of an indexable feed: ranges of its batches. Whoever makes them, lane 0 is their name."""
 
-    def __init__(self, batches: int, turn: int) -> None:
+    def __init__(self, batches: int, turn: int, begin: int = 0) -> None:
         self._batches = batches
         self._turn = turn
-        self._made = 0
+        self._made = begin
 
     @property
     def exhausted(self) -> bool:
@@ -127,7 +154,7 @@ class RangeVisits:
     def next(self, group: int = 0) -> Turn | None:
         """The next range, whatever the group: any worker can make it."""
         first = self._made
-        count = min(self._turn, self._batches - first)
+        count = min(self._turn - first % self._turn, self._batches - first)
         self._made += count
         return Turn(0, first, count)
 
@@ -143,10 +170,17 @@ class EpochOrder:
         batch_size: rows in a full batch; None where items are whole batches (then nothing is left over).
         drop_remainder: leave out the last, smaller batch.
         exact: leftovers count in stream order; otherwise in the order in which lanes happen to end.
+        position: where the order begins; None at the start of the epoch.
     """
 
     def __init__(
-        self, visits: LaneVisits | RangeVisits, *, batch_size: int | None, drop_remainder: bool, exact: bool
+        self,
+        visits: LaneVisits | RangeVisits,
+        *,
+        batch_size: int | None,
+        drop_remainder: bool,
+        exact: bool,
+        position: Position | None = None,
     ) -> None:
         self._visits = visits
         self._batch_size = batch_size
@@ -161,6 +195,8 @@ class EpochOrder:
         self.window: list[Turn] = []
         self.ungranted: deque[Turn] = deque()
         self.dropped_rows = 0
+        if position is not None:
+            self._restore(position)
         self._flush()
 
     @property
@@ -203,16 +239,35 @@ class EpochOrder:
         turn = self.window[position]
         if not turn.ended or turn.lane in self._ended or turn.error is not None:
             return 0
+        turn.number = len(self._ended)
         self._ended.add(turn.lane)
         if not turn.leftover or self._batch_size is None:
             return 0
-        self._accumulator.append(Leftover(turn.lane, 0, turn.leftover))
-        self._accumulated += turn.leftover
+        self._accumulate(Leftover(turn.lane, 0, turn.leftover))
         count = 0
         while self._accumulated >= self._batch_size:
             count += 1
             self._insert(position + count, self._batch_size)
         return count if self._exact else 0
+
+    def _accumulate(self, leftover: Leftover) -> None:
+        self._accumulator.append(leftover)
+        self._accumulated += leftover.count
+
+    def _restore(self, position: Position) -> None:
+        """Go on with the leftovers of lanes that ended before `position`, behind those that were merged."""
+        self._ended = {lane.lane for lane in position.ended}
+        self._merged = position.merged
+        if self._batch_size is None:
+            return
+        merged = position.merged * self._batch_size
+        for lane in position.ended:
+            gone = min(merged, lane.leftover)
+            merged -= gone
+            if gone < lane.leftover:
+                self._accumulate(Leftover(lane.lane, gone, lane.leftover - gone))
+        while self._accumulated >= self._batch_size:
+            self._insert(len(self.window), self._batch_size)
 
     def _flush(self) -> None:
         """At the epoch's end, what is left over becomes the last batch."""

@@ -1,7 +1,4 @@
-"""Slots for tickets: which segment a ticket has, and the grants that wait for one.
-
-Grants of one stream keep their order, since a worker fills the turns of a lane in the order in which it is told to.
-"""
+"""Slots for tickets: which segment a ticket has, and the tickets that wait for one, those of one stream in order."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from collections.abc import Callable
 
 from penstock_proto import MemoryBound
 
-from ..coordinator.commands import Grant, Merge
+from ..coordinator.commands import FindSlot
 from ..coordinator.stream import IDS_PER_STREAM
 from .arena import Arena, Segment
 
 PATIENCE = 10.0
-"""Seconds that a grant waits for a slot to come free when the machine has no memory for a new one."""
+"""Seconds that a ticket waits for a slot to come free when the machine has no memory for a new one."""
 
 
 class Slots:
@@ -27,7 +24,7 @@ class Slots:
     Args:
         arena: where segments come from.
         reserved: tells how many bytes the streams' shares add up to.
-        granted: called with a grant whose ticket has its segment now.
+        found: called with a ticket that has its segment now.
         refused: called with (ticket, error) when there is no memory for it.
         gone: called with each segment that was given back to the system.
     """
@@ -37,17 +34,17 @@ class Slots:
         arena: Arena,
         *,
         reserved: Callable[[], int],
-        granted: Callable[[Grant | Merge], None],
+        found: Callable[[int], None],
         refused: Callable[[int, MemoryBound], None],
         gone: Callable[[Segment], None],
     ) -> None:
         self._arena = arena
         self._reserved = reserved
-        self._granted = granted
+        self._found = found
         self._refused = refused
         self._gone = gone
         self._segments: dict[int, Segment] = {}
-        self._waiting: dict[int, deque[Grant | Merge]] = {}
+        self._waiting: dict[int, deque[FindSlot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
 
@@ -55,27 +52,17 @@ class Slots:
         """The segment that the ticket has."""
         return self._segments[ticket]
 
-    def request(self, grant: Grant | Merge) -> None:
-        """Get a segment for the grant's ticket, then call `granted`; at once where a free one fits."""
-        stream = grant.ticket // IDS_PER_STREAM
+    def request(self, wish: FindSlot) -> None:
+        """Get a segment for the ticket, then call `found`; at once where a free one fits."""
+        stream = wish.ticket // IDS_PER_STREAM
         queue = self._waiting.get(stream)
         if queue is not None:
-            queue.append(grant)
-        elif not self._reuse(grant):
-            self._waiting[stream] = deque([grant])
+            queue.append(wish)
+        elif not self._reuse(wish):
+            self._waiting[stream] = deque([wish])
             task = asyncio.get_running_loop().create_task(self._serve(stream))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    def waiting(self, run: int) -> list[Grant | Merge]:
-        """Take the run's grants that have no segment yet out of the queue; no worker has heard of them."""
-        taken = []
-        for queue in self._waiting.values():
-            for grant in list(queue):
-                if run in ([grant.run] if isinstance(grant, Grant) else [part.run for part in grant.parts]):
-                    queue.remove(grant)
-                    taken.append(grant)
-        return taken
 
     def free(self, ticket: int) -> None:
         """The ticket is not needed any more."""
@@ -88,8 +75,8 @@ class Slots:
             self._freed.set()
         else:
             for queue in self._waiting.values():
-                for grant in [grant for grant in queue if grant.ticket == ticket]:
-                    queue.remove(grant)
+                for wish in [wish for wish in queue if wish.ticket == ticket]:
+                    queue.remove(wish)
 
     def trim(self) -> None:
         """Give back what the streams' shares do not need."""
@@ -102,49 +89,49 @@ class Slots:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _reuse(self, grant: Grant | Merge) -> bool:
-        old = self._segments.get(grant.ticket)
-        if old is not None and old.nbytes >= grant.nbytes:
-            self._granted(grant)
+    def _reuse(self, wish: FindSlot) -> bool:
+        old = self._segments.get(wish.ticket)
+        if old is not None and old.nbytes >= wish.nbytes:
+            self._found(wish.ticket)
             return True
-        segment = self._arena.reuse(grant.nbytes)
+        segment = self._arena.reuse(wish.nbytes)
         if segment is None:
             return False
-        self._assign(grant, segment)
+        self._assign(wish, segment)
         return True
 
-    def _assign(self, grant: Grant | Merge, segment: Segment) -> None:
-        old = self._segments.pop(grant.ticket, None)
+    def _assign(self, wish: FindSlot, segment: Segment) -> None:
+        old = self._segments.pop(wish.ticket, None)
         if old is not None:
             self._arena.free(old)
-        self._segments[grant.ticket] = segment
-        self._granted(grant)
+        self._segments[wish.ticket] = segment
+        self._found(wish.ticket)
 
     async def _serve(self, stream: int) -> None:
         queue = self._waiting[stream]
         refused_at: float | None = None
         while queue:
-            grant = queue[0]
-            if self._reuse(grant):
-                queue.remove(grant)
+            wish = queue[0]
+            if self._reuse(wish):
+                queue.remove(wish)
                 refused_at = None
                 continue
             # Where the machine has refused, free slots of other sizes go back to it first.
-            for segment in self._arena.trim(0 if refused_at else self._reserved() - grant.nbytes):
+            for segment in self._arena.trim(0 if refused_at else self._reserved() - wish.nbytes):
                 self._gone(segment)
             try:
-                new = await self._arena.grow(grant.nbytes)
+                new = await self._arena.grow(wish.nbytes)
             except MemoryBound as error:
                 refused_at = refused_at or time.monotonic()
-                if grant in queue and not await self._slot_comes_free(stream, refused_at + PATIENCE):
-                    queue.remove(grant)
+                if wish in queue and not await self._slot_comes_free(stream, refused_at + PATIENCE):
+                    queue.remove(wish)
                     refused_at = None
-                    self._refused(grant.ticket, error)
+                    self._refused(wish.ticket, error)
                 continue
             refused_at = None
-            if grant in queue:
-                queue.remove(grant)
-                self._assign(grant, new)
+            if wish in queue:
+                queue.remove(wish)
+                self._assign(wish, new)
             else:
                 self._arena.free(new)
         del self._waiting[stream]

@@ -1,13 +1,18 @@
 """The worker processes: started in parallel from the main thread, watched by pidfd, replaced when they die.
 
 Speaks to them over an inherited socketpair and knows nothing of what is said. A worker that dies is started again after
-0.1 s, doubled each time up to 5 s, until one has lived for a minute.
+0.1 s, doubled each time up to 5 s, until one has lived for a minute. A place whose processes die again and again before
+they are ready is given up. Each process has a status page (see doing.py), which outlives it by as long as it takes to
+read what it did when it died; with a hang timeout, one that stands still in user code is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import logging
+import mmap
 import os
 import signal
 import socket
@@ -16,7 +21,25 @@ import sys
 import time
 from collections.abc import Callable
 
+from .. import doing
+from ..doing import Doing
 from .peer import Peer
+
+log = logging.getLogger(__name__)
+
+MOST_EARLY_DEATHS = 5
+"""So many processes of a place may die in a row before they are ready."""
+
+FAREWELL_SECONDS = 5.0
+"""A retired worker that has not ended by then is killed."""
+
+_LIVED = 60.0
+"""Seconds of life after which the next restart comes at once again."""
+
+_DUMP_SECONDS = 0.5
+"""So long a hung worker may take to say where it stands."""
+
+_MOST_DUMP = 256 * 1024
 
 _ONE_THREAD = dict.fromkeys(
     (
@@ -41,35 +64,129 @@ class Worker:
     def __init__(self, number: int, on_data: Callable[[int, bytes, int | None], None]) -> None:
         self.number = number
         self.process: subprocess.Popen[bytes] | None = None
-        self.peer, self.theirs = self._connection(on_data)
-        self.pidfd = -1
+        self.ready = False
+        """Whether this process has imported the user's modules."""
         self.restarts = 0
+        self.given_up = False
+        self.leaving = False
         self.failures_in_a_row = 0
+        self.starts_without_ready = 0
         self.started = 0.0
+        self.pidfd = -1
+        self.timer: asyncio.TimerHandle | None = None
+        """When the next process is started, or a leaving one is killed."""
+        self.hung = ""
+        """Why it was killed, where it was for standing still."""
+        self._on_data = on_data
+        self._page: mmap.mmap | None = None
+        self._dump = -1
+        self.peer, self._theirs = self._connection()
 
-    def renew(self, on_data: Callable[[int, bytes, int | None], None]) -> None:
+    @property
+    def pid(self) -> int | None:
+        """The process's id, or None where none runs."""
+        return None if self.process is None else self.process.pid
+
+    @property
+    def doing(self) -> dict[str, object] | None:
+        """For status: the split that it read last, the samples it had made of it, and how many seconds ago that was."""
+        now = self.look()
+        if now is None or now.run < 0:
+            return None  # it has not been given anything to do
+        return {"split": now.split, "samples": now.samples, "seconds": round(now.since_seconds, 1)}
+
+    def look(self) -> Doing | None:
+        """What the process's status page says."""
+        return None if self._page is None else doing.read(self._page)
+
+    def start(self, command: list[str], environment: dict[str, str]) -> None:
+        """Start a process in this place: `command`, with the fds that it inherits.
+
+        Raises:
+            OSError: it cannot be started; nothing is left of the attempt.
+        """
+        self.started = time.monotonic()
+        page = -1
+        try:
+            page = os.memfd_create("penstock-doing", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(page, doing.NBYTES)
+            fcntl.fcntl(page, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._page = mmap.mmap(page, doing.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._dump = os.memfd_create("penstock-dump", os.MFD_CLOEXEC)
+            fds = [self._theirs.fileno(), page, self._dump]
+            for option, fd in zip(("--fd", "--doing-fd", "--dump-fd"), fds, strict=True):
+                command = [*command, option, str(fd)]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=environment, pass_fds=fds
+            )
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except OSError:
+            self.forget()
+            raise
+        finally:
+            if page >= 0:
+                os.close(page)
+        self._theirs.close()
+
+    def forget(self) -> None:
+        """Let go of the process, which is killed if it still runs, and of all that was its own."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for fd in (self.pidfd, self._dump):
+            if fd >= 0:
+                os.close(fd)
+        if self._page is not None:
+            self._page.close()
+        self.process, self.pidfd, self._dump, self._page = None, -1, -1, None
+        self.ready, self.hung = False, ""
+
+    def ask_where(self) -> None:
+        """Have the process write its stack."""
+        if self.process is not None:
+            os.ftruncate(self._dump, 0)
+            os.lseek(self._dump, 0, os.SEEK_SET)  # its fd shares the position
+            self.process.send_signal(signal.SIGUSR2)
+
+    def stack(self) -> bytes:
+        """What it has written of its stack."""
+        return b"" if self._dump < 0 else os.pread(self._dump, _MOST_DUMP, 0)
+
+    def renew(self) -> None:
         """Make the connection to the next process in place of the last one's."""
         self.close()
-        self.peer, self.theirs = self._connection(on_data)
+        self.peer, self._theirs = self._connection()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and wait for nothing any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         self.peer.close()
-        self.theirs.close()
+        self._theirs.close()
 
-    def _connection(self, on_data: Callable[[int, bytes, int | None], None]) -> tuple[Peer, socket.socket]:
+    def _connection(self) -> tuple[Peer, socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return Peer(ours, lambda data, fd: on_data(self.number, data, fd), lambda: None), theirs
+        return Peer(ours, self._data, lambda: None), theirs
+
+    def _data(self, data: bytes, fd: int | None) -> None:
+        if not self.leaving:
+            self._on_data(self.number, data, fd)
+        elif fd is not None:
+            os.close(fd)
 
 
 class Supervisor:
-    """Keeps `count` workers running.
+    """Keeps workers running, at first `count` of them.
 
     Args:
         feeds: the MODULE:ATTR arguments.
         count: how many workers.
         on_data: called with (worker number, datagram, fd).
-        on_death: called with (worker number, how it ended), after its last datagram.
+        on_death: called with (worker number, how it ended, what it did then), after its last datagram.
+        on_given_up: called with (worker number, why), after `on_death`: no process is started in this place any more.
+            It stays in `workers` until it is retired.
+        hang_timeout: seconds without a sample after which a worker in user code is killed, or None.
     """
 
     def __init__(
@@ -77,59 +194,111 @@ class Supervisor:
         feeds: list[str],
         count: int,
         on_data: Callable[[int, bytes, int | None], None],
-        on_death: Callable[[int, str], None],
+        on_death: Callable[[int, str, Doing | None], None],
+        on_given_up: Callable[[int, str], None],
+        hang_timeout: float | None = None,
     ) -> None:
-        self.workers = [Worker(number, on_data) for number in range(count)]
+        self.workers = {number: Worker(number, on_data) for number in range(count)}
+        self._leaving: set[Worker] = set()
         self._feeds = feeds
         self._on_data = on_data
         self._on_death = on_death
+        self._on_given_up = on_given_up
         self._loop = asyncio.get_running_loop()
         self._stopping = False
+        self._hang_timeout = hang_timeout
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._watched = self._awake = 0.0
+        """When the workers were last looked at, and since when that was done without a break."""
+        self._inquiries: dict[Worker, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Start all workers. Call it on the main thread: a worker dies with the thread that started it."""
-        for worker in self.workers:
+        for worker in self.workers.values():
             self._spawn(worker)
+        if self._hang_timeout is not None:
+            self._watched = self._awake = time.monotonic()
+            self._watch(self._hang_timeout)
 
     def send(self, number: int, data: bytes, fd: int | None = None) -> None:
         """Send a message to a worker, or to the process that will take its place."""
         self.workers[number].peer.send(data, fd)
 
+    def add(self) -> int:
+        """Add a place, start a worker in it, and return its number: the smallest that is free."""
+        number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
+        worker = self.workers[number] = Worker(number, self._on_data)
+        self._spawn(worker)
+        return number
+
+    def retire(self, number: int, farewell: bytes) -> None:
+        """Say farewell to a worker that has nothing to do any more, and forget its place; nothing is heard of it again.
+
+        A process that has not ended after `FAREWELL_SECONDS` is killed.
+        """
+        worker = self.workers.pop(number)
+        worker.leaving = True
+        if worker.process is None:
+            worker.close()
+            return
+        self._leaving.add(worker)
+        worker.peer.send(farewell)
+        worker.timer = self._loop.call_later(FAREWELL_SECONDS, worker.process.kill)
+
+    def kill(self, number: int) -> None:
+        """Kill a worker's process now, if one runs; it is told and replaced as any that dies."""
+        process = self.workers[number].process
+        if process is not None:
+            process.kill()
+
+    def ready(self, number: int) -> None:
+        """A worker's process has imported the user's modules."""
+        worker = self.workers[number]
+        worker.ready = True
+        worker.starts_without_ready = 0
+
     async def stop(self, farewell: bytes, patience: float = 1.0) -> None:
         """Say farewell to all workers, wait `patience` seconds for them to end, then kill those that have not."""
         self._stopping = True
-        processes = [worker.process for worker in self.workers if worker.process is not None]
-        for worker in self.workers:
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+        for inquiry in list(self._inquiries.values()):
+            inquiry.cancel()
+        for worker in self._all():
             if worker.pidfd >= 0:
                 self._loop.remove_reader(worker.pidfd)
-            worker.peer.send(farewell)
+            if not worker.leaving:
+                worker.peer.send(farewell)
+        processes = [worker.process for worker in self._all() if worker.process is not None]
         deadline = time.monotonic() + patience
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        for worker in self.workers:
-            self._forget(worker)
+            process.kill()  # all at once, then wait for each
+        for worker in self._all():
+            worker.forget()
             worker.close()
+        self._leaving.clear()
+
+    def _all(self) -> list[Worker]:
+        return [*self.workers.values(), *self._leaving]
 
     def _spawn(self, worker: Worker) -> None:
+        worker.timer = None
         if self._stopping or worker.process is not None:
             return
-        fd = worker.theirs.fileno()
-        command = [sys.executable, "-m", "penstock_server.worker", "--fd", str(fd)]
-        command += ["--number", str(worker.number), *self._feeds]
-        environment = {**_ONE_THREAD, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **os.environ}
+        worker.starts_without_ready += 1
+        ticks = [] if self._hang_timeout is None else ["--ticks"]
+        command = [sys.executable, "-m", "penstock_server.worker", *ticks, "--number", str(worker.number), *self._feeds]
+        environment = {**_ONE_THREAD, "PYTHONUNBUFFERED": "1", **os.environ}
         environment["PYTHONHASHSEED"] = "0"
         environment["PENSTOCK_WORKER"] = str(worker.number)  # in which the client starts no daemon
-        worker.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=environment, pass_fds=[fd]
-        )
-        worker.theirs.close()
-        worker.started = time.monotonic()
-        worker.pidfd = os.pidfd_open(worker.process.pid)
-        self._loop.add_reader(worker.pidfd, self._died, worker)
+        try:
+            worker.start(command, environment)
+        except OSError as error:
+            self._loop.call_soon(self._ended, worker, f"could not be started ({error})", None)
+        else:
+            self._loop.add_reader(worker.pidfd, self._died, worker)
 
     def _died(self, worker: Worker) -> None:
         process = worker.process
@@ -137,23 +306,73 @@ class Supervisor:
             return
         code = process.wait()
         worker.peer.drain()
-        self._forget(worker)
-        worker.renew(self._on_data)
         if self._stopping:
             return
-        self._on_death(worker.number, _how(code))
-        if time.monotonic() - worker.started > 60:
-            worker.failures_in_a_row = 0
-        delay = min(5.0, 0.1 * 2**worker.failures_in_a_row)
-        worker.failures_in_a_row += 1
-        worker.restarts += 1
-        self._loop.call_later(delay, self._spawn, worker)
+        how, last = worker.hung or _how(code), worker.look()
+        self._loop.remove_reader(worker.pidfd)
+        worker.forget()
+        if worker.leaving:
+            self._leaving.discard(worker)
+            worker.close()
+        else:
+            self._ended(worker, how, last)
 
-    def _forget(self, worker: Worker) -> None:
-        if worker.pidfd >= 0:
-            self._loop.remove_reader(worker.pidfd)
-            os.close(worker.pidfd)
-        worker.process, worker.pidfd = None, -1
+    def _ended(self, worker: Worker, how: str, last: Doing | None) -> None:
+        if self._stopping or worker.leaving:
+            return
+        number = worker.number
+        worker.given_up = worker.starts_without_ready >= MOST_EARLY_DEATHS
+        if worker.given_up:
+            worker.close()
+        else:
+            worker.renew()
+            if time.monotonic() - worker.started > _LIVED:
+                worker.failures_in_a_row = 0
+            delay = min(5.0, 0.1 * 2**worker.failures_in_a_row)
+            worker.failures_in_a_row += 1
+            worker.restarts += 1
+            worker.timer = self._loop.call_later(delay, self._spawn, worker)
+        self._on_death(number, how, last)
+        if worker.given_up and not worker.leaving:
+            text = f"died {worker.starts_without_ready} times in a row before it was ready, and is not started again"
+            log.error("worker %d %s", number, text)
+            self._on_given_up(number, text)
+
+    # --- workers that stand still ---
+
+    def _watch(self, timeout: float) -> None:
+        now = time.monotonic()
+        every = min(1.0, timeout / 4)
+        if now - self._watched > every + timeout / 2:
+            self._awake = now  # we stood still ourselves, and so perhaps did they
+        self._watched = now
+        for worker in self.workers.values():
+            if worker not in self._inquiries and self._stands_still(worker, timeout):
+                self._inquiries[worker] = self._loop.create_task(self._inquire(worker, timeout))
+        self._watch_timer = self._loop.call_later(every, self._watch, timeout)
+
+    def _stands_still(self, worker: Worker, timeout: float) -> bool:
+        last = worker.look()
+        awake = time.monotonic() - self._awake
+        return last is not None and last.in_user_code and min(last.since_seconds, awake) >= timeout
+
+    async def _inquire(self, worker: Worker, timeout: float) -> None:
+        """Ask a worker where it stands, then kill it, unless it goes on meanwhile."""
+        process, stack = worker.process, b""
+        try:
+            worker.ask_where()
+            deadline = time.monotonic() + _DUMP_SECONDS
+            while time.monotonic() < deadline and worker.process is process:
+                await asyncio.sleep(0.05)
+                before, stack = stack, worker.stack()
+                if stack and stack == before:
+                    break
+            if process is not None and worker.process is process and self._stands_still(worker, timeout):
+                where = doing.where(stack)
+                worker.hung = f"made no sample for {timeout:g} s and was killed{where and '; it stood at '}{where}"
+                process.kill()
+        finally:
+            del self._inquiries[worker]
 
 
 def _how(code: int) -> str:

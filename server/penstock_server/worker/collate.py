@@ -43,6 +43,15 @@ class BadSample(Exception):
         self.row = row
 
 
+class Raised(Exception):
+    """User code raised `error`, which may be no Exception, when row `row` was to be filled; those before are."""
+
+    def __init__(self, error: BaseException, row: int) -> None:
+        super().__init__(error, row)
+        self.error = error
+        self.row = row
+
+
 class Rows:
     """Stacks samples that all have the dtypes and shapes of `spec`, which is static."""
 
@@ -63,25 +72,30 @@ class Rows:
 
         Raises:
             BadSample: a sample does not fit the spec.
-            Exception: whatever `samples` raises.
+            Raised: `samples` raised, whatever it was.
         """
         flat_of, checks, array_type = self._flatten, self._checks, np.ndarray
-        for sample in islice(samples, stop - row):
-            try:
-                flat = flat_of(sample)
-                for value, target, (dtype, shape, scalar, fit) in zip(flat, store, checks, strict=True):
-                    kind = type(value)
-                    if kind is array_type:
-                        if value.dtype is dtype and value.shape == shape:
+        try:
+            for sample in islice(samples, stop - row):
+                try:
+                    flat = flat_of(sample)
+                    for value, target, (dtype, shape, scalar, fit) in zip(flat, store, checks, strict=True):
+                        kind = type(value)
+                        if kind is array_type:
+                            if value.dtype is dtype and value.shape == shape:
+                                target[row] = value
+                                continue
+                        elif kind is scalar:
                             target[row] = value
                             continue
-                    elif kind is scalar:
-                        target[row] = value
-                        continue
-                    target[row] = fit(value)
-            except SpecError as error:
-                raise BadSample(error.message, row) from None
-            row += 1
+                        target[row] = fit(value)
+                except SpecError as error:
+                    raise BadSample(error.message, row) from None
+                row += 1
+        except BadSample:
+            raise
+        except BaseException as error:
+            raise Raised(error, row) from error
         return row
 
     def move(self, store: Sequence[Array], rows: npt.NDArray[np.int64], target: Sequence[Array]) -> None:
@@ -111,13 +125,18 @@ class ReadyBatches:
 
     def fill(self, store: list[Any], row: int, stop: int, batches: Iterator[Any]) -> int:
         """Put batches in the rows from `row` to `stop`; returns and raises as `Rows.fill`."""
-        for batch in islice(batches, stop - row):
-            try:
-                parts = zip(self._flatten(batch), self._leaves, strict=True)
-                store[row] = [np.array(check.fit(v)) if self._copy else np.asarray(check.fit(v)) for v, check in parts]
-            except SpecError as error:
-                raise BadSample(error.message, row) from None
-            row += 1
+        try:
+            for batch in islice(batches, stop - row):
+                try:
+                    fitted = [check.fit(v) for v, check in zip(self._flatten(batch), self._leaves, strict=True)]
+                except SpecError as error:
+                    raise BadSample(error.message, row) from None
+                store[row] = [np.array(v) if self._copy else np.asarray(v) for v in fitted]
+                row += 1
+        except BadSample:
+            raise
+        except BaseException as error:
+            raise Raised(error, row) from error
         return row
 
     def move(self, store: list[Any], rows: npt.NDArray[np.int64], target: list[Any]) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 from penstock_proto import GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 
-from ..importing import said, user_traceback
+from ..doing import DoingPage
+from ..importing import user_traceback
 from ..permutation import make_key, permute
-from .collate import BadSample, Collate
+from .collate import BadSample, Collate, Raised
 from .randomness import GlobalRandomness
+from .usercode import did
 
 _AHEAD = 4096  # permuted positions that are computed at once
 
@@ -27,17 +29,29 @@ class IndexRun:
         epoch: from 0.
         collate: copies samples into stores.
         randomness: seeded for each batch.
+        page: where it says what it does, for `run`.
+        run: the daemon's number of the run.
 
     Attributes:
         index: number of the next batch; may be set to any.
+        border: as of a `LaneRun`.
         leftover, leftover_rows: as of a `LaneRun`; there are none, since the last batch may be smaller.
     """
 
     leftover = 0
     leftover_rows: Any = None
+    border = True
 
     def __init__(
-        self, plan: FeedPlan, source: Any, *, epoch: int, collate: Collate, randomness: GlobalRandomness
+        self,
+        plan: FeedPlan,
+        source: Any,
+        *,
+        epoch: int,
+        collate: Collate,
+        randomness: GlobalRandomness,
+        page: DoingPage,
+        run: int,
     ) -> None:
         assert plan.length is not None
         self.index = 0
@@ -49,6 +63,8 @@ class IndexRun:
         self._batch_rows = plan.batch_size or 1
         self._collate = collate
         self._randomness = randomness
+        self._page = page
+        self._run = run
         self._ahead: tuple[int, list[int]] = 0, []
         self._item = 0
 
@@ -66,13 +82,17 @@ class IndexRun:
         rows = min(self._batch_rows, self._length - start)
         if rows <= 0:
             return 0
+        items = self._page.counting(self._items(start, start + rows))
         self._randomness.seed(self._seed, self._epoch, self.index)
+        self._page.enter(self._run, self.index, f"batch {self.index}")
         try:
-            self._collate.fill(target, 0, rows, self._items(start, start + rows))
+            self._collate.fill(target, 0, rows, items)
         except BadSample as error:
             raise SpecError(error.message, split=f"item {self._item}") from None
-        except Exception as error:
-            raise item_failed(self._item, error) from error
+        except Raised as raised:
+            raise item_failed(self._item, raised.error) from raised.error
+        finally:
+            self._page.leave()
         self.index += 1
         return rows
 
@@ -101,8 +121,8 @@ class IndexRun:
         return known[start - first : stop - first]
 
 
-def item_failed(item: int, error: Exception) -> GeneratorError:
+def item_failed(item: int, error: BaseException) -> GeneratorError:
     """The error to report when the indexable object raised `error` for this item."""
     return GeneratorError(
-        f"reading item {item} raised {said(error)}", split=f"item {item}", remote_traceback=user_traceback(error)
+        f"reading item {item} {did(error)}", split=f"item {item}", remote_traceback=user_traceback(error)
     )

@@ -4,25 +4,33 @@ A lane has every C-th split of the (permuted) list. Without shuffling its sample
 `interleave` splits are open at once and fill a block in equal runs, and the block is permuted. Either way the sequence
 is cut into batches, and what remains at the end is the leftover.
 
+A split that is skipped yields so many samples and then ends: what the lane is from there on follows from that, so the
+number is part of the record, and whoever goes on from it has the same lane without the generator being run beyond.
+
 No user code is called from here but through `Split`, and nothing here knows slots, messages or processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from penstock_proto import FeedError, ProtocolError, arrays
+from penstock_proto import FeedError, GeneratorError, ProtocolError, arrays
 from penstock_proto.messages import Count, FeedPlan
 
 from ..feed import block_samples
 from ..permutation import make_key, permute
 from .collate import Collate
+
+MAX_SKIPPED = 1024
+"""Splits of a lane that may be skipped: they stay in its record."""
+
+_SAME_AGAIN = "a stream can go on elsewhere only if a split always yields the same samples"
 
 
 class Split(Protocol):
@@ -41,12 +49,29 @@ class Split(Protocol):
         """End the generator."""
 
 
+class _Ended:
+    """A split that has given all it will ever give, without a generator that could be run."""
+
+    def __init__(self, taken: int) -> None:
+        self.taken = taken
+
+    def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
+        return row
+
+    def skip(self, count: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class _Place(Struct, frozen=True, forbid_unknown_fields=True):
     """A restart record. It comes back by way of a trainer's checkpoint, so it is checked.
 
     `seats`: of each split that is open, its number within the lane and the samples taken of it, None for an empty
     seat; `next`: number of the lane's next split; both at the start of the block when shuffling. `block`: its number;
-    `made`: batches taken of it. `index`: number of the lane's next batch.
+    `made`: batches taken of it. `index`: number of the lane's next batch. `skipped`: of each split that was or will be
+    cut short, its number within the lane and the samples after which it ends.
     """
 
     seats: tuple[tuple[Count, Count] | None, ...]
@@ -54,6 +79,7 @@ class _Place(Struct, frozen=True, forbid_unknown_fields=True):
     block: Count
     made: Count
     index: Count
+    skipped: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_SKIPPED)] = ()
 
 
 class LaneRun:
@@ -65,11 +91,15 @@ class LaneRun:
         lane: from 0 to the number of live lanes, the smaller of `plan.lanes` and `n_splits`.
         n_splits: length of the list of splits.
         collate: copies samples into stores.
-        open_split: starts to read the split with this index in the list.
+        open_split: starts to read a split; called with its number within the lane and its index in the list.
         record: empty, or what `record` returned in an earlier run.
+        skip: numbers within the lane of splits of which nothing more is read: from here on, or, where `record` stands
+            within a block, from the next block on.
+        on_skip: called when a split is skipped, by `skip` or because user code raised, with its number, its index, the
+            samples after which it ends, and the error.
 
     Raises:
-        ProtocolError: `record` is not of this lane.
+        ProtocolError: `record` or `skip` is not of this lane.
 
     Attributes:
         index: number of the next batch.
@@ -86,8 +116,10 @@ class LaneRun:
         lane: int,
         n_splits: int,
         collate: Collate,
-        open_split: Callable[[int], Split],
+        open_split: Callable[[int, int], Split],
         record: bytes = b"",
+        skip: Iterable[int] = (),
+        on_skip: Callable[[int, int, int, GeneratorError | None], None] = lambda *_: None,
     ) -> None:
         self._lanes = min(plan.lanes, n_splits)
         self._lane = lane
@@ -97,6 +129,12 @@ class LaneRun:
         self._block_key = (plan.seed, epoch, "block", lane)
         self._collate = collate
         self._open_split = open_split
+        self._on_skip = on_skip
+        self._may_skip = plan.on_error == "skip"
+        self._to_skip = tuple(dict.fromkeys(skip))
+        if any(number >= self._count for number in self._to_skip):
+            raise ProtocolError(f"split {max(self._to_skip)} is to be skipped, but lane {lane} has {self._count}")
+        self._skipped: dict[int, int] = {}  # number of each split that was skipped, and the samples after which it ends
         self._batch_rows = plan.batch_size or 1
         self._block_rows = block_samples(plan.shuffle, self._lanes, plan.batch_size)
         seats = min(plan.interleave, self._block_rows) if plan.shuffle else 1
@@ -109,8 +147,9 @@ class LaneRun:
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._taken = 0  # rows of the block
         self.ended = False
-        self._resume = self._checked(record) if record else None
-        self.index = self._resume.index if self._resume else 0
+        self.index = 0
+        self._resume: _Place | None = self._checked(record) if record else self._place()
+        self.index = self._resume.index
         self.leftover = 0
         self.leftover_rows: Any = None
 
@@ -121,7 +160,7 @@ class LaneRun:
             Its rows, always a full batch; or 0 when the lane has no further one: then `leftover` is set.
 
         Raises:
-            FeedError: a resumed lane does not have the samples that it had.
+            FeedError: a resumed lane does not have the samples that it had, or too many splits were skipped.
             Exception: whatever a `Split` or `open_split` raises.
         """
         if self._resume is not None:
@@ -135,11 +174,18 @@ class LaneRun:
 
     def record(self) -> bytes:
         """What a later `LaneRun` needs to go on behind the last batch."""
-        if self._resume is not None:
-            return arrays.pack(msgspec.to_builtins(self._resume))
-        place = self._last or self._block_start or self._place()
-        made = self._taken // self._batch_rows
-        return arrays.pack(msgspec.to_builtins(msgspec.structs.replace(place, made=made, index=self.index)))
+        return arrays.pack(msgspec.to_builtins(self._here()))
+
+    @property
+    def border(self) -> bool:
+        """Whether next to nothing is read again by whoever goes on from the record: a split or a block has just begun.
+
+        (When shuffling, the splits that are open then are read again as far as they were.)
+        """
+        here = self._here()
+        if self._block_rows:
+            return here.made == 0
+        return all(seat is None or seat[1] <= self._batch_rows for seat in here.seats)
 
     def close(self) -> None:
         """End the generators and let go of all memory."""
@@ -149,6 +195,15 @@ class LaneRun:
             self._seats[number] = None
             if seat is not None:
                 seat[1].close()
+
+    def _here(self) -> _Place:
+        """The place behind the last batch."""
+        if self._resume is not None:
+            return self._resume
+        place = self._last or self._block_start or self._place()
+        made = self._taken // self._batch_rows
+        skipped = tuple(self._skipped.items())
+        return msgspec.structs.replace(place, made=made, index=self.index, skipped=skipped)
 
     def _in_order(self, target: Any) -> int:
         seat, following = self._seats[0], self._next
@@ -208,19 +263,69 @@ class LaneRun:
             if taken is None:
                 if self._next >= self._count:
                     break
+                number = self._next
                 self._next += 1
-                taken = self._seats[seat] = self._next - 1, self._opened(self._next - 1)
-            row = taken[1].read(self._collate, store, row, stop)
+                taken = self._seats[seat] = number, self._opened(number)
+            row = self._read_split(*taken, store, row, stop)
             if row < stop:
                 self._seats[seat] = None
                 taken[1].close()
         return row
 
-    def _opened(self, number: int) -> Split:
+    def _read_split(self, number: int, split: Split, store: Any, row: int, stop: int) -> int:
+        limit, before = self._skipped.get(number), split.taken
+        end = stop if limit is None else min(stop, row + limit - before)
+        if row == end:
+            return row
+        try:
+            filled = split.read(self._collate, store, row, end)
+        except GeneratorError as error:
+            if not self._may_skip or limit is not None:
+                raise
+            self._skip(number, split.taken, error)
+            return row + split.taken - before
+        if filled < end and limit is not None:
+            raise FeedError(
+                f"split {number} of lane {self._lane} yielded {limit} samples, and only {split.taken} when it was run "
+                f"again: {_SAME_AGAIN}"
+            )
+        return filled
+
+    def _opened(self, number: int, taken: int = 0) -> Split:
+        """The split with this number, of which so many samples were read before."""
+        limit = self._skipped.get(number)
+        if limit == taken:
+            return _Ended(taken)
+        split: Split | None = None
+        try:
+            split = self._open_split(number, self._index_of(number))
+            if taken:
+                split.skip(taken)
+            return split
+        except FeedError as error:
+            if split is not None:
+                split.close()
+            if not isinstance(error, GeneratorError) or not self._may_skip or limit is not None:
+                raise
+            self._skip(number, taken, error)
+            return _Ended(taken)
+
+    def _index_of(self, number: int) -> int:
+        """The index in the list of the lane's split with this number."""
         position = self._lane + number * self._lanes
-        if self._split_key is not None:
-            position = permute(self._split_key, self._n_splits, position)
-        return self._open_split(position)
+        return position if self._split_key is None else permute(self._split_key, self._n_splits, position)
+
+    def _skip(self, number: int, samples: int, error: GeneratorError | None) -> None:
+        """Let a split end after so many samples, here and wherever this lane is read again."""
+        if len(self._skipped) >= MAX_SKIPPED:
+            raise FeedError(
+                f"too many splits were skipped: {MAX_SKIPPED} of lane {self._lane}, which has {self._count}. "
+                "What is wrong with them is in the log",
+                split=None if error is None else error.split,
+                remote_traceback=None if error is None else error.remote_traceback,
+            ) from error
+        self._skipped[number] = samples
+        self._on_skip(number, self._index_of(number), samples, error)
 
     def _place(self) -> _Place:
         seats = tuple(None if seat is None else (seat[0], seat[1].taken) for seat in self._seats)
@@ -232,9 +337,13 @@ class LaneRun:
         except msgspec.ValidationError as error:
             raise ProtocolError(f"a malformed restart record: {error}") from None
         numbers = [seat[0] for seat in place.seats if seat is not None]
+        skipped = dict(place.skipped)
         if (
             len(place.seats) != len(self._seats)
             or len(set(numbers)) != len(numbers)
+            or len(skipped) != len(place.skipped)
+            or any(number >= self._count for number in skipped)
+            or any(seat is not None and seat[1] > skipped.get(seat[0], seat[1]) for seat in place.seats)
             or any(number >= place.next for number in numbers)
             or place.next > self._count
             or (place.made and place.made * self._batch_rows >= self._block_rows)
@@ -243,19 +352,30 @@ class LaneRun:
         return place
 
     def _restore(self, place: _Place) -> None:
-        for i, seat in enumerate(place.seats):
-            if seat is not None:
-                split = self._opened(seat[0])
-                self._seats[i] = seat[0], split
-                split.skip(seat[1])
+        self._skipped = dict(place.skipped)
         self._next = place.next
         self._block = place.block
+        if not place.made:
+            # Before they are opened: that may have been the end of a worker.
+            self._skip_asked({seat[0]: seat[1] for seat in place.seats if seat is not None})
+        # A block is read again as it was, or not at all: some of its samples were delivered.
+        may_skip, self._may_skip = self._may_skip, self._may_skip and not place.made
+        for i, seat in enumerate(place.seats):
+            if seat is not None:
+                self._seats[i] = seat[0], self._opened(*seat)
         if place.made:
             self._fill_block()
             self._taken = place.made * self._batch_rows
             if self._taken > len(self._order):
                 raise FeedError(
                     f"block {self._block} of lane {self._lane} had {self._taken} samples or more, and only "
-                    f"{len(self._order)} when its splits were read again: a stream can go on elsewhere only if a split "
-                    "always yields the same samples"
+                    f"{len(self._order)} when its splits were read again: {_SAME_AGAIN}"
                 )
+            self._skip_asked({seat[0]: seat[1].taken for seat in self._seats if seat is not None})
+        self._may_skip = may_skip
+
+    def _skip_asked(self, taken: dict[int, int]) -> None:
+        """Skip what is to be skipped, `taken` being the samples that were read of each open split."""
+        for number in self._to_skip:
+            if number not in self._skipped and (number in taken or number >= self._next):
+                self._skip(number, taken.get(number, 0), None)

@@ -1,7 +1,8 @@
 """The worker's conversation with the daemon: one thread, one message at a time, turns filled in the order asked for.
 
 Between two batches it looks for new messages, so a run that nobody wants any more ends there, and rows for a merged
-batch never wait for a turn. User code runs inside `_fill_*` and `_list_splits`, and where generators are closed.
+batch never wait for a turn. User code runs inside `_fill_*`, `_list_splits` and `_write_rows`, and where generators
+are closed.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from penstock_proto import PenstockError, ProtocolError, codec, layout, seqpacket
+from penstock_proto import FeedError, GeneratorError, PenstockError, ProtocolError, codec, layout, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.spec import leaf_list
 
+from ..doing import DoingPage
 from .indexed import IndexRun
 from .lane import LaneRun
 from .randomness import GlobalRandomness
 from .served import ServedFeed, look_at_item, look_at_splits
 from .slots import Segments
-from .splits import SplitList, SplitOpener, list_splits, write_list
+from .splits import OpenSplit, SplitList, SplitOpener, list_splits, write_list
 
 _PART_SECONDS = 0.010
 """A turn that takes longer than this is handed over in parts, so that a waiting consumer sees what there is."""
@@ -41,6 +43,10 @@ class Run:
     epoch: int
     lane: int
     batches: LaneRun | IndexRun
+    careful: bool = False
+    """Report every batch at once."""
+    read_again: bool = False
+    """It was read again for its leftover alone."""
     closed: bool = False
     """Dropped or failed: nothing more is made of it."""
     waiting: int | None = None
@@ -55,14 +61,16 @@ class Worker:
         connection: blocking, SOCK_SEQPACKET.
         number: the worker's number, for errors.
         feeds: what is served, by name.
+        page: where it says what it does.
     """
 
-    def __init__(self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed]) -> None:
+    def __init__(self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed], page: DoingPage) -> None:
         self._connection = connection
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
         self._number = number
         self._feeds = feeds
+        self._page = page
         self._segments = Segments()
         self._lists: dict[int, SplitList] = {}
         self._runs: dict[int, Run] = {}
@@ -152,15 +160,19 @@ class Worker:
         served = self._feeds[message.feed]
         feed, plan = served.feed, served.plan
         if plan.length is not None:
-            spec, nbytes = look_at_item(served, self._randomness)
+            spec, nbytes = look_at_item(served, self._randomness, self._page, message.run)
             digest = hashlib.sha256(f"indexable {plan.length}".encode()).digest()
             self._send(
                 m.SplitsListed(run=message.run, count=0, nbytes=0, digest=digest, spec=spec, sample_nbytes=nbytes)
             )
             return
-        splits = list_splits(feed, plan, message.epoch, self._randomness)
-        spec, nbytes = look_at_splits(served, splits, message.epoch, self._randomness)
-        fd, length, digest = write_list(splits)
+        splits = list_splits(feed, plan, message.epoch, self._randomness, self._page, message.run)
+        spec, nbytes = look_at_splits(served, splits, message.epoch, self._randomness, self._page, message.run)
+        self._page.enter(message.run, -1, "pickling the splits")
+        try:
+            fd, length, digest = write_list(splits)
+        finally:
+            self._page.leave()
         try:
             self._send(
                 m.SplitsListed(
@@ -182,32 +194,61 @@ class Worker:
         served = self._feeds[message.feed]
         if message.spec is not None:
             served.learn(message.spec)
-        plan = served.plan
         batches: LaneRun | IndexRun
-        if plan.length is not None:
+        if served.plan.length is not None:
             batches = IndexRun(
-                plan,
+                served.plan,
                 served.feed.generate,
                 epoch=message.epoch,
                 collate=served.collate,
                 randomness=self._randomness,
+                page=self._page,
+                run=message.run,
             )
         else:
-            splits = self._lists.get(message.splits)
-            if splits is None:
-                raise ProtocolError(f"a run of splits {message.splits}, which this worker was not given")
-            opener = SplitOpener(served.feed, plan, self._randomness)
-            epoch = message.epoch
-            batches = LaneRun(
-                plan,
-                epoch=epoch,
-                lane=message.lane,
-                n_splits=splits.count,
-                collate=served.collate,
-                open_split=lambda index: opener.open(splits[index], index, epoch),
-                record=message.record,
-            )
-        self._runs[message.run] = Run(message.run, served, message.epoch, message.lane, batches)
+            batches = self._lane(message, served)
+        self._runs[message.run] = Run(
+            message.run, served, message.epoch, message.lane, batches, careful=message.careful
+        )
+
+    def _lane(self, message: m.StartRun, served: ServedFeed) -> LaneRun:
+        splits = self._lists.get(message.splits)
+        if splits is None:
+            raise ProtocolError(f"a run of splits {message.splits}, which this worker was not given")
+        opener = SplitOpener(served.feed, served.plan, self._randomness, self._page, message.run)
+
+        def item(number: int, index: int) -> Any:
+            self._page.enter(message.run, number, f"item {index} of the list of splits")
+            try:
+                return splits[index]
+            finally:
+                self._page.leave()
+
+        def open_split(number: int, index: int) -> OpenSplit:
+            return opener.open(item(number, index), index, message.epoch, number)
+
+        def on_skip(number: int, index: int, samples: int, error: GeneratorError | None) -> None:
+            report = None
+            if error is not None:
+                error.feed, error.worker = served.plan.name, self._number
+                report = m.ErrorReport.of(error)
+            try:
+                text = opener.show(item(number, index))
+            except FeedError:  # it cannot be unpickled
+                text = f"item {index} of the list of splits"
+            self._send(m.SplitSkipped(run=message.run, number=number, split=text[:1024], samples=samples, error=report))
+
+        return LaneRun(
+            served.plan,
+            epoch=message.epoch,
+            lane=message.lane,
+            n_splits=splits.count,
+            collate=served.collate,
+            open_split=open_split,
+            record=message.record,
+            skip=message.skip,
+            on_skip=on_skip,
+        )
 
     def _drop(self, number: int) -> None:
         run = self._runs.pop(number, None)
@@ -262,9 +303,10 @@ class Worker:
         """A turn of a fixed feed: batches one after another, reported in parts where they take their time."""
         source = run.batches
         _go_to(source, fill.index)
-        slot = self._segments.batches(batch_layout, fill.segment, fill.offset, fill.nbytes // batch_layout.stride)
-        if fill.batches > len(slot.headers):
+        room = fill.nbytes // batch_layout.stride
+        if fill.batches > room:
             raise ProtocolError(f"{fill.batches} batches do not fit a slot of {fill.nbytes} bytes")
+        slot = self._segments.batches(batch_layout, fill.segment, fill.offset, room)
         first = at = rows = 0
         ended = False
         reported = time.monotonic()
@@ -281,14 +323,16 @@ class Worker:
             slot.headers[at] = made, run.epoch, run.lane, source.index - 1
             rows += made
             at += 1
+            if at == fill.batches:
+                break
+            if run.careful or time.monotonic() - reported > _PART_SECONDS:
+                self._report(fill, source, first, at, rows)
+                first, rows = at, 0
+                reported = time.monotonic()
             self._poll()
             if run.closed or self._stopping:
                 self._send(_nothing(fill.run, fill.ticket, first))
                 return
-            if at < fill.batches and time.monotonic() - reported > _PART_SECONDS:
-                self._report(fill, source, first, at, rows)
-                first, rows = at, 0
-                reported = time.monotonic()
         self._report(fill, source, first, at, rows, last=True, ended=ended)
 
     def _fill_one(self, fill: m.Fill, run: Run) -> None:
@@ -331,6 +375,7 @@ class Worker:
         ended: bool = False,
         shapes: m.Shapes = (),
     ) -> None:
+        tells = at > first or ended  # the end too, as splits may have been skipped behind the last batch
         self._send(
             m.Made(
                 run=fill.run,
@@ -342,25 +387,42 @@ class Worker:
                 ended=ended,
                 leftover=source.leftover if ended else 0,
                 shapes=shapes,
-                record=source.record() if at > first else b"",
+                record=source.record() if tells else b"",
+                border=tells and source.border,
             )
         )
 
     def _write_rows(self, message: m.WriteRows) -> None:
         run = self._runs.get(message.run)
-        if run is None:  # dropped: the daemon only waits for the slot to be let alone
+        if run is None or run.closed:  # the daemon only waits for the slot to be let alone
             self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
             return
-        if run.served.layout is None or message.start + message.count > run.batches.leftover:
+        self._end(run)
+        lane, batch_layout = run.batches, run.served.layout
+        if batch_layout is None or message.start + message.count > lane.leftover:
+            if run.read_again:
+                raise FeedError(
+                    f"lane {run.lane} had {message.start + message.count} samples or more behind its last full batch, "
+                    f"and only {lane.leftover} when its splits were read again: a stream can go on elsewhere only if "
+                    "a split always yields the same samples"
+                )
             raise ProtocolError(
-                f"rows {message.start} to {message.start + message.count} of a run with "
-                f"{run.batches.leftover} rows left over"
+                f"rows {message.start} to {message.start + message.count} of a run with {lane.leftover} rows left over"
             )
-        slot = self._segments.batches(run.served.layout, message.segment, message.offset, 1)
-        for target, rows in zip(slot.leaves, run.batches.leftover_rows, strict=True):
+        slot = self._segments.batches(batch_layout, message.segment, message.offset, 1)
+        for target, rows in zip(slot.leaves, lane.leftover_rows, strict=True):
             target[0, message.row : message.row + message.count] = rows[message.start : message.start + message.count]
         slot.headers[0] = message.rows, run.epoch, layout.TAIL_LANE, message.index
         self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
+
+    def _end(self, run: Run) -> None:
+        """Read a run that goes on from behind its last full batch to its end, which gives its leftover again."""
+        lane = run.batches
+        if not isinstance(lane, LaneRun) or lane.ended:
+            return
+        run.read_again = True
+        if lane.next_batch(run.served.collate.store(run.served.plan.batch_size or 1)):
+            raise ProtocolError(f"leftover rows are asked of a lane that has a full batch, number {lane.index - 1}")
 
 
 def _needed(fd: int | None, message: m.Message) -> int:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_proto import FeedError, PenstockError, layout
+from penstock_proto import FeedError, GeneratorError, PenstockError, layout
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec, leaf_list
 
+from ..doing import DoingPage
 from ..feed import Feed
 from .collate import Collate, ReadyBatches, Rows, infer_spec, nbytes_of
 from .indexed import item_failed
+from .lane import MAX_SKIPPED
 from .randomness import GlobalRandomness
 from .splits import SplitOpener
 
@@ -74,9 +76,11 @@ class ServedFeed:
 
 
 def look_at_splits(
-    served: ServedFeed, splits: list[Any], epoch: int, randomness: GlobalRandomness
+    served: ServedFeed, splits: list[Any], epoch: int, randomness: GlobalRandomness, page: DoingPage, run: int
 ) -> tuple[Spec | None, int]:
     """Read the first sample of a feed, unless what it tells is known.
+
+    Where the feed leaves out splits in which user code raises, so does the look. `page` says what is looked at.
 
     Returns:
         The spec by that sample, or None if it was known; and the bytes of a sample (or ready batch), or 0 if they were.
@@ -87,18 +91,28 @@ def look_at_splits(
     """
     if not served.needs_a_look:
         return None, served.declared_nbytes
-    opener = SplitOpener(served.feed, served.plan, randomness)
+    opener = SplitOpener(served.feed, served.plan, randomness, page, run)
+    raised: list[GeneratorError] = []
     for index, split in enumerate(splits):
-        opened = opener.open(split, index, epoch)
         try:
-            for sample in opened.first():
-                return _seen(served, sample, opened.place)
-        finally:
-            opened.close()
+            opened = opener.open(split, index, epoch)
+            try:
+                for sample in opened.first():
+                    return _seen(served, sample, opened.place)
+            finally:
+                opened.close()
+        except GeneratorError as error:
+            raised.append(error)
+            if served.plan.on_error != "skip" or len(raised) > MAX_SKIPPED:
+                break
+    if raised:
+        raise raised[0]
     raise FeedError(f"the feed yields nothing: all of its {len(splits)} splits were read, and none yielded a sample")
 
 
-def look_at_item(served: ServedFeed, randomness: GlobalRandomness) -> tuple[Spec | None, int]:
+def look_at_item(
+    served: ServedFeed, randomness: GlobalRandomness, page: DoingPage, run: int
+) -> tuple[Spec | None, int]:
     """`look_at_splits` for an indexable feed."""
     if served.plan.length == 0:
         raise FeedError("the feed yields nothing: the indexable object has no items (its len() is 0)")
@@ -106,10 +120,13 @@ def look_at_item(served: ServedFeed, randomness: GlobalRandomness) -> tuple[Spec
         return None, served.declared_nbytes
     randomness.seed(served.plan.seed, 0, 0)
     source: Any = served.feed.generate
+    page.enter(run, -1, "item 0")
     try:
         sample = source[0]
-    except Exception as error:
+    except BaseException as error:
         raise item_failed(0, error) from error
+    finally:
+        page.leave()
     return _seen(served, sample, "item 0")
 
 

@@ -16,7 +16,6 @@ import os
 import pickle
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -27,16 +26,22 @@ from penstock_proto import FeedError, GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import shown
 
+from ..doing import DoingPage
 from ..feed import Feed, wants
 from ..importing import said, user_traceback
-from .collate import BadSample, Collate
+from .collate import BadSample, Collate, Raised
 from .randomness import GlobalRandomness, GlobalState, generator
+from .usercode import did
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-def list_splits(feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness) -> list[Any]:
+def list_splits(
+    feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness, page: DoingPage, run: int
+) -> list[Any]:
     """The splits of an epoch, of a feed that is not indexable. A feed without any has itself for one.
+
+    `page` says meanwhile that splits are listed for `run`.
 
     Raises:
         FeedError: there are none.
@@ -51,17 +56,20 @@ def list_splits(feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandom
     else:
         name = _name(feed.splits)
         randomness.seed(plan.seed, epoch)
+        page.enter(run, -1, f"{name}(), which lists the splits")
         try:
             answer = feed.splits()
             if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
                 raise FeedError(f"{name} returned {shown(answer)}: splits= is a function that returns a list")
-            splits = list(answer)
+            splits = list(page.counting(iter(answer)))
         except FeedError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise GeneratorError(
-                f"{name}, which lists the splits, raised {said(error)}", remote_traceback=user_traceback(error)
+                f"{name}, which lists the splits, {did(error)}", remote_traceback=user_traceback(error)
             ) from error
+        finally:
+            page.leave()
     if not splits:
         source = f"{_name(feed.splits)} returned none" if callable(feed.splits) else "splits= is empty"
         raise FeedError(f"there are no splits to read: {source}. Does a path or a pattern match nothing?")
@@ -78,7 +86,7 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
     for number, split in enumerate(splits):
         try:
             items.append(pickle.dumps(split, protocol=5))
-        except Exception as error:
+        except BaseException as error:
             raise FeedError(
                 f"split {number} of {len(splits)} cannot be pickled ({said(error)}): make splits plain data, such as "
                 "paths or ranges, and open files in the generator",
@@ -118,7 +126,7 @@ class SplitList:
         start, stop = np.frombuffer(self._data[at : at + 16], np.uint64).tolist()
         try:
             return pickle.loads(self._data[start:stop])
-        except Exception as error:
+        except BaseException as error:
             raise FeedError(
                 f"split {index} cannot be unpickled ({said(error)}): make splits plain data, such as paths or ranges",
                 remote_traceback=user_traceback(error),
@@ -126,26 +134,32 @@ class SplitList:
 
 
 class SplitOpener:
-    """Starts the user's generator with what it asks for."""
+    """Starts the user's generator with what it asks for.
 
-    def __init__(self, feed: Feed, plan: FeedPlan, randomness: GlobalRandomness) -> None:
+    Args:
+        page: says which split user code reads, for `run`.
+    """
+
+    def __init__(
+        self, feed: Feed, plan: FeedPlan, randomness: GlobalRandomness, page: DoingPage, run: int = -1
+    ) -> None:
         self._generate: Callable[..., Any] = feed.generate  # type: ignore[assignment]
         self._wants = wants(feed.generate, has_splits=feed.splits is not None)
         self._seed = plan.seed
         self._randomness = randomness
+        self._page = page
+        self._run = run
 
-    def open(self, split: Any, index: int, epoch: int) -> OpenSplit:
-        """Start to read `split`, which has this index in the list.
+    def open(self, split: Any, index: int, epoch: int, number: int = -1) -> OpenSplit:
+        """Start to read `split`, which has this index in the list and this number within its lane.
 
         Raises:
             GeneratorError: the user's function raised, or returned no iterator.
         """
         args: list[Any] = [split] if self._wants.split else []
         kwargs: dict[str, Any] = {}
-        place = shown(split) if self._wants.split else None
         if self._wants.shard:
             kwargs["shard"] = split
-            place = f"shard {split[0]} of {split[1]}"
         if self._wants.epoch:
             kwargs["epoch"] = epoch
         state = None
@@ -153,17 +167,29 @@ class SplitOpener:
             kwargs["rng"] = generator(self._seed, epoch, index)
         else:
             state = GlobalState(self._seed, epoch, index)
-        name = _name(self._generate)
+        name, place = _name(self._generate), self._place(split)
         self._randomness.use(state)
+        self._page.enter(self._run, number, place or name)
         try:
             samples = self._generate(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
             raise _failed(name, place, error) from error
+        finally:
+            self._page.leave()
         if not hasattr(samples, "__next__"):
             raise GeneratorError(
                 f"{name} returned {shown(samples)}, which is no iterator: {_mend(samples)}", split=place
             )
-        return OpenSplit(samples, name, place, state, self._randomness)
+        return OpenSplit(samples, name, place, state, self._randomness, self._page, self._run, number)
+
+    def show(self, split: Any) -> str:
+        """A short text that shows `split`, or the generator where it takes none."""
+        return self._place(split) or _name(self._generate)
+
+    def _place(self, split: Any) -> str | None:
+        if self._wants.shard:
+            return f"shard {split[0]} of {split[1]}"
+        return shown(split) if self._wants.split else None
 
 
 class OpenSplit:
@@ -171,6 +197,7 @@ class OpenSplit:
 
     Attributes:
         taken: samples read so far.
+        place: a short text that shows the split, or None where the generator takes none.
     """
 
     def __init__(
@@ -180,29 +207,40 @@ class OpenSplit:
         place: str | None,
         state: GlobalState | None,
         randomness: GlobalRandomness,
+        page: DoingPage,
+        run: int,
+        number: int,
     ) -> None:
         self.taken = 0
         self.place = place
-        self._samples = samples
+        self._generator = samples
+        self._samples = page.counting(samples)
         self._name = name
         self._state = state
         self._randomness = randomness
+        self._page = page
+        self._run = run
+        self._number = number
+        self._text = place or name
 
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended.
 
         Raises:
-            GeneratorError: the user's code raised.
+            GeneratorError: the user's code raised; `taken` tells how many rows were filled before.
             SpecError: a sample does not fit the spec.
         """
-        self._randomness.use(self._state)
+        self._enter()
         try:
             end = collate.fill(store, row, stop, self._samples)
         except BadSample as error:
             number = self.taken + error.row - row
             raise SpecError(f"{error.message} (number {number} of its split, from 0)", split=self.place) from None
-        except Exception as error:
-            raise _failed(self._name, self.place, error) from error
+        except Raised as raised:
+            self.taken += raised.row - row
+            raise _failed(self._name, self.place, raised.error) from raised.error
+        finally:
+            self._page.leave()
         self.taken += end - row
         return end
 
@@ -212,11 +250,13 @@ class OpenSplit:
         Raises:
             GeneratorError: the user's code raised.
         """
-        self._randomness.use(self._state)
+        self._enter()
         try:
             return list(islice(self._samples, 1))
-        except Exception as error:
+        except BaseException as error:
             raise _failed(self._name, self.place, error) from error
+        finally:
+            self._page.leave()
 
     def skip(self, count: int) -> None:
         """Read so many samples and drop them.
@@ -225,9 +265,14 @@ class OpenSplit:
             GeneratorError: the user's code raised.
             FeedError: the split has fewer samples than when it was read first.
         """
-        self._randomness.use(self._state)
-        counted = deque(enumerate(_guarded(self, islice(self._samples, count)), 1), maxlen=1)
-        self.taken = counted[0][0] if counted else 0
+        self._enter()
+        try:
+            for _ in islice(self._samples, count):
+                self.taken += 1
+        except BaseException as error:
+            raise _failed(self._name, self.place, error) from error
+        finally:
+            self._page.leave()
         if self.taken < count:
             raise FeedError(
                 f"{self._name} yielded {count} samples of a split, and only {self.taken} when it was run again: "
@@ -237,25 +282,24 @@ class OpenSplit:
 
     def close(self) -> None:
         """End the generator; what its clean-up raises is only logged."""
-        close = getattr(self._samples, "close", None)
+        close = getattr(self._generator, "close", None)
         if close is None:
             return
-        self._randomness.use(self._state)
+        self._enter()
         try:
             close()
-        except Exception:
+        except BaseException:
             traceback.print_exc()
+        finally:
+            self._page.leave()
+
+    def _enter(self) -> None:
+        self._randomness.use(self._state)
+        self._page.enter(self._run, self._number, self._text, self.taken)
 
 
-def _guarded(split: OpenSplit, samples: Iterator[Any]) -> Iterator[Any]:
-    try:
-        yield from samples
-    except Exception as error:
-        raise _failed(split._name, split.place, error) from error
-
-
-def _failed(name: str, place: str | None, error: Exception) -> GeneratorError:
-    return GeneratorError(f"{name} raised {said(error)}", split=place, remote_traceback=user_traceback(error))
+def _failed(name: str, place: str | None, error: BaseException) -> GeneratorError:
+    return GeneratorError(f"{name} {did(error)}", split=place, remote_traceback=user_traceback(error))
 
 
 def _mend(returned: Any) -> str:

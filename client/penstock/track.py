@@ -1,0 +1,287 @@
+"""Where a reader stands: the position behind any batch that it was handed, added up from the messages that came.
+
+Plain state, no I/O: the stream (stream.py) calls it. What is done for each slab is to append one tuple; positions are
+made when somebody asks. A count of *consumed* batches says which: it runs from the stream's very beginning, over all
+epochs and over earlier runs. Handed slabs are remembered, since a training loop behind a prefetch asks for less than
+was handed; a position within a slab is the one before it, with the rest as `skip`. What was asked for is the oldest
+that can be asked for again. Many slabs that nobody asks for are thinned out: two become one, with a longer `skip`.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+
+from penstock_proto.messages import End, FeedInfo, LaneEnded, Passed, Slab
+from penstock_proto.position import EndedLane, Place, Position
+
+KEEP = 4096
+"""Most steps that are remembered."""
+SPAN = 512
+"""Most batches of one step that was thinned out, and so of `skip` because of that."""
+
+Before = tuple[LaneEnded | Passed, ...]
+"""What came between a slab and the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Thinned:
+    """Consecutive slabs of one epoch: how many batches and rows, the last slab of each lane, the lanes that ended."""
+
+    batches: int
+    rows: int
+    slabs: dict[int, Slab]
+    ended: Before
+
+
+_Step = tuple[int, "Slab | _Thinned | int", Before]
+"""How many batches were consumed behind it; a slab, or some, or the number of an epoch of which nothing was read; what
+came before the slab."""
+
+
+class _Place:
+    """A position that moves. Its attributes are those of Position, with lanes by number."""
+
+    __slots__ = ("batches", "digest", "ended", "epoch", "merged", "places", "rows", "skip")
+
+    def __init__(self, position: Position) -> None:
+        self.epoch = position.epoch
+        self.batches = position.batches
+        self.rows = position.rows
+        self.digest = position.digest
+        self.places = {place.lane: (place.index, place.record) for place in position.places}
+        self.ended = {
+            lane.lane: (number, lane.index, lane.leftover, lane.record) for number, lane in enumerate(position.ended)
+        }
+        self.merged = position.merged
+        self.skip = position.skip
+
+    def copy(self) -> _Place:
+        """Another that stands here."""
+        other = _Place.__new__(_Place)
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, dict(value) if isinstance(value, dict) else value)
+        return other
+
+    def begin(self, epoch: int) -> None:
+        """Move to the first batch of an epoch, if it is a later one."""
+        if epoch > self.epoch:
+            self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
+            self.places, self.ended = {}, {}
+
+    def move(self, what: Slab | _Thinned, before: Before) -> None:
+        """Move behind the slab (or slabs), and behind what came before it."""
+        for message in before:
+            if isinstance(message, Passed):
+                self.skip -= min(self.skip, message.batches)
+                self._read(message)
+            else:
+                self._end(message)
+        if isinstance(what, Slab):
+            self._read(what)
+            return
+        self.batches += what.batches
+        self.rows += what.rows
+        for slab in what.slabs.values():
+            self._stand(slab)
+        for message in what.ended:
+            assert isinstance(message, LaneEnded)
+            self._end(message)
+
+    def _read(self, some: Slab | Passed) -> None:
+        self.batches += some.batches
+        self.rows += some.rows
+        self._stand(some)
+
+    def _stand(self, some: Slab | Passed) -> None:
+        if some.lane < 0:
+            self.merged = some.index + some.batches
+        elif some.record:  # an indexable feed has none, and no lanes
+            self.places[some.lane] = (some.index + some.batches, some.record)
+
+    def _end(self, lane: LaneEnded) -> None:
+        self.places.pop(lane.lane, None)
+        self.ended[lane.lane] = (lane.number, lane.index, lane.leftover, lane.record)
+
+    def position(self, info: FeedInfo, more: int) -> Position:
+        """The position here, and `more` batches on."""
+        return Position(
+            info,
+            self.epoch,
+            self.batches,
+            self.rows,
+            self.digest if self.batches or self.ended or self.skip else b"",
+            tuple(Place(lane, *self.places[lane]) for lane in sorted(self.places)),
+            tuple(self._ended(info.batch_size or 0)),
+            self.merged,
+            self.skip + more,
+        )
+
+    def _ended(self, batch_size: int) -> list[EndedLane]:
+        merged = self.merged * batch_size
+        found, whole = [], True
+        for expected, (lane, (number, index, leftover, record)) in enumerate(
+            sorted(self.ended.items(), key=lambda item: item[1][0])
+        ):
+            whole = whole and number == expected and leftover <= merged
+            merged -= leftover
+            found.append(EndedLane(lane, index, leftover, b"" if whole else record))
+        return found
+
+
+class Track:
+    """What a stream hands over, and the positions behind it.
+
+    Attributes:
+        consumed: batches that were handed over, since the stream's very beginning.
+    """
+
+    def __init__(self, info: FeedInfo, position: Position | None = None, consumed: int = 0) -> None:
+        """Begin at `position` (None: at the start of epoch 0), behind `consumed` batches."""
+        self.info = info
+        self.consumed = consumed
+        self._oldest = consumed
+        self._at = consumed
+        self._place = _Place(position or Position(info, 0))
+        self._steps: collections.deque[_Step] = collections.deque()
+        self._digests: dict[int, bytes] = {}
+
+    def begin(self, epoch: int, unread: int = 0) -> None:
+        """An epoch begins, or can begin: the one before was read or left, its last `unread` batches not consumed."""
+        if unread and self._steps:
+            _, what, before = self._steps.pop()
+            self.consumed -= unread
+            self._steps.append((self.consumed, what, before))
+        self._steps.append((self.consumed, epoch, ()))
+
+    def listed(self, epoch: int, digest: bytes) -> None:
+        """The splits of the epoch have this digest."""
+        self._digests[epoch] = digest
+        for old in [old for old in self._digests if old < self._place.epoch]:
+            del self._digests[old]
+
+    def handed(self, slab: Slab, before: Before) -> None:
+        """A slab was handed over; `before` came between the slab before it and this one."""
+        self.consumed += slab.batches
+        self._steps.append((self.consumed, slab, before))
+        if len(self._steps) > KEEP:
+            self._thin()
+
+    def position(self, consumed: int) -> Position:
+        """The position behind `consumed` batches. Nothing older can be asked for from then on.
+
+        Raises:
+            ValueError: more than were handed over, or less than the oldest that is remembered.
+        """
+        if consumed > self.consumed:
+            raise ValueError(
+                f"consumed={consumed}, but only {self.consumed} batches were handed over: count the batches that the "
+                "training loop consumed since the stream's very beginning, with those of earlier runs"
+            )
+        if consumed < self._oldest:
+            raise ValueError(
+                f"consumed={consumed}, but the oldest state that is kept is behind {self._oldest} batches: counts of "
+                "one connection only go up, and go on from the count that its loaded state holds (its `consumed`)"
+            )
+        while self._steps and self._steps[0][0] <= consumed:
+            self._forget()
+        self._oldest = consumed
+        return self._place.position(self.info, consumed - self._at)
+
+    def newest(self) -> Position:
+        """The position behind all that was handed over."""
+        place = self._place.copy()
+        for step in self._steps:
+            self._move(place, step)
+        return place.position(self.info, 0)
+
+    def _forget(self) -> None:
+        step = self._steps.popleft()
+        self._move(self._place, step)
+        self._oldest = self._at = step[0]
+
+    def _move(self, place: _Place, step: _Step) -> None:
+        _, what, before = step
+        if isinstance(what, int):
+            place.begin(what)
+        else:
+            place.digest = self._digests.get(place.epoch, place.digest)
+            place.move(what, before)
+
+    def _thin(self) -> None:
+        old = [self._steps.popleft() for _ in range(KEEP // 2)]
+        thin: list[_Step] = []
+        for step in old:
+            joined = _joined(thin[-1], step) if thin else None
+            if joined is None:
+                thin.append(step)
+            else:
+                thin[-1] = joined
+        self._steps.extendleft(reversed(thin))
+        while len(self._steps) > KEEP - KEEP // 8:
+            self._forget()
+
+
+def _joined(first: _Step, second: _Step) -> _Step | None:
+    """Two steps as one, or None where that cannot be or would be too long."""
+    (_, a, _), (consumed, b, before) = first, second
+    if isinstance(a, int) or isinstance(b, int) or a.batches + b.batches > SPAN:
+        return None
+    if any(isinstance(message, Passed) for message in before):
+        return None
+    ended = (*(a.ended if isinstance(a, _Thinned) else ()), *before, *(b.ended if isinstance(b, _Thinned) else ()))
+    slabs = {**_slabs(a), **_slabs(b)}
+    return consumed, _Thinned(a.batches + b.batches, a.rows + b.rows, slabs, ended), first[2]
+
+
+def _slabs(what: Slab | _Thinned) -> dict[int, Slab]:
+    return {what.lane: what} if isinstance(what, Slab) else what.slabs
+
+
+class Tally:
+    """What of one epoch has come, for the check at its End.
+
+    Attributes:
+        batches: of the whole epoch, with what came before the position from which the session began.
+        rows: likewise.
+        slabs: of this session.
+    """
+
+    def __init__(self, position: Position | None = None) -> None:
+        """Begin at `position`, or at the epoch's start."""
+        self.slabs = 0
+        self.batches = position.batches if position else 0
+        self.rows = position.rows if position else 0
+        self._read: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        if position:
+            self._ended = {lane.lane: lane.index for lane in position.ended}
+            self._read = {place.lane: place.index for place in position.places} | self._ended
+
+    def came(self, some: Slab | Passed) -> None:
+        """Batches came, or were passed over."""
+        self.slabs += isinstance(some, Slab)
+        self.batches += some.batches
+        self.rows += some.rows
+        if some.lane >= 0 and some.record:
+            self._read[some.lane] = self._read.get(some.lane, 0) + some.batches
+
+    def ended(self, lane: LaneEnded) -> None:
+        """A lane ended."""
+        self._ended[lane.lane] = lane.index
+
+    def fault(self, end: End) -> str | None:
+        """In what the epoch that came is not the one that `end` closes, or None."""
+        if (self.slabs, self.batches, self.rows) != (end.slabs, end.batches, end.rows):
+            return (
+                f"came as {self.slabs} slabs, {self.batches} batches and {self.rows} rows, but the daemon counted "
+                f"{end.slabs}, {end.batches} and {end.rows}"
+            )
+        for lane, read in self._read.items():
+            if lane not in self._ended:
+                return f"is over, but its lane {lane}, of which {read} batches came, has not ended"
+        for lane, index in self._ended.items():
+            if self._read.get(lane, 0) != index:
+                return f"had {self._read.get(lane, 0)} batches of lane {lane}, but that lane ended with {index}"
+        return None

@@ -1,0 +1,171 @@
+"""One epoch of a stream: its order once its splits are known, how far its lanes are, and what was sent of it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock_proto import PenstockError, StateMismatch
+from penstock_proto.messages import FeedPlan
+from penstock_proto.position import Position
+
+from .feeds import ServedFeed, SplitsInfo
+from .order import EpochOrder, LaneVisits, RangeVisits, Turn
+
+Filler: TypeAlias = tuple[int, int]
+"""(worker, run)."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """How far a lane was made, and by whom. (Of an indexable feed: what one worker makes, whose number is the lane's.)
+
+    Attributes:
+        run: who makes it now; None where nobody does, or the last one must let go first.
+        turns: visits to it that are not closed, in order.
+        index, record: batches that were reported, and the restart record behind them.
+        border: whether going on from there elsewhere costs next to nothing.
+        ended: whether it has no further full batch.
+        letting_go: the run that was told to drop it and still has turns to answer.
+        pause: the run that failed and after which it waits, where the feed says "retry".
+        failures: how often that happened at this record.
+        deaths: how often each split (by its number within the lane) ended its worker.
+        skip: splits to leave out from the record on.
+        careful: whether each batch is to be reported at once.
+        error: why it cannot be gone on with.
+    """
+
+    run: Filler | None = None
+    turns: deque[Turn] = field(default_factory=deque)
+    index: int = 0
+    record: bytes = b""
+    border: bool = True
+    ended: bool = False
+    letting_go: Filler | None = None
+    pause: int | None = None
+    failures: int = 0
+    deaths: Counter[int] = field(default_factory=Counter)
+    skip: tuple[int, ...] = ()
+    careful: bool = False
+    error: PenstockError | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody may go on with it now."""
+        return self.letting_go is not None or self.pause is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker fills a turn of it."""
+        return any(turn.fillers for turn in self.turns)
+
+
+@dataclass(slots=True, eq=False)
+class Epoch:
+    """See the file's head.
+
+    Attributes:
+        listing: who lists the splits now.
+        listings, listing_deaths: how often that was asked for, and how often it ended its worker.
+        error: why there are no splits.
+        failing: whether a turn in the order has an error: nothing behind it needs to be made.
+        groups: in how many groups lanes take turns apart from each other: one in exact order.
+        filling: how many turns of each group are being made.
+        moved: whether workers came or went, so that lanes may have to move.
+        skip: how many batches are to be made and dropped first.
+        skipped: the splits that were left out, by lane and number within it.
+        deaths: of an indexable feed: how often each turn, by its first batch, ended its worker.
+        slabs, batches, rows: sent or passed over; the last two count from the start of the epoch.
+    """
+
+    number: int
+    position: Position | None = None
+    listing: Filler | None = None
+    listings: int = 0
+    listing_deaths: int = 0
+    splits: SplitsInfo | None = None
+    order: EpochOrder | None = None
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    error: PenstockError | None = None
+    failing: bool = False
+    groups: int = 1
+    filling: list[int] = field(default_factory=list)
+    moved: bool = False
+    skip: int = 0
+    skipped: set[tuple[int, int]] = field(default_factory=set)
+    deaths: Counter[int] = field(default_factory=Counter)
+    slabs: int = 0
+    batches: int = 0
+    rows: int = 0
+
+    def plan(self, feed: ServedFeed, splits: SplitsInfo, groups: int) -> None:
+        """The splits are known: the order can be made.
+
+        Raises:
+            StateMismatch: the epoch shall go on from a position that cannot be one in it.
+        """
+        plan, position = feed.plan, self.position
+        self.splits = splits
+        self.groups = groups
+        self.filling = [0] * groups
+        if position is not None:
+            check(position, plan, splits)
+            self.skip, self.batches, self.rows = position.skip, position.batches, position.rows
+        visits: LaneVisits | RangeVisits
+        if plan.length is not None:
+            assert feed.info.batches is not None
+            visits = RangeVisits(feed.info.batches, feed.turn, position.batches if position else 0)
+        else:
+            visits = LaneVisits(min(plan.lanes, splits.count), feed.turn, groups, position)
+            for place in position.places if position else ():
+                self.lanes[place.lane] = Lane(index=place.index, record=place.record, border=False)
+            for lane in position.ended if position else ():
+                self.lanes[lane.lane] = Lane(index=lane.index, record=lane.record, ended=True)
+        self.order = EpochOrder(
+            visits,
+            batch_size=plan.batch_size,
+            drop_remainder=plan.drop_remainder,
+            exact=plan.order == "exact",
+            position=position,
+        )
+
+    def lane(self, key: int) -> Lane:
+        """The lane with this number (for an indexable feed: of this worker)."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane()
+        return lane
+
+    def loads(self, hands: list[int]) -> dict[int, int]:
+        """How many lanes that have not ended each of these workers makes."""
+        loads = dict.fromkeys(hands, 0)
+        for lane in self.lanes.values():
+            if lane.run is not None and not lane.ended and lane.run[0] in loads:
+                loads[lane.run[0]] += 1
+        return loads
+
+
+def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
+    """Refuse a position that cannot be one in this list of splits.
+
+    Raises:
+        StateMismatch: says what does not fit.
+    """
+    name = plan.name
+    if position.digest and position.digest != splits.digest:
+        raise StateMismatch(
+            f"the list of splits of epoch {position.epoch} is another one now: its SHA-256 was "
+            f"{position.digest.hex()[:16]} and is {splits.digest.hex()[:16]}, of {splits.count} splits. The stream can "
+            "only go on with the same splits in the same order: bring them back, or begin anew",
+            feed=name,
+        )
+    lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]
+    count = 0 if plan.length is not None else min(plan.lanes, splits.count)
+    fits = len(set(lanes)) == len(lanes) and max(lanes, default=0) < max(count, 1)
+    if plan.length is not None:
+        fits = not lanes
+    elif plan.batch_size is not None:
+        fits = fits and all(lane.leftover < plan.batch_size for lane in position.ended)
+    if not fits:
+        raise StateMismatch("the position was not made by this feed, or is damaged", feed=name)

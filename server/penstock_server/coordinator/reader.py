@@ -1,0 +1,105 @@
+"""What one consumer of a stream may be sent, was sent, was handed, and has released. Counts only."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock_proto import ProtocolError
+
+from .memory import Share
+from .order import Turn
+
+
+class Reader:
+    """See the file's head.
+
+    Args:
+        feed: the feed's name, for errors.
+        share: how many slabs may be under way (`credit`) and under tensors (`quota`).
+        credit_bytes: most bytes under way; one slab is always allowed.
+        holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
+
+    Attributes:
+        sent, handed: slabs.
+        ends, ended: Ends that were sent, and that the consumer says came.
+        out: the turns whose slabs have not come back, by sequence number.
+    """
+
+    def __init__(self, feed: str, share: Share, *, credit_bytes: int, holds_handed: bool) -> None:
+        self.share = share
+        self.sent = 0
+        self.handed = 0
+        self.ends = 0
+        self.ended = 0
+        self.out: dict[int, Turn] = {}
+        self._feed = feed
+        self._credit_bytes = credit_bytes
+        self._holds_handed = holds_handed
+        self._unhanded: deque[tuple[int, int]] = deque()
+        self._unhanded_bytes = 0
+        self._resized_at = 0
+        self._out_before = 0
+
+    def has_credit_for(self, nbytes: int) -> bool:
+        """Whether a slab of so many bytes may be sent now."""
+        if len(self.out) - self._out_before >= self.share.credit + self.share.quota:
+            return False  # only of a consumer that aliases more than it may: its memory stays bounded too
+        under_way = len(self._unhanded)
+        return not under_way or (under_way < self.share.credit and self._unhanded_bytes + nbytes <= self._credit_bytes)
+
+    def send(self, turn: Turn, nbytes: int) -> int:
+        """A slab of the turn is sent; returns its sequence number."""
+        seq = self.sent
+        self.sent += 1
+        self._unhanded.append((seq, nbytes))
+        self._unhanded_bytes += nbytes
+        self.out[seq] = turn
+        turn.out += 1
+        return seq
+
+    def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> list[Turn]:
+        """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came.
+
+        Returns:
+            The turns of which no slab is out any more.
+
+        Raises:
+            ProtocolError: counts that cannot be.
+        """
+        if not self.handed <= handed <= self.sent:
+            raise ProtocolError(f"{handed} slabs handed of {self.sent} sent, after {self.handed}", feed=self._feed)
+        if not self.ended <= ended <= self.ends:
+            raise ProtocolError(f"{ended} Ends of {self.ends}, after {self.ended}", feed=self._feed)
+        self.handed, self.ended = handed, ended
+        back: list[Turn] = []
+        while self._unhanded and self._unhanded[0][0] < handed:
+            seq, nbytes = self._unhanded.popleft()
+            self._unhanded_bytes -= nbytes
+            if not self._holds_handed:
+                self._take_back(seq, back)
+        for seq in released:
+            if seq >= handed or not self._holds_handed:
+                raise ProtocolError(f"slab {seq} is released before it is handed", feed=self._feed)
+            self._take_back(seq, back)
+        return back
+
+    def lost(self) -> list[Turn]:
+        """The consumer is gone, and every tensor with it. Returns the turns of which slabs were out."""
+        back: list[Turn] = []
+        for seq in list(self.out):
+            self._take_back(seq, back)
+        return back
+
+    def resize(self, share: Share) -> None:
+        """From now on it has this share. What is out stays out till it is released."""
+        self.share = share
+        self._resized_at, self._out_before = self.sent, len(self.out)
+
+    def _take_back(self, seq: int, back: list[Turn]) -> None:
+        turn = self.out.pop(seq, None)
+        if turn is None:
+            raise ProtocolError(f"slab {seq} is released twice, or was never sent", feed=self._feed)
+        turn.out -= 1
+        self._out_before -= seq < self._resized_at
+        if not turn.out:
+            back.append(turn)

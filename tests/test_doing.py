@@ -1,0 +1,132 @@
+"""The status page tells what a worker does, at any moment and after its death."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import re
+import struct
+
+import numpy as np
+import pytest
+
+from penstock_server.doing import MAX_TEXT, NBYTES, DoingPage, read, where
+
+
+def test_a_page_says_what_was_entered_until_it_is_left() -> None:
+    memory = bytearray(NBYTES)
+    page = DoingPage(memory)
+    assert read(memory) is None
+    page.importing("importing feeds:feed")
+    doing = read(memory)
+    assert doing is not None
+    assert (doing.run, doing.number, doing.split, doing.in_user_code) == (-1, -1, "importing feeds:feed", False)
+    page.enter(3, 5, "'a.h5'", 100)
+    doing = read(memory)
+    assert doing is not None
+    assert (doing.run, doing.number, doing.split, doing.samples) == (3, 5, "'a.h5'", 100)
+    assert doing.in_user_code
+    assert 0 <= doing.since_seconds < 60
+    page.leave()
+    doing = read(memory)
+    assert doing is not None
+    assert (doing.run, doing.number, doing.split, doing.in_user_code) == (3, 5, "'a.h5'", False)
+
+
+def test_samples_are_counted_when_asked_for() -> None:
+    memory = bytearray(NBYTES)
+    page = DoingPage(memory, ticks=True)
+    page.enter(1, 2, "a", 10)
+    samples = page.counting(iter("abc"))
+    assert next(samples) == "a"
+    assert next(samples) == "b"
+    doing = read(memory)
+    assert doing is not None
+    assert (doing.samples, doing.in_user_code) == (12, True)
+    plain = iter("abc")
+    assert DoingPage().counting(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("ä" * 200, "ä" * 128), ("x" + "ä" * 200, "x" + "ä" * 127), ("", ""), ("file\udcff", "file\\udcff")],
+)
+def test_any_text_can_show_a_split(text: str, shown: str) -> None:
+    memory = bytearray(NBYTES)
+    DoingPage(memory).enter(1, 1, text)
+    doing = read(memory)
+    assert doing is not None
+    assert doing.split == shown
+    assert len(doing.split.encode()) <= MAX_TEXT
+
+
+def test_a_shorter_text_leaves_nothing_of_a_longer_one() -> None:
+    memory = bytearray(NBYTES)
+    page = DoingPage(memory)
+    for text in ("longer", "short", "short", "longer still"):
+        page.enter(1, 1, text)
+        doing = read(memory)
+        assert doing is not None
+        assert doing.split == text
+
+
+def test_a_page_whose_writer_died_while_it_wrote_says_nothing() -> None:
+    memory = bytearray(NBYTES)
+    DoingPage(memory).enter(1, 1, "a")
+    memory[:8] = struct.pack("=q", 3)
+    assert read(memory) is None
+
+
+def test_any_bytes_can_be_read() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        memory = bytearray(rng.bytes(NBYTES))
+        memory[0] &= 0xFE
+        doing = read(memory)
+        assert doing is not None
+        assert doing.since_seconds >= 0
+
+
+def test_a_page_is_shared_by_its_fd() -> None:
+    fd = os.memfd_create("penstock-doing")
+    os.ftruncate(fd, NBYTES)
+    reader = mmap.mmap(fd, NBYTES, prot=mmap.PROT_READ)
+    page = DoingPage.inherited(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    page.enter(7, 0, "split")
+    doing = read(reader)
+    assert doing is not None
+    assert doing.run == 7
+    reader.close()
+
+
+DUMP = b"""Stack (most recent call first):
+  File "/usr/lib/elsewhere.py", line 3 in first
+Stack (most recent call first):
+  File "%(numpy)s", line 4242 in svd
+  File "/home/me/my scenes.py", line 12 in augment
+  File "/home/me/my scenes.py", line 40 in <genexpr>
+  File "%(ours)s", line 50 in fill
+  File "<frozen runpy>", line 88 in _run_code
+"""
+PATHS = {b"numpy": np.__file__.encode(), b"ours": where.__code__.co_filename.encode()}
+
+
+def test_where_a_worker_stands_is_the_innermost_frame_of_the_users() -> None:
+    assert where(DUMP % PATHS) == "/home/me/my scenes.py:12 in augment"
+    ours_only = re.sub(rb"  File \"/home.*\n", b"", DUMP % PATHS)
+    assert where(ours_only) == f"{np.__file__}:4242 in svd"
+    assert where(b"") == where(b"Stack (most recent call first):\n") == where(b"\xff") == ""
+
+
+def test_where_reads_what_faulthandler_writes() -> None:
+    fd = os.memfd_create("penstock-dump")
+    try:
+        faulthandler.dump_traceback(fd, all_threads=False)
+        dump = os.pread(fd, 1 << 16, 0)
+    finally:
+        os.close(fd)
+    line = test_where_reads_what_faulthandler_writes.__code__.co_firstlineno + 3
+    assert where(dump) == f"{__file__}:{line} in test_where_reads_what_faulthandler_writes"
