@@ -887,7 +887,7 @@ class World:
         for stream in coordinator.streams.values():
             if not self.feeds[stream.feed.name].growth:  # then fewer larger slots may stand beside old ones
                 most = stream.share.slots
-                hold(stream.slots <= most, f"stream {stream.number} holds {stream.slots} slots of {most}")
+                hold(stream.making.slots <= most, f"stream {stream.number} holds {stream.making.slots} slots of {most}")
 
     # --- what the host does for the coordinator ---
 

@@ -520,8 +520,8 @@ class RowsWritten(Message, frozen=True):
 
 
 class SplitSkipped(Message, frozen=True):
-    """The rest of a split is left out, as the feed says `on_error="skip"`: user code raised in it (`error`), or StartRun
-    said so. `number`: of the split within the lane; `split` shows it; `samples` of it were read."""
+    """The rest of a split is left out, as the feed says `on_error="skip"`: user code raised in it (`error`), or
+    StartRun said so. `number`: of the split within the lane; `split` shows it; `samples` of it were read."""
 
     run: Count
     number: Count

@@ -262,8 +262,8 @@ class Daemon:
                     "batches": session.stream.epoch_batches,
                     "sent": session.stream.reader.sent,
                     "handed": session.stream.reader.handed,
-                    "slots": session.stream.slots,
-                    "slot_bytes": session.stream.slot_nbytes,
+                    "slots": session.stream.making.slots,
+                    "slot_bytes": session.stream.making.slot_nbytes,
                     "error": None if session.stream.error is None else session.stream.error.message[:200],
                 }
                 for session in reading[:200]

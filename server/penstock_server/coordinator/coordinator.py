@@ -246,22 +246,26 @@ class Coordinator:
     ) -> None:
         """Batches are in a slot."""
         if (stream := self._stream_of(ticket)) is not None:
-            stream.made(ticket, run, part, last=last, ended=ended, leftover=leftover, record=record, border=border)
+            stream.making.made(
+                ticket, run, part, last=last, ended=ended, leftover=leftover, record=record, border=border
+            )
             self._settle(stream)
 
     def rows_written(self, ticket: int, run: int) -> None:
         """Leftover rows are in a slot."""
         if (stream := self._stream_of(ticket)) is not None:
-            stream.rows_written(ticket, run)
+            stream.making.rows_written(ticket, run)
             self._settle(stream)
 
     def need_room(self, ticket: int, run: int, nbytes: int) -> None:
         """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
         stream = self._stream_of(ticket)
-        if stream is None or not stream.needs(ticket, run):
+        if stream is None or not stream.making.needs(ticket, run):
             return
-        if nbytes > stream.slot_nbytes and not self._grow(stream, nbytes):
-            needed = least_slots(stream.share.quota) * whole_pages(nbytes) + stream.held + stream.feed.blocks_nbytes
+        if nbytes > stream.making.slot_nbytes and not self._grow(stream, nbytes):
+            needed = (
+                least_slots(stream.share.quota) * whole_pages(nbytes) + stream.making.nbytes + stream.feed.blocks_nbytes
+            )
             missing = needed - stream.share.nbytes - (self.memory - self.reserved)
             stream.fail(
                 MemoryBound(
@@ -271,7 +275,7 @@ class Coordinator:
                 )
             )
         else:
-            stream.need_room(ticket)
+            stream.making.need_room(ticket)
         self._settle(stream)
 
     def _grow(self, stream: Stream, nbytes: int) -> bool:
@@ -280,7 +284,7 @@ class Coordinator:
             larger = regrown(
                 stream.share,
                 free=self.memory - self.reserved,
-                held=stream.held,
+                held=stream.making.nbytes,
                 blocks=stream.feed.blocks_nbytes,
                 slot=slot,
             )
@@ -304,26 +308,27 @@ class Coordinator:
             The feed, if the stream lives and this was not known yet.
         """
         stream = self._stream_of(run)
-        if stream is None or not stream.split_skipped(run, number, skipped):
+        if stream is None or not stream.making.split_skipped(run, number, skipped):
             return None
         return stream.feed
 
     def retry(self, run: int) -> None:
         """The pause that `Retry` asked for is over."""
         if (stream := self._stream_of(run)) is not None:
-            stream.retry(run)
+            stream.making.retry(run)
             self._settle(stream)
 
     def slot_found(self, ticket: int) -> None:
         """The ticket has its slot."""
         if (stream := self._stream_of(ticket)) is not None:
-            stream.slot_found(ticket)
+            stream.making.slot_found(ticket)
             self._settle(stream)
 
     def no_slot(self, ticket: int, error: PenstockError) -> None:
         """The machine has no memory for the ticket's slot."""
         if (stream := self._stream_of(ticket)) is not None:
-            stream.no_slot(ticket, error)
+            if stream.making.has(ticket):
+                stream.fail(error)
             self._settle(stream)
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None = None) -> None:
@@ -355,7 +360,7 @@ class Coordinator:
     def hurry(self, worker: int) -> None:
         """The worker is to leave now: its lanes are handed over wherever they are."""
         for stream in list(self.streams.values()):
-            stream.move_all(worker)
+            stream.making.move_all(worker)
             self._settle(stream)
         self._retire()
 
@@ -370,7 +375,7 @@ class Coordinator:
 
     def _crew_changed(self) -> None:
         for stream in list(self.streams.values()):
-            stream.crew_changed()
+            stream.making.crew_changed()
             self._settle(stream)
         self._retire()
 
@@ -378,6 +383,7 @@ class Coordinator:
         return self.streams.get(number // IDS_PER_STREAM)
 
     def _settle(self, stream: Stream) -> None:
+        stream.advance()
         if stream.done:
             self.streams.pop(stream.number, None)
         self._retire()

@@ -1,11 +1,10 @@
 """One stream: the epochs of a feed as one consumer reads them, in order, within the slots that it may hold.
 
+Here is what stands next, and when it is granted and sent; who makes it is the affair of making.py.
+
 The rule that keeps it alive: slots are granted in stream order, at most `production` of them are being made or wait for
 their place, and one of those is kept for the head. What was sent is the consumer's, bounded by credit and quota, and
 comes back by itself. So whatever stands next in the order can always be made.
-
-The rule that keeps it the same: what a worker has reported is in its slot and counts; whatever else it was to make is
-made again, from the lane's last restart record on, by whoever is there. So a worker's end changes nothing that is sent.
 
 Events are methods; what is to be done goes to `out`. No socket, no clock, no memory here.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from penstock_proto import (
@@ -27,15 +26,15 @@ from penstock_proto import (
     WorkerDied,
 )
 from penstock_proto import messages as m
-from penstock_proto.layout import TAIL_LANE
 from penstock_proto.position import Position
 
 from . import commands as do
 from .crew import Crew
-from .epoch import Epoch, Filler, Lane
-from .feeds import ServedFeed, Skipped, SplitsInfo
+from .epoch import Epoch
+from .feeds import ServedFeed, SplitsInfo
+from .making import Making
 from .memory import Share
-from .order import EpochOrder, Leftover, Part, Turn
+from .order import EpochOrder, Part, Turn
 from .reader import Reader
 
 IDS_PER_STREAM = 1 << 32
@@ -70,7 +69,6 @@ class Stream:
         self.error: PenstockError | None = None
         self.wanted: int | None = None
         self.begun: int | None = None
-        self.slot_nbytes = feed.slot_nbytes
         self._exact = feed.plan.order == "exact"
         self._indexable = feed.plan.length is not None
         self._crew = crew
@@ -79,8 +77,7 @@ class Stream:
         self._epochs: deque[Epoch] = deque()
         self._position = position
         self._next_epoch = position.epoch if position else 0
-        self._tickets: dict[int, tuple[Epoch, Turn]] = {}
-        self._production = 0
+        self.making = Making(feed, self._epochs, crew=crew, ids=self._ids, out=out)
         self._closing = False
         self._stopping: DaemonStopped | None = None
         self._open_next_epoch()
@@ -93,22 +90,12 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether the stream is closed and every slot has come back."""
-        return self._closing and not self._tickets
-
-    @property
-    def slots(self) -> int:
-        """How many slots it holds now."""
-        return len(self._tickets)
+        return self._closing and not self.making.slots
 
     @property
     def reserved(self) -> int:
         """Bytes that are kept for it: its share while it lives, then what has not come back yet."""
-        return self.held if self._closing or self.error is not None else self.share.nbytes
-
-    @property
-    def held(self) -> int:
-        """Bytes of the slots that it holds now."""
-        return sum(turn.nbytes for _, turn in self._tickets.values())
+        return self.making.nbytes if self._closing or self.error is not None else self.share.nbytes
 
     @property
     def delivered(self) -> bool:
@@ -147,7 +134,6 @@ class Stream:
             self._open_next_epoch()
         self.wanted = self.begun = number
         self._tell_begun(self._epochs[0])
-        self.advance()
 
     def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> None:
         """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came.
@@ -156,9 +142,8 @@ class Stream:
             ProtocolError: counts that cannot be.
         """
         for turn in self.reader.acknowledge(handed, released, ended):
-            self._came_back(turn)
+            self.making.came_back(turn)
         self._stop_when_delivered()
-        self.advance()
 
     def leave(self, number: int) -> None:
         """The consumer leaves this epoch before its end."""
@@ -166,7 +151,6 @@ class Stream:
             self.wanted = None
             self._close_epoch(self._epochs.popleft())
             self._stop_when_delivered()
-            self.advance()
 
     def close(self) -> None:
         """The consumer wants nothing more; slots under its tensors come back as it releases them."""
@@ -178,31 +162,12 @@ class Stream:
         """The consumer is gone, and every tensor with it: all of its slots come back."""
         self.close()
         for turn in self.reader.lost():
-            self._came_back(turn)
+            self.making.came_back(turn)
 
     def stop(self, reason: DaemonStopped) -> None:
         """The daemon wants to stop: the epoch that is being read goes on to its end, and none begins."""
         self._stopping = reason
         self._stop_when_delivered()
-
-    # --- events from the host ---
-
-    def slot_found(self, ticket: int) -> None:
-        """The ticket has its slot."""
-        epoch, turn = self._tickets.get(ticket, (None, None))
-        if epoch is None or turn is None or turn.closed:
-            return
-        turn.slot = True
-        if turn.lane == TAIL_LANE:
-            self._write_leftovers(epoch, turn, set(turn.leftovers))
-        else:
-            self._fill(epoch, self._key(turn))
-        self.advance()
-
-    def no_slot(self, ticket: int, error: PenstockError) -> None:
-        """There is no memory for the ticket's slot: the stream fails, as its run cannot go past this turn."""
-        if ticket in self._tickets:
-            self.fail(error)
 
     # --- events from workers ---
 
@@ -212,265 +177,35 @@ class Stream:
             if epoch.listing is not None and epoch.listing[1] == run:
                 epoch.listing = None
                 self._plan(epoch, splits)
-                self.advance()
                 return
         self._do(do.ForgetSplits(splits.number))
-
-    def made(
-        self,
-        ticket: int,
-        run: int,
-        part: Part | None,
-        *,
-        last: bool,
-        ended: bool,
-        leftover: int,
-        record: bytes,
-        border: bool,
-    ) -> None:
-        """A part of a turn is in its slot; `last` ends the run's work on it. `record` is the restart record by now."""
-        epoch, turn = self._tickets.get(ticket, (None, None))
-        if epoch is None or turn is None or not any(filler[1] == run for filler in turn.fillers):
-            return
-        lane = epoch.lane(self._key(turn))
-        if part is not None:
-            part = replace(part, first=turn.base + part.first) if turn.base else part
-            turn.made += part.batches
-            lane.index, lane.failures = turn.index + turn.made, 0
-            if not turn.settled:
-                turn.parts.append(part)
-        if part is not None or ended:
-            lane.record, lane.border, lane.skip = record, border, ()
-        if last:
-            turn.fillers = []
-            complete = ended or turn.made == turn.batches
-            if turn.settled or complete:
-                turn.ended, turn.leftover = ended, leftover
-                lane.ended = ended and not self._indexable
-                self._close_turn(epoch, turn)
-            elif lane.letting_go is None:
-                said = f"a worker made {turn.made} of {turn.batches} batches and did not say that the lane has ended"
-                self._fail_turn(epoch, turn, ProtocolError(said, feed=self.feed.name))
-                self._close_turn(epoch, turn)
-            self._went_by(epoch, lane)
-        self.advance()
-
-    def rows_written(self, ticket: int, run: int) -> None:
-        """One of the parts of a merged batch is in the slot."""
-        epoch, turn = self._tickets.get(ticket, (None, None))
-        if epoch is None or turn is None or turn.closed:
-            return
-        turn.fillers = [filler for filler in turn.fillers if filler[1] != run]
-        if turn.fillers:
-            return
-        if not turn.settled and turn.error is None:
-            turn.parts.append(Part(0, 1, sum(part.count for part in turn.leftovers), ()))
-        self._close_turn(epoch, turn)
-        for leftover in turn.leftovers:
-            self._consider_moving(epoch, epoch.lane(leftover.lane))
-        self.advance()
-
-    def needs(self, ticket: int, run: int) -> bool:
-        """Whether the ticket's turn is wanted still, and this run is to make it."""
-        _, turn = self._tickets.get(ticket, (None, None))
-        return turn is not None and not turn.settled and any(filler[1] == run for filler in turn.fillers)
-
-    def resize(self, share: Share, slot_nbytes: int) -> None:
-        """From now on the stream has this share, of slots of this size. What is out stays out till it is released."""
-        limits = self.share.credit, self.share.quota
-        self.slot_nbytes = slot_nbytes
-        self.reader.resize(share)
-        if (share.credit, share.quota) != limits:
-            self._tell(m.Opened(share.credit, share.quota))
-
-    def need_room(self, ticket: int) -> None:
-        """The next batch of the ticket's turn did not fit; slots are large enough for it now."""
-        epoch, turn = self._tickets[ticket]
-        turn.nbytes = self.slot_nbytes
-        turn.slot, turn.fillers = False, []
-        self._do(do.FindSlot(ticket, self.slot_nbytes))
-        self._went_by(epoch, epoch.lane(self._key(turn)))
 
     def run_failed(self, run: int, error: PenstockError) -> None:
         """User code failed in the run, which is closed with all of its turns."""
         for epoch in self._epochs:
             if epoch.listing is not None and epoch.listing[1] == run:
                 epoch.listing, epoch.error = None, error
-            for key, lane in epoch.lanes.items():
-                if lane.run is not None and lane.run[1] == run:
-                    self._lane_failed(epoch, key, lane, lane.run, error)
-                elif lane.letting_go is not None and lane.letting_go[1] == run:
-                    self._unassign(lane, run)
-                    self._went_by(epoch, lane)
-        self._close_unwanted(lambda filler: filler[1] == run)
-        self.advance()
-
-    def split_skipped(self, run: int, number: int, skipped: Skipped) -> bool:
-        """The run leaves out the rest of a split; one that replays says so again. Returns whether it is new."""
-        for epoch in self._epochs:
-            for key, lane in epoch.lanes.items():
-                if lane.run is not None and lane.run[1] == run and (key, number) not in epoch.skipped:
-                    epoch.skipped.add((key, number))
-                    self.feed.skip(replace(skipped, epoch=epoch.number))
-                    return True
-        return False
-
-    def retry(self, run: int) -> None:
-        """The pause after this run's failure is over."""
-        for epoch in self._epochs:
-            for key, lane in epoch.lanes.items():
-                if lane.pause == run:
-                    lane.pause = None
-                    self._fill(epoch, key)
-        self.advance()
+        self.making.run_failed(run, error)
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The worker's process is gone, with all of its runs; `blamed` are the run, the split's number within the lane
-        and its name, if it died in user code. Others go on from the last restart records."""
+        """The worker's process is gone; see `Making.worker_died`."""
         for epoch in self._epochs:
-            epoch.moved = True
             if epoch.listing is not None and epoch.listing[0] == worker:
                 self._list_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
-            lost: set[int] = set()
-            for key, lane in epoch.lanes.items():
-                if lane.run is not None and lane.run[0] == worker:
-                    run, lane.run = lane.run[1], None
-                    if blamed is not None and blamed[0] == run:
-                        self._blame(epoch, lane, blamed, f"worker {worker} {how}")
-                    self._unassign(lane, run)
-                    lost.add(key)
-                elif lane.letting_go is not None and lane.letting_go[0] == worker:
-                    self._unassign(lane, lane.letting_go[1])
-                    lane.letting_go = None
-                    lost.add(key)
-            for key in sorted(lost):
-                self._hand_over(epoch, key)
-            for turn in self._merges(epoch):
-                if any(filler[0] == worker for filler in turn.fillers):
-                    turn.fillers = [filler for filler in turn.fillers if filler[0] != worker]
-                    self._write_leftovers(epoch, turn, {part for part in turn.leftovers if part.lane in lost})
-        self._close_unwanted(lambda filler: filler[0] == worker)
-        self.advance()
-
-    # --- workers come and go ---
-
-    def crew_changed(self) -> None:
-        """Workers came, or are to leave: lanes move when they come to a border."""
-        for epoch in self._epochs:
-            epoch.moved = True
-            for lane in epoch.lanes.values():
-                self._consider_moving(epoch, lane)
-        self.advance()
-
-    def move_all(self, worker: int) -> None:
-        """The lanes of this worker move now, whatever is to be made again for it."""
-        for epoch in self._epochs:
-            for lane in epoch.lanes.values():
-                if lane.run is not None and lane.run[0] == worker:
-                    self._let_go(epoch, lane)
-        self.advance()
+        self.making.worker_died(worker, how, blamed)
 
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""
-        for epoch in self._epochs:
-            if epoch.listing is not None and epoch.listing[0] == worker:
-                return True
-            for lane in epoch.lanes.values():
-                if worker in [filler[0] for filler in (lane.run, lane.letting_go) if filler is not None]:
-                    return True
-        return any(filler[0] == worker for _, turn in self._tickets.values() for filler in turn.fillers)
+        listing = any(epoch.listing is not None and epoch.listing[0] == worker for epoch in self._epochs)
+        return listing or self.making.uses(worker)
 
-    def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
-        """Let the lane go where its worker is to leave, or has two lanes more than another one."""
-        if not epoch.moved or lane.run is None:
-            return
-        if self._indexable or lane.ended:
-            if lane.run[0] in self._crew.leaving and not lane.busy and not self._merges_of(epoch, lane.run[1]):
-                self._drop(lane)
-            return
-        if not lane.border:
-            return
-        loads = epoch.loads(self._crew.hands)
-        if lane.run[0] in loads and loads[lane.run[0]] - min(loads.values()) < 2:
-            if max(loads.values()) - min(loads.values()) < 2 and not self._crew.leaving:
-                epoch.moved = False
-            return
-        self._let_go(epoch, lane)
-
-    def _let_go(self, epoch: Epoch, lane: Lane) -> None:
-        """Have the lane's run dropped; another goes on when it has answered."""
-        if self._indexable or lane.ended:
-            return  # its turns are all that it still does
-        run = lane.run
-        assert run is not None
-        self._drop(lane)
-        if lane.busy:
-            lane.letting_go = run
-
-    def _drop(self, lane: Lane) -> None:
-        assert lane.run is not None
-        self._do(do.DropRun(*lane.run))
-        lane.run = None
-
-    def _went_by(self, epoch: Epoch, lane: Lane) -> None:
-        """The lane's run has ended its work on a turn."""
-        if lane.letting_go is not None and not lane.busy:
-            lane.letting_go = None
-            for key, other in epoch.lanes.items():
-                if other is lane:
-                    self._fill(epoch, key)
-                    break
-        else:
-            self._consider_moving(epoch, lane)
-
-    # --- failures ---
-
-    def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], how: str) -> None:
-        """A worker died while it read a split of the lane. Once too often, and the feed says what becomes of it."""
-        plan, (run, split, name) = self.feed.plan, blamed
-        lane.careful = True
-        if self._indexable:  # the work that goes elsewhere is a turn
-            deaths, split = epoch.deaths, next((turn.index for turn in lane.turns if turn.fillers), 0)
-        else:
-            deaths = lane.deaths
-        deaths[split] += 1
-        count = deaths[split]
-        if count < plan.attempts or plan.on_error == "retry":
-            if count > 1 and not self._indexable:
-                self._pause(lane, run, count)
-        elif plan.on_error == "skip" and not self._indexable and count < 2 * plan.attempts:
-            lane.skip = tuple(sorted({*lane.skip, split}))
-        else:
-            lane.error = WorkerDied(
-                f"a split ended its worker process {count} times in epoch {epoch.number}; the last time {how}. If "
-                'memory ran out, fewer workers or a smaller shuffle need less. Feed(on_error="skip") leaves such '
-                "splits out",
-                feed=self.feed.name,
-                split=name or None,
-            )
-
-    def _pause(self, lane: Lane, run: int, times: int) -> None:
-        lane.pause = run
-        self._do(do.Retry(min(30.0, 0.1 * 2 ** min(times, 10)), run))
-
-    def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
-        self._drop(lane)
-        self._unassign(lane, run[1])
-        if self._indexable:
-            lane.error = error
-            self._hand_over(epoch, key)
-        elif self.feed.plan.on_error == "retry" and not lane.ended:
-            lane.failures += 1
-            self._pause(lane, run[1], lane.failures)
-        else:
-            lane.error = error
-            self._hand_over(epoch, key)
-        for turn in self._merges(epoch):
-            if run in turn.fillers:
-                turn.fillers.remove(run)
-                self._fail_turn(epoch, turn, error)
-                if not turn.fillers:
-                    self._close_turn(epoch, turn)
+    def resize(self, share: Share, slot_nbytes: int) -> None:
+        """From now on the stream has this share, of slots of this size. What is out stays out till it is released."""
+        limits = self.share.credit, self.share.quota
+        self.making.slot_nbytes = slot_nbytes
+        self.reader.resize(share)
+        if (share.credit, share.quota) != limits:
+            self._tell(m.Opened(share.credit, share.quota))
 
     def _list_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
         """The worker that listed the splits died, and of it if `blamed`."""
@@ -484,36 +219,6 @@ class Stream:
             f"it {how}",
             feed=self.feed.name,
         )
-
-    def _unassign(self, lane: Lane, run: int) -> None:
-        """The run does nothing more for the lane's turns."""
-        for turn in lane.turns:
-            turn.fillers = [filler for filler in turn.fillers if filler[1] != run]
-
-    def _hand_over(self, epoch: Epoch, key: int) -> None:
-        """The lane's run is gone: others make its turns, or they fail."""
-        lane = epoch.lane(key)
-        if self._indexable:
-            turns, lane.turns = lane.turns, deque()
-            error, lane.error = lane.error, None
-            for turn in turns:
-                turn.worker = self._crew.home(turn.index // self.feed.turn)
-                epoch.lane(turn.worker).turns.append(turn)
-            if error is not None:  # of the turn that was being made
-                self._fail_turn(epoch, turns[0], error)
-                self._close_turn(epoch, turns[0])
-            for other in sorted({turn.worker for turn in turns}):
-                self._fill(epoch, other)
-            return
-        self._fill(epoch, key)
-
-    def _close_unwanted(self, lost: Callable[[Filler], bool]) -> None:
-        """Turns that nobody wants are closed when their fillers are lost."""
-        for epoch, turn in list(self._tickets.values()):
-            if turn.settled and not turn.closed and any(map(lost, turn.fillers)):
-                turn.fillers = [filler for filler in turn.fillers if not lost(filler)]
-                if not turn.fillers:
-                    self._close_turn(epoch, turn)
 
     # --- what follows ---
 
@@ -600,7 +305,7 @@ class Stream:
             if turn.closed:
                 epoch.order.taken(position)
                 self._tell_lane_ended(epoch, turn)
-                self._settle(epoch, turn)
+                self.making.settle(epoch, turn)
             elif self._exact:
                 return
             else:
@@ -686,15 +391,15 @@ class Stream:
             if order is None:
                 return
             while order.ungranted or (order.more and not epoch.failing):
-                if self._production >= self.share.production - self._kept_for_head(epoch, order):
+                if self.making.slots_used >= self.share.production - self._kept_for_head(epoch, order):
                     return
                 if order.ungranted:
-                    self._hold(epoch, order.ungranted.popleft())
+                    self.making.hold(epoch, order.ungranted.popleft())
                 else:
                     turn = self._next_visit(epoch, order)
                     if turn is None:
                         return
-                    self._hold(epoch, turn)
+                    self.making.hold(epoch, turn)
 
     def _kept_for_head(self, epoch: Epoch, order: EpochOrder) -> int:
         """How many slots the next grant must leave: one, unless it is for the head itself.
@@ -727,145 +432,8 @@ class Stream:
                 return turn
         return None
 
-    def _hold(self, epoch: Epoch, turn: Turn) -> None:
-        turn.ticket = next(self._ids)
-        turn.nbytes = self.slot_nbytes
-        self._tickets[turn.ticket] = epoch, turn
-        self._production += 1
-        if turn.lane != TAIL_LANE:
-            epoch.filling[turn.group] += 1
-            epoch.lane(self._key(turn)).turns.append(turn)
-        self._do(do.FindSlot(turn.ticket, self.slot_nbytes))
-
-    def _key(self, turn: Turn) -> int:
-        return turn.worker if self._indexable else turn.lane
-
-    def _fill(self, epoch: Epoch, key: int) -> None:
-        """Have the lane's turns filled that have a slot, in order."""
-        lane = epoch.lane(key)
-        if lane.waits:
-            return
-        for turn in list(lane.turns):
-            if turn.fillers:
-                continue
-            if lane.error is not None:
-                self._fail_turn(epoch, turn, lane.error)
-                self._close_turn(epoch, turn)
-                continue
-            if not turn.slot:
-                break
-            if lane.ended and not self._indexable:  # the visit finds nothing
-                turn.ended = True
-                self._close_turn(epoch, turn)
-                continue
-            worker, run = lane.run or self._start(epoch, key, lane)
-            turn.fillers = [(worker, run)]
-            start = self.feed.start_of(Part(turn.made, 0, 0, ()))
-            turn.base = turn.made
-            self._do(do.Fill(worker, run, turn.ticket, turn.index + turn.made, turn.batches - turn.made, start))
-
-    def _start(self, epoch: Epoch, key: int, lane: Lane) -> Filler:
-        """Open a run for the lane: at home, or, where workers came or went, with the worker that has fewest lanes."""
-        if self._indexable:
-            worker = key if key in self._crew.hands else self._crew.home(key)
-        elif epoch.moved:
-            loads = epoch.loads(self._crew.hands)
-            worker = min(loads, key=lambda number: (loads[number], number))
-        else:
-            worker = self._crew.home(key)
-        lane.run = worker, next(self._ids)
-        number = 0 if self._indexable else key
-        splits = epoch.splits.number if epoch.splits else 0
-        self._do(
-            do.StartRun(
-                *lane.run,
-                feed=self.feed.name,
-                epoch=epoch.number,
-                lane=number,
-                splits=splits,
-                record=lane.record,
-                skip=lane.skip,
-                careful=lane.careful,
-            )
-        )
-        return lane.run
-
-    def _write_leftovers(self, epoch: Epoch, turn: Turn, wanted: set[Leftover]) -> None:
-        """Have those leftovers of a merged batch written that are wanted (again)."""
-        rows = sum(part.count for part in turn.leftovers)
-        row = 0
-        for part in turn.leftovers:
-            lane = epoch.lane(part.lane)
-            if lane.error is not None:
-                self._fail_turn(epoch, turn, lane.error)
-            elif part in wanted and turn.slot and turn.error is None:
-                worker, run = lane.run or self._start(epoch, part.lane, lane)
-                turn.fillers.append((worker, run))
-                self._do(do.WriteRows(worker, run, turn.ticket, part.start, part.count, row, rows, turn.index))
-            row += part.count
-        if turn.slot and not turn.fillers:
-            self._close_turn(epoch, turn)
-
-    def _merges(self, epoch: Epoch) -> Iterator[Turn]:
-        """The merged batches of the epoch that are not complete."""
-        for other, turn in list(self._tickets.values()):
-            if other is epoch and turn.lane == TAIL_LANE and not turn.closed and not turn.settled:
-                yield turn
-
-    def _merges_of(self, epoch: Epoch, run: int) -> bool:
-        return any(filler[1] == run for turn in self._merges(epoch) for filler in turn.fillers)
-
-    # --- the end of turns and epochs ---
-
-    def _close_turn(self, epoch: Epoch, turn: Turn) -> None:
-        """Nobody fills the turn's slot any more."""
-        turn.closed = True
-        if turn.lane != TAIL_LANE:
-            epoch.filling[turn.group] -= 1
-            epoch.lane(self._key(turn)).turns.remove(turn)
-        if turn.settled:
-            self._give_back(turn)
-        elif epoch.order is not None:
-            epoch.order.closed(turn)
-
-    def _fail_turn(self, epoch: Epoch, turn: Turn, error: PenstockError) -> None:
-        """The stream fails when this turn is next."""
-        turn.error = error
-        epoch.failing = True
-
-    def _settle(self, epoch: Epoch, turn: Turn) -> None:
-        """The order is done with the turn: all of it was sent, or its epoch is closed."""
-        turn.settled = True
-        if turn.closed:
-            self._give_back(turn)
-        elif not turn.fillers:
-            self._close_turn(epoch, turn)
-
-    def _give_back(self, turn: Turn) -> None:
-        """The turn leaves production; its slot is free unless the consumer still has slabs of it."""
-        self._production -= 1
-        if not turn.out:
-            self._free(turn)
-
-    def _came_back(self, turn: Turn) -> None:
-        """The last slab of the turn came back from the consumer."""
-        if turn.closed and turn.settled:
-            self._free(turn)
-
-    def _free(self, turn: Turn) -> None:
-        del self._tickets[turn.ticket]
-        self._do(do.Free(turn.ticket))
-
     def _close_epoch(self, epoch: Epoch) -> None:
-        for lane in epoch.lanes.values():
-            if lane.run is not None:
-                self._drop(lane)
-        if epoch.order is not None:
-            for turn in epoch.order.window:
-                turn.parts.clear()
-                if turn.ticket != -1:
-                    self._settle(epoch, turn)
-            epoch.order.window.clear()
+        self.making.close_epoch(epoch)
         if epoch.splits is not None and self.feed.static_splits is None:
             self._do(do.ForgetSplits(epoch.splits.number))
 
