@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -25,6 +26,7 @@ from penstock_proto.layout import fixed_layout, is_fixed, lay_out
 from penstock_proto.messages import (
     Ack,
     Begin,
+    Begun,
     Bye,
     Chunk,
     End,
@@ -33,16 +35,20 @@ from penstock_proto.messages import (
     FeedInfo,
     Greeting,
     Hello,
+    LaneEnded,
     Leave,
     Message,
     Open,
     Opened,
+    Passed,
     Ping,
     Pong,
+    Resume,
     Segment,
     Slab,
     Welcome,
 )
+from penstock_proto.position import EndedLane, Place, Position, unpack
 from penstock_proto.spec import Spec, flatten, infer, leaf_list
 
 RUBBISH = 0xEE
@@ -50,12 +56,39 @@ RUBBISH = 0xEE
 
 @dataclass
 class Made:
-    """A slab that is to be sent: its bytes, and what its message says."""
+    """A slab that is to be sent: its bytes, and what its message says. `lane` None: lane 0, counted as they are sent,
+    without records."""
 
     data: bytes
     batches: int
     rows: int
     shapes: tuple[tuple[int, ...], ...] = ()
+    lane: int | None = None
+    index: int = 0
+
+    def record(self) -> bytes:
+        """The restart record behind it."""
+        return b"" if self.lane is None or self.lane < 0 else record(self.lane, self.index + self.batches)
+
+    def split(self, batches: int) -> tuple[Made, Made]:
+        """Its first so many batches, and the others."""
+        stride, rows = len(self.data) // self.batches, self.rows // self.batches  # all but the last batch are full
+        return (
+            Made(self.data[: batches * stride], batches, batches * rows, (), self.lane, self.index),
+            Made(
+                self.data[batches * stride :],
+                self.batches - batches,
+                self.rows - batches * rows,
+                (),
+                self.lane,
+                self.index + batches,
+            ),
+        )
+
+
+def record(lane: int, index: int) -> bytes:
+    """What the fake has for the restart record behind `index` batches of a lane."""
+    return f"lane {lane} at {index}".encode() + bytes(100)
 
 
 @dataclass
@@ -66,7 +99,7 @@ class Fail:
 
 
 class Vanish:
-    """In place of a slab: the daemon closes the session's connection without a word."""
+    """In place of a slab: the daemon closes the session's connection without a word, and takes new ones."""
 
 
 class Stall:
@@ -132,6 +165,79 @@ def numbers(
     return info, epoch
 
 
+def dealt(
+    rows: list[int], *, turn: int = 1, batch_size: int = 4, width: int = 16, **more: object
+) -> tuple[FeedInfo, Callable[[int], list[Made | LaneEnded]]]:
+    """A feed as `numbers`, dealt to lanes of so many rows each, in the exact order, with lanes' ends and leftovers.
+
+    Number i of epoch e is the i-th batch of the stream, and all of it is 1000 e + i.
+    """
+    total = -(-sum(rows) // batch_size)
+    info = feed_info(infer((np.zeros(width, np.float32), np.int64(0))), batch_size, turn=turn, batches=total, **more)
+    info = msgspec.structs.replace(info, lanes=len(rows))
+
+    def epoch(e: int) -> list[Made | LaneEnded]:
+        out: list[Made | LaneEnded] = []
+        at = [0] * len(rows)
+        live = list(range(len(rows)))
+        number = left = merged = sent = 0
+
+        def put(lane: int, index: int, counts: list[int]) -> None:
+            nonlocal sent
+            batches = [
+                (np.full((c, width), 1000 * e + sent + i, np.float32), np.full(c, 1000 * e + sent + i, np.int64))
+                for i, c in enumerate(counts)
+            ]
+            made = slab(info, *batches)
+            made.lane, made.index = lane, index
+            sent += len(counts)
+            out.append(made)
+
+        while live:
+            for lane in list(live):
+                full = rows[lane] // batch_size
+                count = min(turn, full - at[lane])
+                if count:
+                    put(lane, at[lane], [batch_size] * count)
+                    at[lane] += count
+                if at[lane] == full:
+                    live.remove(lane)
+                    leftover = rows[lane] % batch_size
+                    out.append(LaneEnded(e, number, lane, full, leftover, record(lane, full)))
+                    number += 1
+                    left += leftover
+                    while left >= batch_size or (left and not live):
+                        put(-1, merged, [min(left, batch_size)])
+                        merged, left = merged + 1, left - min(left, batch_size)
+        return out
+
+    return info, epoch
+
+
+def standing(info: FeedInfo, epoch: int, plan: Sequence[object], batches: int) -> Position:
+    """What the position behind so many batches of the plan has to be, in lanes that end where a slab comes after."""
+    places: dict[int, Place] = {}
+    ended: list[EndedLane] = []
+    done = rows = merged = 0
+    for item in plan:
+        if isinstance(item, LaneEnded) and done < batches:
+            places.pop(item.lane, None)
+            ended.append(EndedLane(item.lane, item.index, item.leftover, item.record))
+        elif isinstance(item, Made) and done < batches:
+            some = item if item.batches <= batches - done else item.split(batches - done)[0]
+            done, rows = done + some.batches, rows + some.rows
+            if item.lane is not None and item.lane < 0:
+                merged += 1
+            elif item.lane is not None:
+                places[item.lane] = Place(item.lane, some.index + some.batches, some.record())
+    behind = merged * (info.batch_size or 0)
+    kept = []
+    for lane in ended:
+        behind -= lane.leftover
+        kept.append(lane if behind < 0 else EndedLane(lane.lane, lane.index, lane.leftover))
+    return Position(info, epoch, done, rows, b"", tuple(places[lane] for lane in sorted(places)), tuple(kept), merged)
+
+
 @dataclass
 class _Session:
     """One session of the fake."""
@@ -150,6 +256,8 @@ class _Session:
     ended: int = 0
     slots: dict[int, int] = field(default_factory=dict)
     gone: bool = False
+    resume: bytes = b""
+    position: Position | None = None
 
 
 class FakeDaemon:
@@ -159,6 +267,7 @@ class FakeDaemon:
         got: every message that came, in order.
         marked: for each same-host session that ended, how many slabs its ledger marks as handed.
         ended_sessions: how many sessions ended, by end of file or Bye.
+        positions: what the sessions asked to begin from, where they said so.
     """
 
     def __init__(
@@ -172,8 +281,12 @@ class FakeDaemon:
         chunk: int = 1 << 20,
         quota: int | None = None,
         credit: int | None = None,
+        port: int | None = None,
+        digest: bytes | None = None,
     ) -> None:
         self.info = info
+        self.positions: list[Position] = []
+        self._digest = digest
         self.got: list[Message] = []
         self.stalled = threading.Event()
         self.ended_sessions = 0
@@ -185,11 +298,8 @@ class FakeDaemon:
         self._quota = quota
         self._credit = credit
         self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.LINGER, 0)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        port = self._router.bind_to_random_port("tcp://127.0.0.1")
-        self.url = f"tcp://127.0.0.1:{port}/feed"
+        self._router, self.port = self._bound(port)
+        self.url = f"tcp://127.0.0.1:{self.port}/feed"
         self.unix = f"penstock-fake-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if unix:
@@ -227,6 +337,20 @@ class FakeDaemon:
         self._router.close()
         self._context.term()
         os.close(self.memfd)
+
+    def _bound(self, port: int | None) -> tuple[zmq.Socket[bytes], int]:
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if port is None:
+            return router, router.bind_to_random_port("tcp://127.0.0.1")
+        for _ in range(500):
+            try:
+                router.bind(f"tcp://127.0.0.1:{port}")
+                break
+            except zmq.ZMQError:  # ZeroMQ closes sockets in its own time
+                time.sleep(0.01)
+        return router, port
 
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -303,11 +427,15 @@ class FakeDaemon:
 
     def _from_fresh(self, connection: socket.socket, page: np.ndarray) -> None:
         data, _ = seqpacket.receive(connection)
+        message = from_client(data) if data else None
+        if isinstance(message, Resume):
+            self.got.append(message)
+            next(s for s in self._sessions if s.token == message.session).resume += message.data
+            return
         self._fresh = [(c, p) for c, p in self._fresh if c is not connection]
-        if not data:
+        if message is None:
             connection.close()
             return
-        message = from_client(data)
         self.got.append(message)
         assert isinstance(message, Open)
         assert message.proof == page[ledger.NONCE].tobytes()
@@ -318,6 +446,9 @@ class FakeDaemon:
             seqpacket.send(connection, encode(Segment(1, self._nbytes)), self.memfd)
 
     def _open(self, session: _Session, message: Open) -> None:
+        if session.resume:
+            session.position = unpack(session.resume)
+            self.positions.append(session.position)
         session.credit = self._credit or message.credit
         quota = message.quota if self._quota is None else self._quota
         self._send(session, Opened(session.credit, quota))
@@ -343,6 +474,8 @@ class FakeDaemon:
         session = next(s for s in self._sessions if s.routing_id == routing_id)
         if isinstance(message, Open):
             self._open(session, message)
+        elif isinstance(message, Resume):
+            session.resume += message.data
         else:
             self._heard(session, message)
 
@@ -368,7 +501,12 @@ class FakeDaemon:
     def _heard(self, session: _Session, message: Message) -> None:
         if isinstance(message, Begin):
             session.epoch, session.totals = message.epoch, [0, 0, 0]
-            session.todo = [*self._epoch(message.epoch), "end"]
+            plan = list(self._epoch(message.epoch))
+            if session.position is not None and session.position.epoch == message.epoch:
+                plan = self._rest(session, session.position, plan)
+            if self._digest is not None:
+                self._send(session, Begun(message.epoch, self._digest))
+            session.todo = [*plan, "end"]
         elif isinstance(message, Leave):
             assert message.epoch == session.epoch
             session.todo = []
@@ -386,6 +524,42 @@ class FakeDaemon:
             if session.connection is None:
                 session.gone = True
                 self.ended_sessions += 1
+
+    def _rest(self, session: _Session, position: Position, plan: list[object]) -> list[object]:
+        """What of the plan comes behind the position, which must be one that the plan has."""
+        want = standing(self.info, position.epoch, plan, position.batches)
+        ended = {lane.lane for lane in position.ended}
+        assert (position.batches, position.rows, position.merged) == (want.batches, want.rows, want.merged)
+        if any(isinstance(item, Made) and item.lane is not None for item in plan):
+            assert position.places == want.places
+            assert position.ended == want.ended
+        session.totals = [0, position.batches, position.rows]
+        rest: list[object] = []
+        done, skip = 0, position.batches + position.skip
+        for item in plan:
+            if isinstance(item, LaneEnded):
+                if item.lane not in ended:
+                    rest.append(item)
+            elif isinstance(item, Made) and done < skip:
+                done += item.batches
+                for border in (position.batches, skip):  # what is read, what is passed over, what is sent
+                    over = done - border
+                    if isinstance(item, Made) and 0 < over < item.batches:
+                        head, tail = item.split(item.batches - over)
+                        rest += self._cut(head, done - over, position.batches, skip)
+                        item = tail
+                rest += self._cut(item, done, position.batches, skip)
+            elif done >= skip:
+                rest.append(item)
+        return rest
+
+    def _cut(self, made: Made, done: int, read: int, skip: int) -> list[object]:
+        if done <= read:
+            return []
+        if done > skip:
+            return [made]
+        lane = 0 if made.lane is None else made.lane
+        return [Passed(0, lane, made.index, made.batches, made.rows, made.record())]
 
     def _free(self, session: _Session, seq: int) -> None:
         slot = session.slots.pop(seq)
@@ -420,8 +594,19 @@ class FakeDaemon:
                     session.connection.close()
                 else:
                     self._router.close()
-                    self._router = self._context.socket(zmq.ROUTER)
+                    self._router, _ = self._bound(self.port)
                 return
+            if isinstance(head, LaneEnded):
+                self._send(session, head)
+                session.todo.pop(0)
+                continue
+            if isinstance(head, Passed):
+                assert session.epoch is not None
+                self._send(session, msgspec.structs.replace(head, epoch=session.epoch))
+                session.totals[1] += head.batches
+                session.totals[2] += head.rows
+                session.todo.pop(0)
+                continue
             if head == "end":
                 if session.handed < session.sent:
                     return
@@ -451,12 +636,21 @@ class FakeDaemon:
         session.sent += 1
         for i, more in enumerate((1, made.batches, made.rows)):
             session.totals[i] += more
-        self._send(
-            session,
-            Slab(
-                seq, session.epoch, 0, session.totals[1], made.batches, made.rows, nbytes, segment, offset, made.shapes
-            ),
+        lane, index = (0, session.totals[1] - made.batches) if made.lane is None else (made.lane, made.index)
+        message = Slab(
+            seq,
+            session.epoch,
+            lane,
+            index,
+            made.batches,
+            made.rows,
+            nbytes,
+            segment,
+            offset,
+            made.shapes,
+            made.record(),
         )
+        self._send(session, message)
         if session.connection is None:
             for start in range(0, nbytes, self._chunk):
                 self._send(session, Chunk(seq, start), made.data[start : start + self._chunk])

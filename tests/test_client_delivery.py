@@ -199,7 +199,7 @@ def test_a_daemon_that_vanishes_is_noticed_at_once(transport: str) -> None:
     info, epoch = numbers(3)
     with (
         FakeDaemon(info, lambda e: [*epoch(e), Stall(), Vanish()]) as daemon,
-        penstock.connect(daemon.url, transport=transport) as connection,
+        penstock.connect(daemon.url, transport=transport, reconnect=0) as connection,
     ):
         batches = connection.batches()
         held = [next(batches) for _ in range(3)]
@@ -221,7 +221,7 @@ def test_the_daemons_farewell_is_read_before_its_end_of_file() -> None:
             FakeDaemon(
                 info, lambda e: [*epoch(e), Stall(), Fail(penstock.DaemonStopped("the daemon stops")), Vanish()]
             ) as daemon,
-            penstock.connect(daemon.url, transport=transport) as connection,
+            penstock.connect(daemon.url, transport=transport, reconnect=0) as connection,
         ):
             batches = connection.batches()
             next(batches)
@@ -237,7 +237,7 @@ def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyP
     info, epoch = numbers(1)
     with (
         FakeDaemon(info, lambda e: [Stall(), *epoch(e)]) as daemon,
-        penstock.connect(daemon.url, transport="tcp") as connection,
+        penstock.connect(daemon.url, transport="tcp", reconnect=0) as connection,
     ):
         batches = connection.batches()
         threading.Timer(1.2, daemon.go_on).start()

@@ -87,6 +87,39 @@ def test_a_private_daemon_ends_when_nobody_holds_the_connection(server: Fake) ->
     process.wait(5)
 
 
+def test_a_private_daemon_that_is_killed_is_started_again_and_the_stream_goes_on(server: Fake) -> None:
+    server.is_(SERVE, LINGER=0)
+    with penstock.connect("scenes.py:feed", workers=3) as connection:
+        batches = connection.batches()
+        seen = [int(next(batches)[1][0]) for _ in range(2)]
+        (process,) = daemons()
+        process.kill()
+        seen += [int(y[0]) for _, y in batches]
+        seen += [int(y[0]) for _, y in connection.batches()]
+        assert seen == [0, 1, 2, 3, 100, 101, 102, 103]
+        assert connection.stats()["reconnects"] == 1
+        (again,) = daemons()
+        assert again.pid != process.pid
+    assert not daemons()
+
+
+def test_closing_while_a_killed_private_daemon_starts_again_ends_both(server: Fake) -> None:
+    server.is_(SERVE, LINGER=0)
+    connection = penstock.connect("scenes.py:feed")
+    batches = connection.batches()
+    next(batches)
+    (process,) = daemons()
+    server.is_("import sys; sys.stdin.read()")
+    process.kill()
+    time.sleep(1)
+    began = time.monotonic()
+    connection.close()
+    assert time.monotonic() - began < 3
+    with pytest.raises(penstock.StreamClosed):
+        list(batches)
+    assert not daemons()
+
+
 def test_a_daemon_that_does_not_end_is_made_to(server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock import private
 
@@ -141,7 +174,7 @@ kept = next(batches)
 if os.fork() == 0:  # a forked child holds nothing open
     time.sleep(3)
     os._exit(0)
-print(connection._reader.session._daemon._process.pid, flush=True)
+print(connection._reader.session._dial.daemon._process.pid, flush=True)
 if sys.argv[1] != "exit":
     time.sleep(60)
 """

@@ -8,7 +8,8 @@ Importing this imports neither TensorFlow nor the server.
 from __future__ import annotations
 
 import importlib.metadata
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from penstock_proto import (
     ConnectionLost,
@@ -22,6 +23,7 @@ from penstock_proto import (
     ProtocolError,
     SpecError,
     StartError,
+    StateMismatch,
     StreamClosed,
     UnknownFeed,
     Unreachable,
@@ -46,6 +48,7 @@ __all__ = [
     "ProtocolError",
     "SpecError",
     "StartError",
+    "StateMismatch",
     "StreamClosed",
     "UnknownFeed",
     "Unreachable",
@@ -69,6 +72,8 @@ def dataset(
     memory: int | None = None,
     transport: str = "auto",
     timeout: float = 30.0,
+    reconnect: float = 60.0,
+    state: Mapping[str, Any] | None = None,
 ) -> tf.data.Dataset:
     """A dataset of a feed: iterating it once is one epoch, iterating again the next.
 
@@ -81,7 +86,12 @@ def dataset(
         memory: as in `connect`.
         transport: as in `connect`.
         timeout: as in `connect`.
+        reconnect: as in `connect`.
+        state: as in `connect`.
 
     Raises: as `connect`.
     """
-    return connect(url, workers=workers, memory=memory, transport=transport, timeout=timeout).dataset(prefetch)
+    connection = connect(
+        url, workers=workers, memory=memory, transport=transport, timeout=timeout, reconnect=reconnect, state=state
+    )
+    return connection.dataset(prefetch)

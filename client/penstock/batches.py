@@ -3,30 +3,92 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from penstock_proto import PenstockError
+from penstock_proto import PenstockError, StreamClosed
 from penstock_proto.messages import End, FeedInfo
+from penstock_proto.position import Position
 
-from .cut import Cut
+from . import state
+from .dial import Dial
+from .notes import Notes
 from .session import STEP, Session
 from .stream import Received, Refused
 
 
 class Reader:
-    """What connections, iterators and datasets share: when the last of them is gone the session closes."""
+    """What connections, iterators and datasets share: when the last of them is gone the session closes.
 
-    def __init__(self, session: Session, info: FeedInfo, cut: Cut) -> None:
-        self.session = session
-        self.info = info
-        self.cut = cut
+    Attributes:
+        cut: how slabs are cut into batches.
+        info: what the daemon says of the feed.
+        session: the open session.
+        by_dataset: whether TensorFlow reads it, and so takes more than is consumed.
+        unread: how many batches of the last slab were not read yet; each slab has a box of its own.
+    """
+
+    session: Session
+
+    def __init__(self, dial: Dial, reconnect: float, loaded: object | None) -> None:
+        """Open a session, which begins where the state `loaded` was taken. Raises as `connect`."""
+        self._reconnect = reconnect
         self._error: PenstockError | None = None
+        self.by_dataset = False
+        self.unread = [0]
+        try:
+            self._open(dial, loaded)
+        except BaseException:
+            dial.stop()
+            raise
+
+    def _open(self, dial: Dial, loaded: object | None) -> None:
+        asked = time.monotonic()
+        start: Position | None = None
+        consumed = 0
+        if loaded is not None:
+            start, consumed = state.loaded(loaded)
+
+        def begin(info: FeedInfo) -> Position | None:
+            nonlocal start
+            start = start and state.fitting(start, info, "the state was taken from")
+            return None if start is None or state.is_start(start) else start
+
+        notes = Notes()
+        way = dial(notes, begin, dial.timeout)
+        self.info, self.cut = way.info, way.cut
+        self.session = Session(dial, way, notes, asked, self._reconnect, start, consumed)
+
+    def load(self, loaded: object) -> None:
+        """Begin where the state `loaded` was taken, over another session. Raises as `Connection.load_state_dict`."""
+        old = self.session
+        if old.error is not None:
+            raise self._raised(old.error)
+        if old.closed:
+            raise StreamClosed("the connection was closed, so no state can be loaded into it", feed=self.info.name)
+        if old.begun:
+            raise ValueError(
+                "this connection has been read already: load a state into a new connection, before its first batch"
+            )
+        self._open(old.taken_over(), loaded)
+        old.close()
+
+    def state(self, consumed: int | None) -> dict[str, Any]:
+        """The state behind `consumed` batches. Raises as `Connection.state_dict`."""
+        if consumed is None and self.by_dataset:
+            raise ValueError(
+                "state_dict() needs `consumed` where a tf.data.Dataset reads the connection, as TensorFlow takes "
+                "batches ahead: give the number of batches that the training loop consumed since the stream's very "
+                "beginning, with those of earlier runs"
+            )
+        return state.dumped(*self.session.place(consumed, self.unread[0]))
 
     def __del__(self) -> None:
-        self.session.close_soon()
+        if hasattr(self, "session"):
+            self.session.close_soon()
 
     @property
     def error(self) -> PenstockError | None:
@@ -44,7 +106,9 @@ class Reader:
             PenstockError: the stream failed.
         """
         try:
-            return self.session.begin()
+            epoch = self.session.begin(self.unread[0])
+            self.unread = [0]
+            return epoch
         except Refused as refused:
             error = refused.error
         raise self._raised(error)
@@ -79,12 +143,14 @@ class Batches:
         self._epoch: int | None = None
         self._over = False
         self._slab: Iterator[Any] = iter(())
+        self._unread = [0]
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Any:
         for batch in self._slab:
+            self._unread[0] -= 1
             return batch
         self._slab = iter(())  # lets go of the slab before the wait for the next
         if self._over:
@@ -92,9 +158,13 @@ class Batches:
         if self._epoch is None:
             self._epoch = self._reader.begin()
         item = self._reader.take(self._epoch)
-        if isinstance(item, End):
-            self._over = True
-            raise StopIteration
+        while isinstance(item, End):
+            if not self._reader.session.nothing_left(self._epoch):
+                self._over = True
+                raise StopIteration
+            self._epoch = self._reader.begin()
+            item = self._reader.take(self._epoch)
+        self._unread = self._reader.unread = [item.slab.batches - 1]
         self._slab = self._reader.cut.batches(item.slab, item.layout, np.asarray(item.root))
         return next(self._slab)
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock_proto import PenstockError, Spec, Unreachable
+from penstock_proto import PenstockError, Spec
 from penstock_proto.messages import FeedInfo
 
-from . import address, tcp
 from .batches import Batches, Reader
-from .cut import Cut
-from .local import LocalTransport
-from .notes import Notes
-from .private import PrivateDaemon
-from .session import Session, Transport
+from .dial import Dial
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,7 +19,7 @@ TRANSPORTS = ("auto", "local", "tcp")
 
 
 class Connection:
-    """An open connection to a feed, with a stream of its own that begins at epoch 0. Made by `connect`.
+    """An open connection to a feed, with a stream of its own that begins at epoch 0 or at a state. Made by `connect`.
 
     A context manager: it closes at the end of `with`. Its methods may be called on any thread.
 
@@ -76,14 +70,46 @@ class Connection:
             self._dataset = tfdata.dataset(self._reader)
         return self._dataset.prefetch(prefetch) if prefetch else self._dataset
 
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Where the training loop stands in the stream, for `load_state_dict` or `connect(state=...)` in a later run.
+
+        It is plain JSON of a few KB and takes no time to speak of, so it can be saved with every step. Save it together
+        with the model: the two must belong to the same step.
+
+        Args:
+            consumed: batches that the training loop consumed since the stream's very beginning, over all epochs and all
+                earlier runs (a state's own count stands in its key `consumed`). It must not go down from call to call.
+                An epoch that was left early counts as all that was handed over of it, prefetched batches too. None:
+                all that `batches()` yielded.
+
+        Raises:
+            ValueError: `consumed` is more than was handed over, or less than the oldest that is remembered; or it is
+                None although TensorFlow reads the stream: its prefetch hides what was consumed.
+        """
+        return self._reader.state(consumed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin where `state` was taken: the next iteration is the rest of the epoch that was being read.
+
+        If nothing of it is left, the next iteration is the next epoch. The count of consumed batches goes on from the
+        state's. The daemon may be another, with any number of workers, as long as it serves the same feed.
+
+        Raises:
+            ValueError: the connection has been read already, or `state` is damaged or no state.
+            StateMismatch: the state was taken from another feed; the message names what differs.
+            StreamClosed: the connection was closed.
+            PenstockError: as `connect`.
+        """
+        self._reader.load(state)
+
     def stats(self) -> dict[str, Any]:
         """Figures since the connection was opened.
 
         `feed`; `transport` ("local" or "tcp"); `epoch` (the newest, from 0; -1 before the first); `slabs`, `batches`,
         `rows`, `bytes` handed over; `copies` (slabs copied because too many were held); `aliased` (slabs held now);
-        `wait_seconds` (how long consumers waited for data that was not there); `first_batch_seconds` (how long
-        `connect` took, and then the first iteration to its first hand-over; or None); `seconds` (since that
-        hand-over).
+        `reconnects` (how often a lost connection was replaced); `wait_seconds` (how long consumers waited for data that
+        was not there); `first_batch_seconds` (how long `connect` took, and then the first iteration to its first
+        hand-over; or None); `seconds` (since that hand-over).
         """
         return self._reader.session.stats()
 
@@ -116,6 +142,8 @@ def connect(
     memory: int | None = None,
     transport: str = "auto",
     timeout: float = 30.0,
+    reconnect: float = 60.0,
+    state: Mapping[str, Any] | None = None,
 ) -> Connection:
     """Connect to a feed.
 
@@ -126,54 +154,23 @@ def connect(
         memory: bound of a private daemon's shared memory in bytes. With a daemon that runs this has no effect.
         transport: "local" (shared memory), "tcp", or "auto": shared memory where the daemon is on this host.
         timeout: seconds that the daemon has for each answer of the handshake.
+        reconnect: seconds for which a lost connection is sought again (a private daemon is started again) before
+            readers get ConnectionLost; the stream then goes on unchanged. 0: readers get it at once.
+        state: begin where it was taken, as `Connection.load_state_dict`. None: at epoch 0.
 
     Raises:
         Unreachable: no daemon answered, or (with "local") it is not on this host.
         UnknownFeed: the daemon has no such feed; the message lists those it has.
         ProtocolError: the daemon speaks another version of the protocol.
         StartError: the URL has no proper form, or the private daemon did not start.
+        StateMismatch: `state` was taken from another feed.
+        ValueError: an option or `state` cannot be right.
         PenstockError: what else the daemon reported.
     """
-    asked = time.monotonic()
     if transport not in TRANSPORTS:
         raise ValueError(f"transport={transport!r}: it can be {', '.join(TRANSPORTS)}")
     if timeout <= 0:
         raise ValueError(f"timeout={timeout}: it is in seconds, more than 0")
-    daemon = PrivateDaemon(url, workers, memory) if address.is_private(url) else None
-    try:
-        return _connected(address.parse(daemon.url if daemon else url), daemon, transport, timeout, asked)
-    except BaseException:
-        if daemon is not None:
-            daemon.stop()
-        raise
-
-
-def _connected(
-    place: address.Address, daemon: PrivateDaemon | None, transport: str, timeout: float, asked: float
-) -> Connection:
-    notes = Notes()
-    dealer, welcome = tcp.connected(place, notes, timeout)
-    chosen: Transport = dealer
-    try:
-        cut = Cut(welcome.feed)
-        local = None
-        if transport != "tcp":
-            try:
-                local = LocalTransport(welcome, cut, notes, timeout)
-            except OSError as error:
-                if transport == "local":
-                    raise Unreachable(
-                        f"{place} has no shared memory with this process ({error}): the daemon is on another host or "
-                        'in another container; transport="tcp" reaches it',
-                        feed=place.feed,
-                    ) from None
-        if local is None:
-            dealer.open(welcome, cut, timeout)
-        else:
-            chosen = local
-            dealer.close()
-    except BaseException:
-        dealer.close()
-        raise
-    session = Session(str(place), welcome.feed, chosen, notes, daemon, asked)
-    return Connection(Reader(session, welcome.feed, cut))
+    if not 0 <= reconnect < float("inf"):
+        raise ValueError(f"reconnect={reconnect}: it is in seconds, 0 or more")
+    return Connection(Reader(Dial(url, workers, memory, transport, timeout), reconnect, state))

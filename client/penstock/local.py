@@ -6,11 +6,14 @@ until the last array over a slot is gone.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import mmap
 import os
 import select
 import socket
+import time
+from collections.abc import Callable, Sequence
 
 from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable, ledger, seqpacket
 from penstock_proto.codec import encode, from_server
@@ -20,6 +23,7 @@ from penstock_proto.messages import (
     Greeting,
     Open,
     Opened,
+    Resume,
     Segment,
     SegmentGone,
     ServerMessage,
@@ -28,13 +32,15 @@ from penstock_proto.messages import (
 )
 
 from .cut import Cut
-from .memory import Mapping
+from .memory import Gone, Mapping
 from .notes import Notes
 from .stream import Received
 
 CREDIT = 4
 CREDIT_BYTES = 2**62
 QUOTA = 8
+STEP = 0.1
+"""Seconds after which a wait for the daemon's answer looks around."""
 
 
 class LocalTransport:
@@ -43,8 +49,24 @@ class LocalTransport:
     name = "local"
     sends_anywhere = True
 
-    def __init__(self, welcome: Welcome, cut: Cut, notes: Notes, timeout: float) -> None:
+    def __init__(
+        self,
+        welcome: Welcome,
+        cut: Cut,
+        notes: Notes,
+        timeout: float,
+        start: Sequence[bytes] = (),
+        watch: Callable[[], None] | None = None,
+    ) -> None:
         """Connect and open the session's stream.
+
+        Args:
+            welcome: the daemon's answer to Hello.
+            cut: how slabs are cut.
+            notes: the session's.
+            timeout: seconds that the daemon has to answer.
+            start: the pieces of the position from which the stream is to begin.
+            watch: called now and then while waiting; it may raise to break off.
 
         Raises:
             OSError: this way to the daemon is not there (another host), and nothing has been opened.
@@ -54,6 +76,7 @@ class LocalTransport:
             raise OSError("this system has no unix sockets")
         self._cut = cut
         self._notes = notes
+        self._released: collections.deque[Gone] = collections.deque()
         self._segments: dict[int, Mapping] = {}
         self._reset = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -64,7 +87,9 @@ class LocalTransport:
             self._mark = ledger.Mark(self._page)
             opening = Open(welcome.session, self._page[ledger.NONCE], CREDIT, CREDIT_BYTES, QUOTA)
             try:
-                self.quota = self._opened(encode(opening), timeout).quota
+                for piece in start:
+                    seqpacket.send(self._socket, encode(Resume(welcome.session, piece)))
+                self.quota = self._opened(encode(opening), timeout, watch).quota
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
             self._socket.setblocking(False)
@@ -89,12 +114,15 @@ class LocalTransport:
         finally:
             os.close(fd)
 
-    def _opened(self, opening: bytes, timeout: float) -> Opened:
+    def _opened(self, opening: bytes, timeout: float, watch: Callable[[], None] | None) -> Opened:
         seqpacket.send(self._socket, opening)
-        try:
-            data, fd = seqpacket.receive(self._socket)
-        except TimeoutError:
-            raise Unreachable(f"the daemon did not open the session within {timeout:g} s") from None
+        deadline = time.monotonic() + timeout
+        while not select.select([self._socket], [], [], STEP)[0]:
+            if watch is not None:
+                watch()
+            if time.monotonic() > deadline:
+                raise Unreachable(f"the daemon did not open the session within {timeout:g} s")
+        data, fd = seqpacket.receive(self._socket)
         if fd is not None:
             os.close(fd)
         answer = from_server(data) if data else None
@@ -164,7 +192,7 @@ class LocalTransport:
         segment = self._segments.get(slab.segment)
         if segment is None or slab.offset % ALIGN or slab.offset + slab.nbytes > segment.nbytes:
             raise ProtocolError(f"{slab} names no place in a segment that was sent")
-        return Received(slab, layout, segment.root(slab.offset, slab.nbytes, self._notes.released.append, slab.seq))
+        return Received(slab, layout, segment.root(slab.offset, slab.nbytes, self._released.append, slab.seq))
 
     def send(self, data: bytes) -> bool:
         """Send one message, if there is room; returns whether it was sent (or need not be: the daemon is gone)."""
@@ -175,6 +203,17 @@ class LocalTransport:
         except OSError:
             pass  # `receive` says so, after what had come before
         return True
+
+    def released(self) -> list[int]:
+        """The slabs of this connection over which no array lives any more, since the last call."""
+        released = []
+        while self._released:
+            released.append(self._released.popleft().token)
+        return released
+
+    def silent(self) -> bool:
+        """Never: the end of the connection, and nothing else, says that the daemon took the slots back."""
+        return False
 
     def mark(self, handed: int) -> None:
         """Mark the first `handed` slabs as handed, where the daemon reads it when this process dies."""

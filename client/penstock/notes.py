@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import select
 import socket
-
-from .memory import Gone
 
 
 class Bell:
@@ -31,6 +30,11 @@ class Bell:
         with contextlib.suppress(OSError):
             self.socket.recv(4096)
 
+    def wait(self, timeout: float) -> None:
+        """Wait until it is rung, at most `timeout` seconds, and make it silent."""
+        if select.select([self.socket], [], [], timeout)[0]:
+            self.clear()
+
     def __del__(self) -> None:
         self.socket.close()
         self._far.close()
@@ -43,24 +47,15 @@ class Notes:
         bell: rung by `ring`; None when the receiver thread is gone.
         left: epochs whose iterator is gone.
         closing: nobody can use the session any more.
-        released: what the last arrays over slabs left behind, with their numbers as tokens.
     """
 
     def __init__(self) -> None:
         self.bell: Bell | None = Bell()
         self.left: collections.deque[int] = collections.deque()
         self.closing = False
-        self.released: collections.deque[Gone] = collections.deque()
 
     def ring(self) -> None:
         """Wake the receiver thread."""
         bell = self.bell
         if bell is not None:
             bell.ring()
-
-    def take_released(self) -> list[int]:
-        """The slabs released since the last call."""
-        released = []
-        while self.released:
-            released.append(self.released.popleft().token)
-        return released

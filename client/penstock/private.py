@@ -13,6 +13,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import IO
 
 import msgspec
@@ -31,15 +32,21 @@ class PrivateDaemon:
 
     Attributes:
         url: where its feed is served.
+        stopping: whether it was told to end.
     """
 
-    def __init__(self, spec: str, workers: int | None, memory: int | None) -> None:
+    stopping = False
+
+    def __init__(
+        self, spec: str, workers: int | None, memory: int | None, watch: Callable[[], None] | None = None
+    ) -> None:
         """Start a daemon for the feed `spec` (MODULE:ATTR) and wait until it is ready, however long its imports take.
 
         Args:
             spec: as `penstock serve` takes it.
             workers: number of worker processes, or None for the daemon's default.
             memory: bound of its shared memory in bytes, or None for the daemon's default.
+            watch: called now and then while waiting; it may raise to break off.
 
         Raises:
             StartError: the server package is not installed, or the daemon ended before it was ready.
@@ -76,16 +83,22 @@ class PrivateDaemon:
         self._reader = threading.Thread(target=self._read, name="penstock-private", daemon=True)
         self._reader.start()
         try:
-            self.url = self._ready(spec)
+            self.url = self._ready(spec, watch)
         except BaseException:
             self.stop()
             raise
 
-    def _ready(self, spec: str) -> str:
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
         while True:
             try:
                 said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C is heard
             except queue.Empty:
+                if watch is not None:
+                    watch()
                 continue
             if isinstance(said, str):
                 return said
@@ -121,6 +134,7 @@ class PrivateDaemon:
     def stop(self) -> None:
         """End the daemon: by the end of its stdin, after 2 s by SIGTERM, then by SIGKILL. May be called again."""
         process = self._process
+        self.stopping = True
         lifetimes.unregister(self)
         _close(process.stdin)
         for end in (process.terminate, process.kill, None):

@@ -2,6 +2,10 @@
 
 What is decided stands in stream.py; the two transports are local.py and tcp.py. One lock guards the stream and what is
 to be sent; no wait, no copy of a slab and no receiving happens under it.
+
+When the connection is lost the receiver thread gets another, which begins behind the last slab that was handed. Until
+then there is no transport: readers wait. A transport that was lost stays open until the last array over its slots is
+gone, as the daemon that has the other end may still live.
 """
 
 from __future__ import annotations
@@ -15,11 +19,33 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock_proto import ConnectionLost, PenstockError, ProtocolError, StreamClosed
+from penstock_proto import (
+    ConnectionLost,
+    DaemonStopped,
+    MemoryBound,
+    PenstockError,
+    ProtocolError,
+    StreamClosed,
+    Unreachable,
+)
 from penstock_proto.codec import encode
-from penstock_proto.messages import Bye, End, Failed, FeedInfo, Message, Opened, Pong, ServerMessage
+from penstock_proto.messages import (
+    Begun,
+    Bye,
+    End,
+    Failed,
+    FeedInfo,
+    LaneEnded,
+    Message,
+    Opened,
+    Passed,
+    Pong,
+    ServerMessage,
+)
+from penstock_proto.position import Position
 
-from . import lifetimes
+from . import lifetimes, state
+from .dial import Dial, Way
 from .memory import Pool
 from .notes import Notes
 from .stream import Received, Stream
@@ -31,6 +57,9 @@ SOON = 0.005
 IDLE = 1.0
 SLOW = 10.0
 """Seconds of waiting for data after which the log says so."""
+FIRST_PAUSE = 0.05
+LAST_PAUSE = 1.0
+"""Seconds between two attempts to get another connection: from, doubling, to."""
 _CLOSE = 1.0
 
 logger = logging.getLogger("penstock")
@@ -53,31 +82,54 @@ class Transport(Protocol):
 
     def wait(self, timeout: float, for_room: bool) -> None: ...
     def limit(self, quota: int) -> None: ...
+    def silent(self) -> bool: ...
     def receive(self) -> ServerMessage | Received | None: ...
+    def released(self) -> list[int]: ...
     def send(self, data: bytes) -> bool: ...
     def mark(self, handed: int) -> None: ...
     def close(self) -> None: ...
     def forget(self) -> None: ...
 
 
-class Daemon(Protocol):
-    """A private daemon that ends with the session."""
-
-    def stop(self) -> None: ...
+class _GivenUp(Exception):
+    """Nobody waits for another connection any more."""
 
 
 class Session:
     """One session. It lives until `close` (or `notes.closing`) and the death of the last array over a slot."""
 
     def __init__(
-        self, url: str, info: FeedInfo, transport: Transport, notes: Notes, daemon: Daemon | None, asked: float
+        self,
+        dial: Dial,
+        way: Way,
+        notes: Notes,
+        asked: float,
+        reconnect: float,
+        start: Position | None = None,
+        consumed: int = 0,
     ) -> None:
-        """`asked`: the time (monotonic) when the user asked for the connection."""
-        self.url = url
+        """Work over `way`, which `dial` found.
+
+        Args:
+            dial: finds another way. It is the session's from now on, with the private daemon.
+            way: the open way, which begins at `start`.
+            notes: those that the way was opened with.
+            asked: the time (monotonic) when the user asked for the connection.
+            reconnect: seconds for which another way is looked for after a loss.
+            start: the position at which the stream begins, None for epoch 0.
+            consumed: batches before it.
+        """
+        self.url = str(dial)
         self.notes = notes
-        self._stream = Stream(info)
-        self._transport = transport
-        self._daemon = daemon
+        self._stream = Stream(way.info, start, consumed)
+        self._transport: Transport | None = way.transport
+        self._name = way.transport.name
+        self._lost_ways: list[tuple[Transport, set[int]]] = []
+        self._dial = dial
+        self._reconnect = reconnect
+        self._reconnects = 0
+        self._loss: tuple[PenstockError, float] | None = None
+        self._pause = FIRST_PAUSE
         self._ready = threading.Condition()
         self._outbox: collections.deque[bytes] = collections.deque()
         self._pool = Pool(keep=2)
@@ -101,16 +153,35 @@ class Session:
         """Why the stream failed, or None. It is not to be raised itself: see `Refused`."""
         return self._stream.error
 
-    def begin(self) -> int:
+    @property
+    def begun(self) -> bool:
+        """Whether it was read."""
+        return self._begun is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._stream.closed is not None
+
+    def taken_over(self) -> Dial:
+        """The way to the daemon, for another session in place of this one, which does not end the daemon."""
+        dial, self._dial = self._dial, self._dial.without_daemon()
+        return dial
+
+    def begin(self, unread: int = 0) -> int:
         """Begin the next epoch and return its number. Raises as `Stream.begin`."""
         with self._ready:
             self._note()
-            messages = self._stream.begin()
+            messages = self._stream.begin(unread)
             self._waiting_since = None
             self._begun = self._begun or time.monotonic()
             self._send(*messages)
             self._ready.notify_all()
             return self._stream.epoch
+
+    def nothing_left(self, epoch: int) -> bool:
+        """As `Stream.nothing_left`."""
+        return self._stream.nothing_left(epoch)
 
     def take(self, epoch: int, timeout: float) -> Received | End | None:
         """The next slab of `epoch`, handed over with this call; its End; or None after `timeout` seconds without one.
@@ -118,26 +189,31 @@ class Session:
         Raises as `Stream.take`.
         """
         with self._ready:
-            item = self._stream.take(epoch)
+            item = self._next(epoch)
             if item is None:
                 item = self._wait(epoch, timeout)
-            if not isinstance(item, Received):
+            transport = self._transport
+            if not isinstance(item, Received) or transport is None:
                 return item
-            stream, transport = self._stream, self._transport
+            stream = self._stream
             transport.mark(stream.handed)
             quota = transport.quota
             copy = quota is not None and len(stream.aliased) >= quota
             if copy:
                 self._release()
                 copy = len(stream.aliased) >= (quota or 0)
-            if quota is not None and not copy:
-                stream.aliased.add(item.slab.seq)
+            if quota is not None:
+                stream.aliased.add(item.slab.seq)  # also while it is copied: that keeps the connection
             self._count(item, copy)
             self._send()
         if copy:
             item = self._copied(item)  # with which the slot is released
             self.notes.ring()
         return item
+
+    def _next(self, epoch: int) -> Received | End | None:
+        transport = self._transport
+        return self._stream.take(epoch, hold=transport is None or transport.silent())
 
     def _wait(self, epoch: int, timeout: float) -> Received | End | None:
         began = time.monotonic()
@@ -148,17 +224,18 @@ class Session:
             while item is None and (left := began + timeout - time.monotonic()) > 0:
                 self._send()  # the daemon may lack just the slots that were released
                 self._ready.wait(min(left, SOON if self._stream.aliased else STEP))
-                item = self._stream.take(epoch)
+                item = self._next(epoch)
         finally:
             now = time.monotonic()
             self._waited += now - began
-            if now - self._waiting_since > SLOW and not self._warned:
+            since = self._waiting_since or now
+            if now - since > SLOW and not self._warned and self._transport is not None:
                 self._warned = True
                 logger.warning(
                     "%s: no data for %.0f s, since %s; is the generator slow? `penstock status %s` shows its workers",
                     self.url,
-                    now - self._waiting_since,
-                    time.strftime("%H:%M:%S", time.localtime(time.time() - (now - self._waiting_since))),
+                    now - since,
+                    time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since))),
                     self.url,
                 )
         return item
@@ -179,6 +256,16 @@ class Session:
         np.copyto(np.asarray(private), np.asarray(item.root))
         return Received(item.slab, item.layout, private)
 
+    def place(self, consumed: int | None, unread: int) -> tuple[Position, int]:
+        """The position behind `consumed` batches (None: all that were handed over but `unread`), and how many.
+
+        Raises as `Track.position`.
+        """
+        with self._ready:
+            track = self._stream.track
+            count = track.consumed - unread if consumed is None else consumed
+            return track.position(count), count
+
     def leave_soon(self, epoch: int) -> None:
         """Leave `epoch`; safe in a finalizer."""
         self.notes.left.append(epoch)
@@ -197,7 +284,7 @@ class Session:
         self.close_soon()
         if threading.current_thread() is not self._thread:
             self._closed.wait(2 * _CLOSE)
-            if not self._stream.aliased:
+            if not self._holds():
                 self._thread.join(_CLOSE)
 
     at_exit = close
@@ -205,7 +292,9 @@ class Session:
     def forget(self) -> None:
         """In a forked child: the session is the parent's."""
         self._ready = threading.Condition()
-        self._transport.forget()
+        for transport in (self._transport, *(lost for lost, _ in self._lost_ways)):
+            if transport is not None:
+                transport.forget()
         self.notes.bell = None
         self._ending = True
         self._closed.set()
@@ -220,16 +309,18 @@ class Session:
     def stats(self) -> dict[str, Any]:
         """See `Connection.stats`."""
         with self._ready:
+            self._release()
             now = time.monotonic()
             first = None
             if self._first is not None and self._begun is not None:
                 first = self._connecting + self._first - self._begun
             return {
                 "feed": self._stream.info.name,
-                "transport": self._transport.name,
+                "transport": self._name,
                 "epoch": self._stream.epoch,
                 **self._counts,
-                "aliased": len(self._stream.aliased),
+                "aliased": len(self._stream.aliased) + sum(len(held) for _, held in self._lost_ways),
+                "reconnects": self._reconnects,
                 "wait_seconds": self._waited,
                 "first_batch_seconds": first,
                 "seconds": 0.0 if self._first is None else now - self._first,
@@ -238,15 +329,18 @@ class Session:
     # --- both, with the lock held ---
 
     def _release(self) -> None:
-        for seq in self.notes.take_released():
-            self._stream.released(seq)
+        if self._transport is not None:
+            for seq in self._transport.released():
+                self._stream.released(seq)
 
     def _note(self) -> None:
         while self.notes.left:
             self._send(*self._stream.leave(self.notes.left.popleft()))
 
     def _send(self, *messages: Message) -> None:
-        """Put `messages` and what is to be acknowledged on their way."""
+        """Put `messages` and what is to be acknowledged on their way. Where there is none, the next begins anew."""
+        if self._transport is None:
+            return
         self._outbox.extend(encode(message) for message in messages)
         if self._transport.sends_anywhere:
             self._flush()
@@ -254,6 +348,9 @@ class Session:
             self.notes.ring()
 
     def _flush(self) -> None:
+        transport = self._transport
+        if transport is None:
+            return
         self._release()
         while True:
             if not self._outbox:
@@ -261,35 +358,46 @@ class Session:
                 if ack is None:
                     return
                 self._outbox.append(encode(ack))
-            if not self._transport.send(self._outbox[0]):
+            if not transport.send(self._outbox[0]):
                 return
             self._outbox.popleft()
+
+    def _holds(self) -> bool:
+        """Whether arrays lie over slots."""
+        return bool(self._stream.aliased or self._lost_ways)
 
     # --- the receiver thread ---
 
     def _run(self) -> None:
         try:
             while not self._over():
-                self._turn()
-        except ConnectionLost as error:
-            self._lost(error)
+                try:
+                    self._turn()
+                except (ConnectionLost, DaemonStopped) as error:
+                    if not self._regained(error):
+                        break
         except Exception as error:  # a bug here must not look like a slow daemon
             logger.exception("the receiver thread of %s failed", self.url)
             self._lost(PenstockError(f"the client failed: {error!r}; please report this as a bug"))
         finally:
             lifetimes.unregister(self)
             with self._ready:
-                self._transport.close()
+                for transport in (self._transport, *(lost for lost, _ in self._lost_ways)):
+                    if transport is not None:
+                        transport.close()
+                self._lost_ways.clear()
             self.notes.bell = None
             self._stop_daemon()
 
     def _over(self) -> bool:
-        return self._ending and not self._stream.aliased
+        return self._ending and not self._holds()
 
     def _turn(self) -> None:
-        self._transport.wait(STEP if self._stream.aliased or self._outbox else IDLE, bool(self._outbox))
+        transport = self._transport
+        assert transport is not None
+        transport.wait(STEP if self._holds() or self._outbox else IDLE, bool(self._outbox))
         try:
-            while (message := self._transport.receive()) is not None:
+            while (message := transport.receive()) is not None:
                 with self._ready:
                     self._apply(message)
                     self._ready.notify_all()
@@ -299,6 +407,7 @@ class Session:
             self.notes.closing = True  # but the connection stays while arrays lie over its slots
         with self._ready:
             self._note()
+            self._close_lost_ways()
             ending = self.notes.closing and not self._ending
             if ending:
                 self._ending = True
@@ -310,20 +419,27 @@ class Session:
     def _apply(self, message: ServerMessage | Received) -> None:
         if isinstance(message, Received):
             self._stream.came(message)
+            self._loss = None
+        elif isinstance(message, LaneEnded | Passed):
+            self._stream.passed(message)
+        elif isinstance(message, Begun):
+            self._stream.listed(message)
         elif isinstance(message, End):
             self._stream.ended(message)
             self._flush()
         elif isinstance(message, Failed):
-            self._stream.fail(message.error.error())
+            error = message.error.error()
+            if isinstance(error, ConnectionLost | DaemonStopped) and self._may_reconnect():
+                raise error
+            self._stream.fail(error)
         elif isinstance(message, Opened):
-            self._transport.limit(message.quota)
+            if self._transport is not None:
+                self._transport.limit(message.quota)
         elif not isinstance(message, Pong):
             raise ProtocolError(f"the daemon sent {type(message).__name__} in an open session")
 
     def _stop_daemon(self) -> None:
-        daemon, self._daemon = self._daemon, None
-        if daemon is not None:
-            daemon.stop()
+        self._dial.stop()
         self._closed.set()
 
     def _lost(self, error: PenstockError) -> None:
@@ -331,3 +447,102 @@ class Session:
         with self._ready:
             self._stream.lost(error)
             self._ready.notify_all()
+
+    # --- another connection, by the receiver thread ---
+
+    def _may_reconnect(self) -> bool:
+        stream, daemon = self._stream, self._dial.daemon
+        if self._ending or stream.error is not None or stream.closed is not None:
+            return False
+        return self._reconnect > 0 and not (daemon is not None and daemon.stopping)
+
+    def _regained(self, cause: PenstockError) -> bool:
+        """Get another connection after a loss; whether there is one. If not, the stream has failed, or is closed."""
+        if not self._may_reconnect():
+            self._lost(cause)
+            return False
+        with self._ready:
+            if self._transport is not None:
+                self._lost_ways.append((self._transport, self._stream.cut()))
+            self._transport = None
+            self._outbox.clear()
+            self._close_lost_ways()
+            self._ready.notify_all()
+        if self._loss is None:  # else the last connection brought nothing: that one loss lasts
+            self._loss, self._pause = (cause, time.monotonic()), FIRST_PAUSE
+            logger.warning(
+                "%s: %s. Trying for %g s to connect again; the stream then goes on where it was",
+                self.url,
+                cause.message,
+                self._reconnect,
+            )
+        cause, began = self._loss
+        try:
+            way, place = self._found(cause, began + self._reconnect)
+        except _GivenUp:
+            with self._ready:
+                self._ending = True
+            return False
+        except PenstockError as error:
+            self._lost(error)
+            return False
+        with self._ready:
+            self._transport, self._name = way.transport, way.transport.name
+            self._reconnects += 1
+            self.url = str(self._dial)
+            self._waiting_since = self._waiting_since and time.monotonic()
+            self._send(*self._stream.joined(place))
+            self._ready.notify_all()
+        logger.warning("%s: connected again after %.1f s", self.url, time.monotonic() - began)
+        return True
+
+    def _found(self, cause: PenstockError, deadline: float) -> tuple[Way, Position]:
+        """Another way, and the position from which it begins.
+
+        Raises:
+            _GivenUp: nobody waits any more.
+            ConnectionLost: there was none until `deadline`.
+            PenstockError: what the daemon there says will not become better.
+        """
+        places: list[Position] = []
+
+        def start(info: FeedInfo) -> Position | None:
+            state.fitting(Position(self._stream.info, 0), info, "the stream that was lost began with")
+            with self._ready:
+                self._note()
+                places.append(self._stream.place())
+            return None if state.is_start(places[-1]) else places[-1]
+
+        def watch() -> None:
+            if self.notes.closing:
+                raise _GivenUp
+            if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends before, and says more
+                raise Unreachable("the daemon was not ready in time")
+
+        last = cause
+        while True:
+            bell = self.notes.bell
+            assert bell is not None
+            bell.wait(max(0.0, min(self._pause, deadline - time.monotonic())))
+            self._pause = min(2 * self._pause, LAST_PAUSE)
+            with self._ready:
+                self._close_lost_ways()
+            try:
+                watch()
+                timeout = min(self._dial.timeout, max(STEP, deadline - time.monotonic()))
+                return self._dial(self.notes, start, timeout, watch), places[-1]
+            except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
+                last = error
+            if time.monotonic() > deadline:
+                raise ConnectionLost(
+                    f"{cause.message}. In {self._reconnect:g} s no connection could be had again; the last attempt "
+                    f"said: {last.message}"
+                )
+
+    def _close_lost_ways(self) -> None:
+        """Let go of the connections that were lost, where no array lies over their slots any more. With the lock."""
+        for transport, held in self._lost_ways:
+            held.difference_update(transport.released())
+            if not held:
+                transport.close()
+        self._lost_ways = [(transport, held) for transport, held in self._lost_ways if held]

@@ -6,6 +6,9 @@ values, and what is to be sent comes out as values. The session (session.py) cal
 An epoch is open from `begin` to its end, to `leave`, or to the next `begin`. Slabs wait in a queue while their epoch is
 open; one that comes for an epoch that is not open any more is void, which counts as handed. Slabs are handed in the
 order of their sequence numbers, so one count says which were. After a failure what came before it is still handed.
+
+A stream outlives its connection: `cut` drops what was not handed, `joined` begins again behind what was, over another
+connection, whose slabs count from 0.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass
 
-from penstock_proto import EndOfStream, IncompleteEpoch, PenstockError, ProtocolError, StreamClosed
+from penstock_proto import EndOfStream, IncompleteEpoch, PenstockError, ProtocolError, StateMismatch, StreamClosed
 from penstock_proto.layout import BatchLayout
-from penstock_proto.messages import Ack, Begin, End, FeedInfo, Leave, Slab
+from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, LaneEnded, Leave, Passed, Slab
+from penstock_proto.position import Position
 
 from .memory import Root
+from .track import Before, Tally, Track
 
 MAX_RELEASED = 4096
 
@@ -47,33 +52,43 @@ class Stream:
     """The state of one session.
 
     Attributes:
-        epoch: the newest epoch that was begun, -1 before the first.
-        handed: how many slabs are done with, the void ones among them.
+        epoch: the newest epoch that was begun; before the first, the one before it (-1).
+        handed: how many slabs of the connection are done with, the void ones among them.
         aliased: sequence numbers of handed slabs whose slot some array still lies over (same host only).
         error: why the stream failed, or None; it stays.
         closed: why nobody may read on although nothing failed, or None.
+        track: the position behind what was handed.
     """
 
-    def __init__(self, info: FeedInfo) -> None:
+    def __init__(self, info: FeedInfo, start: Position | None = None, consumed: int = 0) -> None:
+        """Begin at `start` (None: epoch 0), behind `consumed` batches."""
         self.info = info
-        self.epoch = -1
+        self.epoch = start.epoch - 1 if start else -1
         self.handed = 0
         self.aliased: set[int] = set()
         self.error: PenstockError | None = None
         self.closed: StreamClosed | None = None
+        self.track = Track(info, start, consumed)
+        self._start = start
+        self._rest_of = start.epoch if start and (start.batches or start.skip) else None
+        self._digest = (start.epoch, start.digest) if start and start.digest else None
         self._open = False
         self._end: End | None = None
-        self._queue: collections.deque[Received] = collections.deque()
+        self._queue: collections.deque[tuple[Received, Before]] = collections.deque()
+        self._before: list[LaneEnded | Passed] = []
         self._came = 0
-        self._epoch_came = [0, 0, 0]
+        self._tally = Tally()
         self._ended = 0
         self._released: list[int] = []
         self._acked = (0, 0)
 
     # --- the consumer ---
 
-    def begin(self) -> list[Begin | Leave]:
+    def begin(self, unread: int = 0) -> list[Begin | Leave]:
         """Begin the next epoch; the one that is open is left. Returns what is to be sent.
+
+        Args:
+            unread: how many batches of the last slab that was taken were not read.
 
         Raises:
             Refused: with EndOfStream if the feed has no further epoch, else because the stream failed or was closed.
@@ -84,11 +99,14 @@ class Stream:
             raise Refused(EndOfStream(text + "connect anew to read it from the start", feed=self.info.name))
         out: list[Begin | Leave] = [*self.leave(self.epoch)]
         self.epoch += 1
-        self._open, self._end, self._epoch_came = True, None, [0, 0, 0]
+        self.track.begin(self.epoch, unread)
+        self._opened(self._start if self._start and self._start.epoch == self.epoch else None)
         return [*out, Begin(self.epoch)]
 
-    def take(self, epoch: int) -> Received | End | None:
+    def take(self, epoch: int, hold: bool = False) -> Received | End | None:
         """The next slab of `epoch`, which is handed with that; its End; or None while nothing is here.
+
+        With `hold` no slab is handed.
 
         Raises:
             Refused: with StreamClosed if the connection was closed or a newer iteration has begun, else because the
@@ -103,14 +121,23 @@ class Stream:
             )
             raise Refused(StreamClosed(text, feed=self.info.name))
         if self._queue:
-            received = self._queue.popleft()
+            if hold:
+                return None
+            received, before = self._queue.popleft()
             self.handed += 1
+            self.track.handed(received.slab, before)
+            self._rest_of = None
             return received
         if self._end is not None:
             self._open = False
+            self.track.begin(epoch + 1)
             return self._end
         self._check()
         return None
+
+    def nothing_left(self, epoch: int) -> bool:
+        """Whether the stream began within `epoch`, which has ended, and nothing of it was left."""
+        return self._rest_of == epoch
 
     def leave(self, epoch: int) -> list[Leave]:
         """Leave `epoch`: what has come of it and was not handed is void. Returns what is to be sent."""
@@ -134,6 +161,21 @@ class Stream:
 
     # --- the daemon ---
 
+    def listed(self, begun: Begun) -> None:
+        """The splits of an epoch are known. Others than those of the position fail the stream with StateMismatch."""
+        if begun.epoch != self.epoch:
+            return
+        if self._digest is not None and self._digest[0] == begun.epoch and self._digest[1] != begun.digest:
+            self.fail(
+                StateMismatch(
+                    f"the list of splits of epoch {begun.epoch} is another one now: its SHA-256 was "
+                    f"{self._digest[1].hex()[:16]} and is {begun.digest.hex()[:16]}. The stream can only go on with "
+                    "the same splits in the same order: bring them back, or begin anew",
+                    feed=self.info.name,
+                )
+            )
+        self.track.listed(begun.epoch, begun.digest)
+
     def came(self, received: Received) -> None:
         """A slab came.
 
@@ -147,38 +189,40 @@ class Stream:
                 f"to come was slab {self._came} of epoch {self.epoch}"
             )
         self._came += 1
-        if slab.epoch < self.epoch or not self._open or self.error is not None:
+        if not self._reads(slab.epoch):
             self.handed += 1
             return
-        for i, more in enumerate((1, slab.batches, slab.rows)):
-            self._epoch_came[i] += more
-        self._queue.append(received)
+        self._tally.came(slab)
+        before, self._before = tuple(self._before), []
+        self._queue.append((received, before))
+
+    def passed(self, message: Passed | LaneEnded) -> None:
+        """Batches were passed over, or a lane ended."""
+        if self._reads(message.epoch):
+            if isinstance(message, Passed):
+                self._tally.came(message)
+            else:
+                self._tally.ended(message)
+            self._before.append(message)
 
     def ended(self, end: End) -> None:
         """An epoch's End came. An epoch that is not all there fails the stream with IncompleteEpoch."""
         self._ended += 1
-        if end.epoch != self.epoch or not self._open or self.error is not None:
+        if not self._reads(end.epoch):
             return
-        slabs, batches, rows = self._epoch_came
-        if (slabs, batches, rows) != (end.slabs, end.batches, end.rows):
-            self.fail(
-                IncompleteEpoch(
-                    f"epoch {end.epoch} came as {slabs} slabs, {batches} batches and {rows} rows, but the daemon "
-                    f"counted {end.slabs}, {end.batches} and {end.rows}: please report this as a bug",
-                    feed=self.info.name,
-                )
+        fault = self._tally.fault(end)
+        if fault is not None:
+            fault = f"epoch {end.epoch} {fault}: please report this as a bug"
+        elif self.info.batches is not None and end.batches != self.info.batches:
+            fault = (
+                f"epoch {end.epoch} had {end.batches} batches and {end.rows} rows, but the feed promises "
+                f"{self.info.batches} batches: `samples=` of the feed, or the length of its source, is not what "
+                "its generator yields"
             )
-        elif self.info.batches is not None and batches != self.info.batches:
-            self.fail(
-                IncompleteEpoch(
-                    f"epoch {end.epoch} had {batches} batches and {rows} rows, but the feed promises "
-                    f"{self.info.batches} batches: `samples=` of the feed, or the length of its source, is not what "
-                    "its generator yields",
-                    feed=self.info.name,
-                )
-            )
-        else:
+        if fault is None:
             self._end = end
+        else:
+            self.fail(IncompleteEpoch(fault, feed=self.info.name))
 
     def fail(self, error: PenstockError) -> None:
         """The stream failed; the first reason stays. Slabs that came before are still handed."""
@@ -189,6 +233,34 @@ class Stream:
         self.fail(error)
         self._queue.clear()
 
+    def cut(self) -> set[int]:
+        """The connection is gone. Returns what `aliased` was: those slots, and their numbers, were its own."""
+        if self._queue:
+            self._end = None
+        self._queue.clear()
+        self._came = self.handed = self._ended = 0
+        self._acked = (0, 0)
+        self._released = []
+        aliased, self.aliased = self.aliased, set()
+        return aliased
+
+    def place(self) -> Position:
+        """From where another connection has to begin."""
+        if self._open and self._end is None:
+            return self.track.newest()
+        if self._start is not None and self._start.epoch > self.epoch:
+            return self._start
+        return Position(self.info, self.epoch + 1)
+
+    def joined(self, place: Position) -> list[Begin]:
+        """Another connection begins at `place`. Returns what is to be sent."""
+        if not self._open or self._end is not None:
+            return []
+        self._opened(place if place.epoch == self.epoch else None)
+        if place.digest and place.epoch == self.epoch:
+            self._digest = (place.epoch, place.digest)
+        return [Begin(self.epoch)]
+
     def ack(self) -> Ack | None:
         """What the daemon has not been told yet, or None; the caller sends it."""
         news = (self.handed, self._ended)
@@ -197,6 +269,14 @@ class Stream:
         self._acked = news
         released, self._released = self._released[:MAX_RELEASED], self._released[MAX_RELEASED:]
         return Ack(self.handed, tuple(released), self._ended)
+
+    def _opened(self, place: Position | None) -> None:
+        self._open, self._end = True, None
+        self._tally = Tally(place)
+        self._before = []
+
+    def _reads(self, epoch: int) -> bool:
+        return epoch == self.epoch and self._open and self.error is None
 
     def _void(self) -> None:
         self.handed += len(self._queue)

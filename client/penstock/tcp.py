@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import zmq
 
-from penstock_proto import VERSION, ConnectionLost, PenstockError, ProtocolError, Unreachable
+from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable
 from penstock_proto.codec import encode, from_server
 from penstock_proto.messages import (
     Chunk,
@@ -24,6 +25,7 @@ from penstock_proto.messages import (
     Opened,
     Ping,
     Pong,
+    Resume,
     ServerMessage,
     Slab,
     Welcome,
@@ -41,7 +43,11 @@ MAX_CHUNK = 1 << 20
 PING_AFTER = 5.0
 LOST_AFTER = 30.0
 """Seconds without a byte after which the daemon is given up; a Ping after 5 s asks it for one."""
+STEP = 0.1
+"""Seconds after which a wait for the daemon's answer looks around."""
 _LINGER_MS = 500
+_CONNECT_MS = 3000
+"""Milliseconds after which a connection that nobody answers is tried anew: the link may be back."""
 
 
 class TcpTransport:
@@ -59,6 +65,7 @@ class TcpTransport:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_CHUNK)
@@ -75,11 +82,15 @@ class TcpTransport:
         self._root: Root | None = None
         self._view: npt.NDArray[np.uint8] | None = None
         self._filled = 0
-        self._said = time.monotonic()
-        self._pinged: float | None = None
+        self._said = self._heard = self._pinged = time.monotonic()
 
-    def hello(self, timeout: float) -> Welcome:
+    def hello(self, timeout: float, watch: Callable[[], None] | None = None) -> Welcome:
         """Introduce this client and ask for the feed.
+
+        Args:
+            timeout: seconds that the daemon has to answer.
+            watch: called now and then while waiting; it may raise to break off. With it a connection that breaks
+                meanwhile is given up (ConnectionLost), else the socket connects again.
 
         Raises:
             Unreachable: nobody answered within `timeout` seconds.
@@ -87,11 +98,11 @@ class TcpTransport:
         """
         deadline = time.monotonic() + timeout
         where = f"{self._address.endpoint}, tried for {timeout:g} s"
-        if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):
+        if not self._await(zmq.POLLOUT, deadline, watch):
             raise Unreachable(f"no daemon listens at {where}: {self._mend()}")
         hello = Hello(VERSION, self._address.feed, f"{socket.gethostname()}:{os.getpid()}")
         try:
-            answer = self._ask(hello, deadline - time.monotonic())
+            answer = self._ask(hello, deadline, watch)
         except TimeoutError:
             raise Unreachable(
                 f"something accepts connections at {where}, but does not answer: is it a Penstock daemon, and alive? "
@@ -111,14 +122,24 @@ class TcpTransport:
             "machine reaches (127.0.0.1 serves its own host only), and does a firewall let the port through?"
         )
 
-    def open(self, welcome: Welcome, cut: Cut, timeout: float) -> None:
-        """Open the session's stream on this connection.
+    def open(
+        self,
+        welcome: Welcome,
+        cut: Cut,
+        timeout: float,
+        start: Sequence[bytes] = (),
+        watch: Callable[[], None] | None = None,
+    ) -> None:
+        """Open the session's stream on this connection, at the position in the pieces of `start`.
 
         Raises:
             PenstockError: the daemon refused, or did not answer for `timeout` seconds.
         """
+        for piece in start:
+            self._socket.send(encode(Resume(welcome.session, piece)))
         try:
-            answer = self._ask(Open(welcome.session, b"", CREDIT, CREDIT_BYTES, 0), timeout)
+            opening = Open(welcome.session, b"", CREDIT, CREDIT_BYTES, 0)
+            answer = self._ask(opening, time.monotonic() + timeout, watch)
         except TimeoutError:
             raise Unreachable(
                 f"the daemon at {self._address.endpoint} did not open the session in {timeout:g} s"
@@ -128,10 +149,24 @@ class TcpTransport:
         self._cut = cut
         while self._monitor.poll(0):  # an earlier connection, before a daemon's restart
             self._monitor.recv_multipart()
+        self._said = self._heard = self._pinged = time.monotonic()
 
-    def _ask(self, message: ClientMessage, timeout: float) -> ServerMessage:
+    def _await(self, event: int, deadline: float, watch: Callable[[], None] | None) -> bool:
+        """Wait until the socket is ready; returns False at `deadline`."""
+        while True:
+            left = deadline - time.monotonic()
+            if self._socket.poll(int(1000 * max(0.0, min(left, STEP))), event):
+                return True
+            if left <= 0:
+                return False
+            if watch is not None:
+                watch()
+                if event == zmq.POLLIN and self._monitor.poll(0):
+                    raise ConnectionLost(f"the connection to the daemon at {self._address.endpoint} broke again")
+
+    def _ask(self, message: ClientMessage, deadline: float, watch: Callable[[], None] | None) -> ServerMessage:
         self._socket.send(encode(message))
-        if not self._socket.poll(max(0, int(timeout * 1000))):
+        if not self._await(zmq.POLLIN, deadline, watch):
             raise TimeoutError
         answer = from_server(self._socket.recv())
         if isinstance(answer, Failed):
@@ -147,21 +182,29 @@ class TcpTransport:
         Raises:
             ConnectionLost: no sign of life for too long.
         """
+        if self.silent():  # also where data is here now: the daemon has let go of who was silent for as long
+            raise ConnectionLost(
+                f"the daemon at {self._address.endpoint} was silent for {LOST_AFTER:g} s: it hangs, the network is "
+                "cut, or this process stood still"
+            )
         self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if for_room else 0))
         ready = dict(self._poller.poll(int(timeout * 1000)))
         if self._notes.bell is not None and self._notes.bell.socket.fileno() in ready:
             self._notes.bell.clear()
         now = time.monotonic()
-        if self._socket in ready:
-            self._pinged = None
-        if now - self._said >= PING_AFTER:  # also while a slab comes in slowly: the daemon must hear of us
+        if ready.get(self._socket, 0) & zmq.POLLIN:
+            self._heard = now
+        if now - min(self._said, max(self._heard, self._pinged)) >= PING_AFTER:  # each side must hear of the other
             self.send(encode(Ping()))
-            self._pinged = self._pinged or now
-        elif self._pinged is not None and now - self._pinged > LOST_AFTER - PING_AFTER:
-            raise ConnectionLost(
-                f"the daemon at {self._address.endpoint} was silent for {LOST_AFTER:g} s: it hangs, or "
-                "the network is cut"
-            )
+            self._pinged = now
+
+    def silent(self) -> bool:
+        """Whether nothing was heard of the daemon for so long that it may have given the session's data away."""
+        return time.monotonic() - self._heard > LOST_AFTER
+
+    def released(self) -> list[int]:
+        """None: no slot is aliased."""
+        return []
 
     def receive(self) -> ServerMessage | Received | None:
         """The next slab or message, or None if none is here.
@@ -238,15 +281,3 @@ class TcpTransport:
 
     def forget(self) -> None:
         """Nothing: pyzmq leaves a parent's sockets alone."""
-
-
-def connected(address: Address, notes: Notes, timeout: float) -> tuple[TcpTransport, Welcome]:
-    """A connection to the daemon at `address`, and its Welcome. Raises as `hello` does."""
-    dealer = TcpTransport(address, notes)
-    try:
-        return dealer, dealer.hello(timeout)
-    except BaseException as error:
-        if isinstance(error, PenstockError):
-            error.feed = error.feed or address.feed
-        dealer.close()
-        raise

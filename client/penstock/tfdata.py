@@ -1,4 +1,4 @@
-"""A session's stream as a `tf.data.Dataset`. The only file that imports TensorFlow.
+"""A session's stream as a `tf.data.Dataset`. Only this file and keras.py import TensorFlow.
 
 A slab comes out of `from_generator` as one uint8 tensor [batches, stride], which aliases its slot, and the graph cuts
 it: into batches by `from_tensor_slices`, and a batch into leaves by slice and bitcast. So an element costs TensorFlow
@@ -47,9 +47,14 @@ def dataset(reader: Reader) -> tf.data.Dataset:
         _begin, args=(_token(reader, form),), output_signature=tuple(form.signature())
     )
     batches = source.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
-    result = batches.map(form.cut)
-    if reader.info.batches is not None:
-        result = result.apply(tf.data.experimental.assert_cardinality(reader.info.batches))
+    if reader.info.batches is None:
+        result = batches.map(form.cut)
+    else:
+        # Keras counts its steps by the cardinality. That of `assert_cardinality` would make the first epoch after a
+        # resume, which is shorter, an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
+        nothing = tf.data.Dataset.from_tensors(form.nothing()).unbatch().repeat()
+        counted = tf.data.Dataset.zip(batches.concatenate(nothing), tf.data.Dataset.range(reader.info.batches))
+        result = counted.map(form.cut_counted)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # Its thread holds up the end of an iterator: `break` then takes seconds now and then, also in plain tf.data.
@@ -100,6 +105,11 @@ class _Form:
         return tuple(parts)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def cut_counted(self, parts: tuple[tf.Tensor, ...], _: tf.Tensor) -> Any:
+        """As `cut`, for components in a tuple beside their number."""
+        return self.cut(*parts)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def cut(self, *parts: tf.Tensor) -> Any:
         """The feed's structure of one batch, out of the components without their first dimension."""
         rest = iter(parts)
@@ -144,10 +154,14 @@ class _Epoch:
 
     def __init__(self, form: _Form) -> None:
         self._form = form
+        form.reader.by_dataset = True
         self._session = form.reader.session
         self._nothing = form.nothing()
         self._heard: int | None = None
         self._interrupted = False
+        self._begin()
+
+    def _begin(self) -> None:
         try:
             self._epoch = self._session.begin()
             return
@@ -172,7 +186,10 @@ class _Epoch:
             self._heard = None
             return self._form.components(item)
         if isinstance(item, End):
-            raise StopIteration
+            if not self._session.nothing_left(self._epoch):
+                raise StopIteration
+            self._begin()
+            return self._nothing
         if self._interrupted or interrupts.heard() != self._heard:
             self._interrupted = True
             raise KeyboardInterrupt("Ctrl-C while waiting for data")

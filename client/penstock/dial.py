@@ -1,0 +1,140 @@
+"""How a session gets to its daemon: a private one is started, hands are shaken, and the stream is opened at a position.
+
+The same for the first connection, for another at a loaded position, and for each attempt after a loss.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_proto import ConnectionLost, PenstockError, Unreachable
+from penstock_proto.messages import FeedInfo
+from penstock_proto.position import Position, pack
+
+from . import address
+from .cut import Cut
+from .local import LocalTransport
+from .notes import Notes
+from .private import PrivateDaemon
+from .tcp import TcpTransport
+
+_PIECE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An open way to a daemon: the transport over which the stream comes, and what comes over it."""
+
+    transport: LocalTransport | TcpTransport
+    info: FeedInfo
+    cut: Cut
+
+
+class Dial:
+    """Where a feed is, and how to get there.
+
+    Attributes:
+        url: as the user gave it.
+        daemon: the private daemon, if it is one and runs.
+        timeout: seconds that the daemon has for each answer of the handshake.
+    """
+
+    def __init__(self, url: str, workers: int | None, memory: int | None, transport: str, timeout: float) -> None:
+        """Raises StartError where the URL has no proper form."""
+        self.url = url
+        self.daemon: PrivateDaemon | None = None
+        self.timeout = timeout
+        self._workers = workers
+        self._memory = memory
+        self._transport = transport
+        self._private = address.is_private(url)
+        self._address = None if self._private else address.parse(url)
+
+    def __str__(self) -> str:
+        """The URL of the feed, of a private daemon also, once it runs."""
+        return str(self._address or self.url)
+
+    def __call__(
+        self,
+        notes: Notes,
+        start: Callable[[FeedInfo], Position | None],
+        timeout: float,
+        watch: Callable[[], None] | None = None,
+    ) -> Way:
+        """An open way.
+
+        Args:
+            notes: the session's.
+            start: the position from which the stream of this feed is to begin, or None for its very beginning. It may
+                raise.
+            timeout: seconds that the daemon has for each answer.
+            watch: for attempts after a loss: called now and then while waiting; it may raise to break off.
+
+        Raises:
+            PenstockError: as `connect`.
+        """
+        place = self._place(watch)
+        watch = watch and self._watching(watch)
+        dealer = TcpTransport(place, notes)
+        try:
+            welcome = dealer.hello(timeout, watch)
+            cut = Cut(welcome.feed)
+            pieces = _pieces(start(welcome.feed))
+            if self._transport != "tcp":
+                try:
+                    local = LocalTransport(welcome, cut, notes, timeout, pieces, watch)
+                except OSError as error:
+                    if self._transport == "local":
+                        raise Unreachable(
+                            f"{place} has no shared memory with this process ({error}): the daemon is on another host "
+                            'or in another container; transport="tcp" reaches it',
+                            feed=place.feed,
+                        ) from None
+                else:
+                    dealer.close()
+                    return Way(local, welcome.feed, cut)
+            dealer.open(welcome, cut, timeout, pieces, watch)
+            return Way(dealer, welcome.feed, cut)
+        except BaseException as error:
+            if isinstance(error, PenstockError):
+                error.feed = error.feed or place.feed
+            dealer.close()
+            raise
+
+    def without_daemon(self) -> Dial:
+        """Another that knows the same address, and has no private daemon to end."""
+        other = copy.copy(self)
+        other.daemon = None
+        other._private = False
+        return other
+
+    def stop(self) -> None:
+        """End the private daemon, if there is one."""
+        daemon, self.daemon = self.daemon, None
+        if daemon is not None:
+            daemon.stop()
+
+    def _place(self, watch: Callable[[], None] | None) -> address.Address:
+        if self._private and (self.daemon is None or not self.daemon.alive()):
+            self.stop()
+            self.daemon = PrivateDaemon(self.url, self._workers, self._memory, watch)
+            self._address = address.parse(self.daemon.url)
+        assert self._address is not None
+        return self._address
+
+    def _watching(self, watch: Callable[[], None]) -> Callable[[], None]:
+        def look() -> None:
+            watch()
+            if self.daemon is not None and not self.daemon.alive():
+                raise ConnectionLost("the private daemon ended")
+
+        return look
+
+
+def _pieces(position: Position | None) -> list[bytes]:
+    if position is None:
+        return []
+    data = pack(position)
+    return [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]

@@ -1,0 +1,250 @@
+"""What makes training go on in the middle of an epoch after a crash: for `Model.fit`, and for `tf.train.Checkpoint`.
+
+    connection = penstock.connect("tcp://loader:5555/train")
+    resume = penstock.keras.Resume(connection, "checkpoints")
+    model.fit(connection.dataset(), epochs=10, callbacks=[resume])
+
+Imports TensorFlow and Keras; `import penstock` does not import this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from .connection import Connection
+
+__all__ = ["CheckpointState", "Resume"]
+
+_KEY = "progress/.ATTRIBUTES/py_state"
+
+logger = logging.getLogger("penstock")
+
+
+class CheckpointState(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """The state of a connection as a part of a `tf.train.Checkpoint`, saved and restored with the model.
+
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step,
+                                         data=penstock.keras.CheckpointState(connection, consumed=step))
+
+    Restoring loads the state into the connection, which must not have been read before (see
+    `Connection.load_state_dict`). It happens at `restore`, or, where the object comes to the checkpoint later, then.
+    """
+
+    def __init__(self, connection: Connection, consumed: Callable[[], int] | tf.Variable | None = None) -> None:
+        """`consumed`: batches that the training loop consumed since the stream's very beginning, with those of earlier
+        runs: a function that returns it, or a variable that holds it (and is restored with the same checkpoint). None
+        where `Connection.batches` is read, which counts itself.
+        """
+        super().__init__()
+        self._connection = connection
+        self._consumed = consumed
+
+    def serialize(self) -> str:
+        """The state as JSON. Called by TensorFlow."""
+        count = self._consumed
+        if count is not None:
+            count = int(count() if callable(count) and not isinstance(count, tf.Variable) else count.numpy())
+        return json.dumps(self._connection.state_dict(count))
+
+    def deserialize(self, text: bytes) -> None:
+        """Load the state into the connection. Called by TensorFlow."""
+        self._connection.load_state_dict(json.loads(text))
+
+
+class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """How far `fit` has come, as JSON in the checkpoint of the model."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        super().__init__()
+        self.value = value
+
+    def serialize(self) -> str:
+        return json.dumps(self.value)
+
+    def deserialize(self, text: bytes) -> None:
+        self.value = json.loads(text)
+
+
+class Resume(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves the model with its place in the data, and makes `fit` go on there after a crash, also within an epoch.
+
+    Model, optimizer, seeds of random layers, epoch, and the connection's state are one checkpoint, which is there whole
+    or not at all, so they always match. Made anew on the same directory, this loads the newest state into the
+    connection at once, and `fit` restores the model as it begins. It then goes on in the epoch that was interrupted,
+    and the remaining batches are those that an undisturbed run would have got. Later epochs have their full length.
+
+    Args:
+        connection: from `penstock.connect`, not read yet. `fit` gets its `dataset()`, or one made from it in which an
+            element is still one batch, in order (`map` and `prefetch`, not `shuffle`, `filter`, `take` or `batch`).
+        directory: where checkpoints are kept, one directory for each training.
+        every: steps after which a checkpoint is saved, besides at the end of each epoch; None: only there. Within
+            epochs nothing is saved where `fit` does not know their length (the feed has no `samples=`, or a `filter`
+            hides it) or has `steps_per_epoch=` (for which it must get `dataset().repeat()`).
+        keep: how many checkpoints are kept.
+
+    Raises:
+        StateMismatch: the checkpoint was made with another feed.
+        ValueError: as `Connection.load_state_dict`, or the checkpoint is none of this class.
+    """
+
+    def __init__(
+        self, connection: Connection, directory: str | os.PathLike[str], every: int | None = 100, keep: int = 2
+    ) -> None:
+        super().__init__()
+        if every is not None and every < 1:
+            raise ValueError(f"every={every}: it is a number of steps, 1 or more, or None")
+        self._connection = connection
+        self._directory = os.fspath(directory)
+        self._every = every
+        self._keep = keep
+        self._manager: tf.train.CheckpointManager | None = None
+        self._latest: str | None = tf.train.latest_checkpoint(self._directory)
+        self._progress: dict[str, Any] | None = None
+        self._consumed = 0
+        self._saved = 0
+        self._epoch = 0
+        self._quiet = contextlib.ExitStack()
+        self._rest_ends = -1
+        self._values: list[tuple[Any, Any]] = []
+        if self._latest is not None:
+            self._progress = self._read(self._latest)
+            self._consumed = self._saved = self._progress["consumed"]
+            connection.load_state_dict(self._progress["state"])
+
+    @property
+    def initial_epoch(self) -> int:
+        """The epoch, as `fit` counts, in which training begins: 0, or the one that was interrupted."""
+        return self._progress["epoch"] if self._progress is not None else 0
+
+    @property
+    def consumed(self) -> int:
+        """Batches that were trained on since the very beginning."""
+        return self._consumed
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore the model. Called by Keras."""
+        model = self.model
+        if not model.built:
+            raise ValueError("Resume needs a model that is built, so that it can be restored: call model.build(shape)")
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        variables = {
+            **_named("model", model.variables),
+            **_named("optimizer", getattr(model.optimizer, "variables", ())),
+        }
+        self._variables = list(variables.values())
+        self._shapes = {name: list(variable.shape) for name, variable in variables.items()}
+        holder = tf.train.Checkpoint(**{name: variable.value for name, variable in variables.items()})
+        self._checkpoint = tf.train.Checkpoint(variables=holder, progress=_Progress({}))
+        self._manager = tf.train.CheckpointManager(self._checkpoint, self._directory, max_to_keep=self._keep)
+        if self._progress is not None:
+            was, now = self._progress["variables"], self._shapes
+            found = [f"{name} had shape {was.get(name)} and has {now.get(name)}" for name in {**was, **now}]
+            found = [text for name, text in zip({**was, **now}, found, strict=True) if was.get(name) != now.get(name)]
+            if found:
+                raise ValueError(
+                    f"the checkpoint {self._latest} was made with another model, of {len(was)} variables where this "
+                    f"one has {len(now)}: {'; '.join(found[:3])}"
+                )
+            self._checkpoint.restore(self._latest).assert_consumed()
+            model._initial_epoch = self.initial_epoch  # as keras.callbacks.BackupAndRestore does
+        self._epoch = self.initial_epoch
+        steps, batches = self.params.get("steps"), self._connection.cardinality
+        self._by_epochs = steps in (None, batches)
+        self._within = steps is not None and steps == batches
+        if not self._within and self._every is not None:
+            logger.warning(
+                "%s is saved at the ends of epochs only, as fit counts %s steps in an epoch and the feed has %s "
+                "batches: both must be known and equal",
+                self._directory,
+                steps or "no",
+                batches or "no known number of",
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note where the epoch begins. Called by Keras."""
+        self._epoch = epoch
+        self._begin = self._consumed
+        if self._progress is not None and self._progress["within"] and epoch == self.initial_epoch:
+            self._rest_ends = (self._connection.cardinality or 0) - _read(self._progress["state"])
+            self._quiet.enter_context(warnings.catch_warnings())  # the rest of an epoch is shorter, as it should be
+            warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count, and save now and then. Called by Keras."""
+        self._consumed = self._begin + batch + 1
+        if batch + 1 == self._rest_ends:
+            # Keras then tries one step more, whose draws of random numbers count although it finds no data.
+            self._values = [(variable, variable.numpy()) for variable in self._variables]
+        if self._every is None or self._consumed - self._saved < self._every or not self._within:
+            return
+        state = self._connection.state_dict(self._consumed)
+        if _read(state) not in (0, self._connection.cardinality):  # else the epoch's end saves, which comes now
+            self._save(state, self._epoch, within=True)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Undo what Keras did behind the last step. Called by Keras, before validation."""
+        self._undo()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save. Called by Keras, after validation."""
+        self._undo()
+        self._quiet.close()
+        state = self._connection.state_dict(self._consumed)
+        if self._by_epochs and _read(state) not in (0, self._connection.cardinality):
+            raise ValueError(
+                f"fit took {self._consumed - self._begin} steps in epoch {epoch}, which leaves the stream within its "
+                f"epoch {state['position']['epoch']}: an element of the dataset that fit gets must be one batch, in "
+                "order, so make it of connection.dataset() with map and prefetch alone"
+            )
+        self._save(state, epoch + 1, within=False)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Let a later `fit` begin where it is told to. Called by Keras."""
+        self._quiet.close()
+        self.model._initial_epoch = None
+        self._progress = None
+
+    def _undo(self) -> None:
+        values, self._values, self._rest_ends = self._values, [], -1
+        for variable, value in values:
+            variable.assign(value)
+
+    def _save(self, state: dict[str, Any], epoch: int, within: bool) -> None:
+        assert self._manager is not None
+        self._checkpoint.progress.value = {
+            "consumed": self._consumed,
+            "epoch": epoch,
+            "within": within,
+            "state": state,
+            "variables": self._shapes,
+        }
+        self._manager.save()
+        self._saved = self._consumed
+
+    @staticmethod
+    def _read(path: str) -> dict[str, Any]:
+        reader = tf.train.load_checkpoint(path)
+        if not reader.has_tensor(_KEY):
+            raise ValueError(f"{path} is no checkpoint of penstock.keras.Resume: give it a directory of its own")
+        progress: dict[str, Any] = json.loads(reader.get_tensor(_KEY))
+        return progress
+
+
+def _read(state: dict[str, Any]) -> int:
+    """How many batches of its epoch are behind the state."""
+    read: int = state["position"]["batches"] + state["position"]["skip"]
+    return read
+
+
+def _named(kind: str, variables: Any) -> dict[str, Any]:
+    return {f"{kind}{number}": variable for number, variable in enumerate(variables)}

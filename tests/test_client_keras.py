@@ -1,0 +1,185 @@
+"""`fit` and a loop of one's own go on in the middle of an epoch after a crash, with the identical rest."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_daemon import FakeDaemon, dealt, numbers
+
+import penstock
+
+LANES = [41, 30, 27]
+TOTAL = -(-sum(LANES) // 4)
+EPOCHS = 4
+
+TRAIN = """
+import os, signal, sys
+import keras, numpy as np, tensorflow as tf
+import penstock, penstock.keras
+url, directory, out, kill_at = sys.argv[1:5]
+keras.utils.set_random_seed(7)
+tf.config.experimental.enable_op_determinism()
+model = keras.Sequential([
+    keras.layers.Input((16,)), keras.layers.Rescaling(1e-3), keras.layers.Dense(8, "tanh"),
+    keras.layers.Dropout(0.5), keras.layers.Dense(1),
+])
+model.compile("adam", "mse")
+
+class Kill(keras.callbacks.Callback):
+    steps = 0
+    def on_train_batch_end(self, batch, logs=None):
+        Kill.steps += 1
+        if Kill.steps == int(kill_at):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+connection = penstock.connect(url)
+resume = penstock.keras.Resume(connection, directory, every=3)
+history = model.fit(
+    connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32) * 1e-3)),
+    epochs=4, verbose=0, shuffle=False, callbacks=[resume, Kill()],
+)
+print(Kill.steps, resume.consumed, history.epoch)
+np.savez(out, *[np.array(v) for v in [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]])
+connection.close()
+"""
+
+
+def train(daemon: FakeDaemon, directory: Path, out: Path, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", TRAIN, daemon.url, str(directory), str(out), str(kill_at)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("turn", [1, 3])
+def test_fit_killed_in_the_middle_of_epoch_2_ends_with_the_same_weights_bit_by_bit(tmp_path: Path, turn: int) -> None:
+    info, epoch = dealt(LANES, turn=turn)
+    with FakeDaemon(info, epoch) as daemon:
+        quiet = train(daemon, tmp_path / "a", tmp_path / "a.npz")
+        assert quiet.returncode == 0, quiet.stderr
+        assert quiet.stdout.split("\n")[0] == f"{EPOCHS * TOTAL} {EPOCHS * TOTAL} [0, 1, 2, 3]"
+        killed = train(daemon, tmp_path / "b", tmp_path / "b.npz", kill_at=2 * TOTAL + 10)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        again = train(daemon, tmp_path / "b", tmp_path / "b.npz")
+        assert again.returncode == 0, again.stderr
+        steps, consumed, *epochs = again.stdout.split("\n")[0].split(maxsplit=2)
+        assert int(consumed) == EPOCHS * TOTAL
+        assert TOTAL < int(steps) < 2 * TOTAL, "it went on within epoch 2, and epoch 3 had its full length"
+        assert epochs == ["[2, 3]"]
+        assert "ran out of data" not in again.stderr
+        whole, pieced = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
+        assert whole.files == pieced.files
+        for name in whole.files:
+            np.testing.assert_array_equal(whole[name], pieced[name])
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Keras keeps what it made: let it go."""
+    yield
+    import keras
+
+    keras.backend.clear_session()
+    gc.collect()
+
+
+def model_of(width: int = 16) -> Any:
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((width,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_checkpoint_carries_the_state_with_the_model(tf: Any, tmp_path: Path) -> None:
+    from penstock.keras import CheckpointState
+
+    info, epoch = dealt(LANES)
+    found = []
+    with FakeDaemon(info, epoch) as daemon:
+        for _ in range(3):
+            connection = penstock.connect(daemon.url)
+            step = tf.Variable(0, dtype=tf.int64)
+            data = CheckpointState(connection, consumed=step)
+            checkpoint = tf.train.Checkpoint(step=step, data=data)
+            manager = tf.train.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+            if manager.latest_checkpoint:
+                checkpoint.restore(manager.latest_checkpoint)
+            for _, y in connection.dataset().take(7):
+                found.append(int(y[0]))
+                step.assign_add(1)
+            manager.save()
+            connection.close()
+            del connection, data, checkpoint, manager
+            gc.collect()
+    assert found == list(range(21))
+
+
+def test_a_dataset_whose_elements_are_not_batches_is_refused(
+    tf: Any, forgotten: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from penstock.keras import Resume
+
+    def even(x: Any, y: Any) -> Any:
+        return tf.equal(y[0] % 2, 0)
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url) as connection:
+        data = connection.dataset().filter(even).map(lambda x, y: (x, tf.cast(y, tf.float32)))
+        with pytest.raises(ValueError, match="must be one batch"), pytest.warns(UserWarning, match="ran out"):
+            model_of().fit(data, verbose=0, callbacks=[Resume(connection, tmp_path)])
+        assert "is saved at the ends of epochs only, as fit counts no steps in an epoch" in caplog.text
+        del data
+
+
+def test_another_model_than_that_of_the_checkpoint_is_refused(tf: Any, forgotten: None, tmp_path: Path) -> None:
+    import keras
+
+    from penstock.keras import Resume
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon:
+        with penstock.connect(daemon.url) as connection:
+            data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
+            model_of().fit(data, verbose=0, callbacks=[Resume(connection, tmp_path)])
+            del data
+        with penstock.connect(daemon.url) as connection:
+            other = model_of()
+            other.add(keras.layers.Dense(3))
+            other.compile("sgd", "mse")
+            data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
+            with pytest.raises(ValueError, match="made with another model, of 4 variables where this one has 6"):
+                other.fit(data, epochs=2, verbose=0, callbacks=[Resume(connection, tmp_path)])
+            del data, other
+
+
+def test_a_feed_of_unknown_length_is_resumed_at_the_ends_of_epochs(tf: Any, forgotten: None, tmp_path: Path) -> None:
+    from penstock.keras import Resume
+
+    info, epoch = numbers(5)
+    assert info.batches is None
+    with FakeDaemon(info, epoch) as daemon:
+        for run in range(2):
+            connection = penstock.connect(daemon.url)
+            resume = Resume(connection, tmp_path, every=1)
+            assert resume.initial_epoch == run
+            data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
+            with pytest.warns(UserWarning, match="ran out of data"):
+                model_of().fit(data, epochs=run + 1, verbose=0, callbacks=[resume])
+            assert resume.consumed == 5 * (run + 1)
+            connection.close()
+            del data, connection, resume
+            gc.collect()

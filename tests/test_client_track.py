@@ -1,0 +1,124 @@
+"""Positions that the client adds up: behind any batch, whatever the slabs, and in bounded memory."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_daemon import Made, dealt, standing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import track
+from penstock.track import Tally, Track
+from penstock_proto.messages import End, FeedInfo, LaneEnded, Slab
+from penstock_proto.position import Position, pack, unpack
+
+lanes = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(sum)
+
+
+def slabs(info: FeedInfo, plan: list[Made | LaneEnded], cuts: list[int]) -> list[tuple[Slab, list[LaneEnded]]]:
+    """The plan's slabs, cut further, each with the lanes' ends before it."""
+    found: list[tuple[Slab, list[LaneEnded]]] = []
+    before: list[LaneEnded] = []
+    for item in plan:
+        if isinstance(item, LaneEnded):
+            before.append(item)
+            continue
+        parts = [item]
+        while parts[-1].batches > 1 and cuts and cuts.pop():
+            parts[-1:] = parts[-1].split(1)
+        for made in parts:
+            lane = made.lane if made.lane is not None else 0
+            message = Slab(0, 0, lane, made.index, made.batches, made.rows, len(made.data), record=made.record())
+            found.append((message, before))
+            before = []
+    return found
+
+
+@given(lanes, st.integers(1, 4), st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 60), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_the_position_behind_any_batch_is_that_of_the_stream(
+    rows: list[int], turn: int, cuts: list[int], asked: list[int]
+) -> None:
+    info, epoch = dealt(rows, turn=turn)
+    plan = epoch(0)
+    follow = Track(info)
+    borders = [0]
+    for slab, before in slabs(info, plan, cuts):
+        follow.handed(slab, tuple(before))
+        borders.append(follow.consumed)
+    for consumed in sorted(n for n in asked if n <= follow.consumed):
+        border = max(b for b in borders if b <= consumed)
+        position = follow.position(consumed)
+        assert position == msgspec.structs.replace(standing(info, 0, plan, border), skip=consumed - border)
+        assert unpack(pack(position)) == position
+    assert follow.newest() == standing(info, 0, plan, follow.consumed)
+    follow.begin(1)
+    assert follow.position(follow.consumed) == Position(info, 1)
+
+
+@given(lanes, st.integers(1, 3), st.data())
+@settings(max_examples=50, deadline=None)
+def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right(
+    rows: list[int], turn: int, data: st.DataObject
+) -> None:
+    info, epoch = dealt(rows, turn=turn)
+    plan = epoch(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(track, "KEEP", 8)
+        patch.setattr(track, "SPAN", 6)
+        follow = Track(info)
+        for e in range(3):
+            follow.begin(e)
+            for slab, before in slabs(info, epoch(e), []):
+                follow.handed(msgspec.structs.replace(slab, epoch=e), tuple(before))
+                assert len(follow._steps) <= 9
+        count = follow.consumed // 3
+        consumed = data.draw(st.integers(follow._oldest, follow.consumed))
+        position = follow.position(consumed)
+    batches = position.epoch * count + position.batches + position.skip
+    assert batches == consumed
+    assert position.skip < 6 + turn
+    whole = standing(info, position.epoch, plan, position.batches)
+    assert (position.places, position.merged, position.rows) == (whole.places, whole.merged, whole.rows)
+
+
+def test_asking_for_what_was_not_handed_or_is_forgotten_names_both_numbers() -> None:
+    info, epoch = dealt([20, 20])
+    follow = Track(info, consumed=100)
+    for slab, before in slabs(info, epoch(0), []):
+        follow.handed(slab, tuple(before))
+    follow.position(105)
+    with pytest.raises(ValueError, match=r"consumed=104, but the oldest state that is kept is behind 105"):
+        follow.position(104)
+    with pytest.raises(ValueError, match=r"consumed=200, but only 110 batches were handed over"):
+        follow.position(200)
+
+
+def test_batches_that_were_not_read_when_their_epoch_was_left_are_not_counted() -> None:
+    info, epoch = dealt([40], turn=4)
+    follow = Track(info)
+    (slab, before), *_ = slabs(info, epoch(0), [])
+    follow.handed(slab, tuple(before))
+    assert follow.position(1).skip == 1
+    follow.begin(1, unread=3)
+    assert follow.consumed == 1
+    assert follow.position(1) == Position(info, 1)
+
+
+def test_a_lane_that_lacks_a_batch_or_does_not_end_is_named() -> None:
+    info, epoch = dealt([8, 9])
+    plan = epoch(0)
+    for missing, says in (
+        (lambda lane: lane.lane == 1, "is over, but its lane 1, of which 2 batches came, has not ended"),
+        (lambda lane: False, "had 2 batches of lane 0, but that lane ended with 3"),
+    ):
+        tally = Tally()
+        for slab, before in slabs(info, plan, []):
+            for lane in before:
+                if not missing(lane):
+                    tally.ended(msgspec.structs.replace(lane, index=lane.index + (lane.lane == 0)))
+            tally.came(slab)
+        if "not ended" in says:
+            tally.ended(LaneEnded(0, 0, 0, 2, 0, b""))
+        assert tally.fault(End(0, tally.slabs, tally.batches, tally.rows)) == says
