@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from reference import batches_of_index, batches_of_lanes
 
 from penstock.track import Tally, Track
-from penstock_proto import GeneratorError, Leaf, MemoryBound, PenstockError
+from penstock_proto import ConnectionLost, GeneratorError, Leaf, MemoryBound, PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE, lay_out
 from penstock_proto.messages import FeedPlan
@@ -30,7 +30,9 @@ from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator.feeds import SplitsInfo
+from penstock_server.coordinator.gathering import Ask
 from penstock_server.coordinator.order import Part
+from penstock_server.coordinator.reader import Reader
 from penstock_server.coordinator.stream import IDS_PER_STREAM, Stream
 
 Sample: TypeAlias = tuple[int, int, int]
@@ -246,6 +248,7 @@ class Run:
     leftover: Batch = ()
     kept: Batch | None = None
     failed: bool = False
+    careful: bool = False
 
     def take(self, index: int) -> Batch | None:
         """Batch number `index`, or None when there is no further full one."""
@@ -320,7 +323,7 @@ class Worker:
         samples = feed.lane(start.epoch, start.lane)
         for _ in range(index * (feed.batch_size or 1)):
             next(samples)
-        self.runs[start.run] = Run(feed, start.epoch, samples, index)
+        self.runs[start.run] = Run(feed, start.epoch, samples, index, careful=start.careful)
 
     def fill(self, fill: Fill) -> None:
         """It makes `batches` batches from number `index`, and puts them at `base` of the slot."""
@@ -360,7 +363,7 @@ class Worker:
         fill = self.next_fill()
         assert fill is not None
         run = self.runs[fill.run]
-        wanted = self._world.random.randint(1, fill.batches - fill.made)
+        wanted = 1 if run.careful else self._world.random.randint(1, fill.batches - fill.made)
         parts: list[Batch] = []
         try:
             while len(parts) < wanted:
@@ -465,18 +468,18 @@ class Consumer:
     def __init__(
         self,
         world: World,
-        stream: Stream,
+        reader: Reader,
         reads: Sequence[tuple[int, int | None]],
         *,
         hoards: bool = False,
         dies_after: int | None = None,
         stays: bool = False,
         greedy: bool = False,
-        asks: dict[str, int],
+        ask: Ask,
         position: Position | None = None,
     ) -> None:
-        self.stream = stream
-        self.track = Track(stream.feed.info, position)
+        self.reader = reader
+        self.track = Track(reader.stream.feed.info, position)
         self.read: dict[int, list[Batch]] = {}
         self.ended: dict[int, m.End] = {}
         self.failures: list[PenstockError] = []
@@ -491,8 +494,8 @@ class Consumer:
         self._dies_after = dies_after
         self._stays = stays
         self._greedy = greedy
-        self._local = stream.share.quota > 0
-        self._quota = stream.share.quota
+        self._local = reader.share.quota > 0
+        self._quota = reader.share.quota
         self._epoch: int | None = None
         self._leave_after: int | None = None
         self._queue: deque[Slab] = deque()
@@ -502,7 +505,7 @@ class Consumer:
         self._handed_here = 0
         self._released: list[int] = []
         self.closed = False
-        self._asks = asks
+        self._ask = ask
         self._position = position
         self.lost = False
         self._before: list[m.LaneEnded | m.Passed] = []
@@ -511,9 +514,14 @@ class Consumer:
         self._begin_again = False
 
     @property
+    def stream(self) -> Stream:
+        """What it reads."""
+        return self.reader.stream
+
+    @property
     def under_way(self) -> tuple[int, int]:
         """Slabs and bytes sent and not yet said to be handed, as the daemon sees it."""
-        reader = self.stream.reader
+        reader = self.reader
         return reader.sent - reader.handed, reader._unhanded_bytes
 
     def options(self) -> list[Event]:
@@ -588,6 +596,9 @@ class Consumer:
         self._finish()
 
     def _fail(self, error: PenstockError) -> None:
+        if isinstance(error, ConnectionLost):  # another rank is gone
+            self.cut()
+            return
         self.failures.append(error)
         hold(len(self.failures) == 1, "the stream fails twice")
         while self._queue:
@@ -613,7 +624,7 @@ class Consumer:
         self._begin_again = False
         self._before.clear()
         self._tally = Tally(newest if newest.epoch == self._epoch else None)
-        self._say(self._world.coordinator.begin, self.stream, self._epoch)
+        self._say(self._world.coordinator.begin, self.reader, self._epoch)
 
     def cut(self) -> None:
         """The connection is cut: what was under way is lost, what was handed stays, the rest is to come again."""
@@ -628,17 +639,16 @@ class Consumer:
             self.gone = True
             return
         try:
-            stream = self._world.coordinator.open(
-                self.stream.feed.name, position=unpack(pack(self.track.newest())), **self._asks
-            )
-        except MemoryBound:
+            ask = replace(self._ask, position=unpack(pack(self.track.newest())), again=True)
+            reader = self._world.coordinator.open(self.stream.feed.name, ask)
+        except (MemoryBound, ProtocolError):  # our old session is not known to be gone
             return
-        del self._world.consumers[self.stream.number]
-        self.stream = stream
-        self._world.consumers[stream.number] = self
+        del self._world.consumers[self.reader.number]
+        self.reader = reader
+        self._world.consumers[reader.number] = self
         self.lost = False
         self.received = self._handed = self._handed_said = self._ends = self._ends_said = 0
-        self._quota = stream.share.quota
+        self._quota = reader.share.quota
         if self._epoch is not None:
             self._begin_again = True
             self._begin()
@@ -651,7 +661,7 @@ class Consumer:
         self._released.clear()
         for slot in self._world.arena.used.values():
             slot.readers = {reader for reader in slot.readers if reader[0] is not self}
-        self._world.ends.append(partial(self._world.coordinator.lost, self.stream))
+        self._world.ends.append(partial(self._world.coordinator.lost, self.reader))
 
     def _hand(self) -> None:
         slab = self._queue.popleft()
@@ -673,9 +683,9 @@ class Consumer:
 
     def _acknowledge(self) -> None:
         said = self._handed, tuple(self._released), self._ends
-        self._say(self._world.coordinator.acknowledge, self.stream, *said)
+        self._say(self._world.coordinator.acknowledge, self.reader, *said)
         if self._world.random.random() < 0.1:  # the same once more changes nothing
-            self._say(self._world.coordinator.acknowledge, self.stream, self._handed, (), self._ends)
+            self._say(self._world.coordinator.acknowledge, self.reader, self._handed, (), self._ends)
         self._handed_said, self._ends_said = self._handed, self._ends
         self._released = []
 
@@ -685,11 +695,11 @@ class Consumer:
         self.track.begin(epoch + 1)
         while self._queue:
             self._void(self._queue.popleft())
-        self._say(self._world.coordinator.leave, self.stream, epoch)
+        self._say(self._world.coordinator.leave, self.reader, epoch)
 
     def _close(self) -> None:
         self.closed = True
-        self._say(self._world.coordinator.close, self.stream)
+        self._say(self._world.coordinator.close, self.reader)
 
     def _vanish(self) -> None:
         self.gone = True
@@ -699,7 +709,10 @@ class Consumer:
         if self._epoch is not None and self._epoch in self.ended and not self._queue:
             end, read = self.ended[self._epoch], self.read[self._epoch]
             position = self._position
-            if position is None or position.epoch != self._epoch:
+            if self._ask.world_size:
+                rounds = end.batches // self._ask.world_size
+                hold(rounds == len(read), f"a rank has {len(read)} batches of {rounds} rounds")
+            elif position is None or position.epoch != self._epoch:
                 hold(end.batches == len(read), f"the epoch ends with {end.batches} batches, but {len(read)} came")
                 hold(end.rows == sum(map(self._feed.rows, read)), "the epoch ends with a wrong number of rows")
             else:
@@ -797,13 +810,15 @@ class World:
         credit_bytes: int = 1 << 40,
         quota: int = 0,
         position: Position | None = None,
+        rank: int = 0,
+        world_size: int = 0,
         **habits: Any,
     ) -> Consumer:
         """A new consumer, with these habits (see there), with a stream of its own."""
-        asks = {"credit": credit, "credit_bytes": credit_bytes, "quota": quota}
-        stream = self.coordinator.open(feed, position=position, **asks)
-        consumer = Consumer(self, stream, reads, asks=asks, position=position, **habits)
-        self.consumers[stream.number] = consumer
+        ask = Ask(credit, credit_bytes, quota, position, rank=rank, world_size=world_size)
+        reader = self.coordinator.open(feed, ask)
+        consumer = Consumer(self, reader, reads, ask=ask, position=position, **habits)
+        self.consumers[reader.number] = consumer
         self._carry_out()
         return consumer
 
@@ -817,9 +832,9 @@ class World:
             Broken: a promise is broken.
         """
         self.settle()
-        waiting = [consumer.stream.number for consumer in self.consumers.values() if not consumer.gone]
+        waiting = [consumer.reader.number for consumer in self.consumers.values() if not consumer.gone]
         if waiting:
-            raise Stuck(f"nothing can happen, but stream {waiting} still waits")
+            raise Stuck(f"nothing can happen, but reader {waiting} still waits")
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
         hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} never come back")
         hold(self.coordinator.reserved == 0, "memory stays reserved")
@@ -948,7 +963,7 @@ class World:
             self.settle()
         self.consumers = {-1 - number: consumer for number, consumer in enumerate(old)}
         for number, consumer in self.consumers.items():
-            consumer.stream.number = number
+            consumer.reader.number = number
 
     def _scale(self) -> None:
         self._faults["scale"] -= 1
@@ -1034,7 +1049,7 @@ class World:
         worker.alive = False
 
     def _do_Tell(self, command: do.Tell) -> None:
-        consumer = self.consumers.get(command.stream)
+        consumer = self.consumers.get(command.reader)
         if consumer is not None and not (consumer.gone or consumer.lost):
             consumer.told.append(partial(consumer.hear, command.message))
 
@@ -1045,7 +1060,7 @@ class World:
                 wishes.remove(wish)
 
     def _do_Deliver(self, command: do.Deliver) -> None:
-        consumer, slot = self.consumers.get(command.stream), self.arena.used[command.ticket]
+        consumer, slot = self.consumers.get(command.reader), self.arena.used[command.ticket]
         if consumer is None:
             return  # it is another stream's by now
         stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
@@ -1058,7 +1073,7 @@ class World:
         hold(command.lane == TAIL_LANE or command.index % feed.turn >= first, "a slab says a wrong index")
         slabs, nbytes = consumer.under_way
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
-        hold(slabs == 1 or nbytes <= stream.reader._credit_bytes, f"{nbytes} bytes are under way")
+        hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
         slot.sent.update(batches)
         if not (consumer.gone or consumer.lost):
             slot.readers.add((consumer, command.seq))

@@ -391,7 +391,7 @@ class TestConsumers:
         world = World(SimFeed(splits=(100,), lanes=1), memory=20 * PAGE)
         consumer = world.open(quota=2, hoards=True, greedy=True)
         world.settle()
-        assert consumer.stream.reader.sent == consumer.stream.share.credit + consumer.stream.share.quota < 25
+        assert consumer.reader.sent == consumer.stream.share.credit + consumer.stream.share.quota < 25
         consumer.let_go()
         world.run()
         assert consumer.read[0] == list(world.feeds["train"].expected(0))
@@ -400,33 +400,31 @@ class TestConsumers:
     def test_what_breaks_the_protocol_is_refused(self, local: bool) -> None:
         world = World(SimFeed())
         consumer = world.open(reads=[], quota=2 * local, stays=True)
-        coordinator, stream = world.coordinator, consumer.stream
-        coordinator.begin(stream, 0)
+        coordinator, reader = world.coordinator, consumer.reader
+        coordinator.begin(reader, 0)
         with pytest.raises(ProtocolError, match="epoch 0 cannot begin: epochs begin one after another"):
-            coordinator.begin(stream, 0)
-        coordinator.leave(stream, 0)
+            coordinator.begin(reader, 0)
+        coordinator.leave(reader, 0)
         with pytest.raises(ProtocolError, match="epoch 0 cannot begin"):
-            coordinator.begin(stream, 0)
-        coordinator.begin(stream, 1)
-        while stream.reader.sent < 2:
+            coordinator.begin(reader, 0)
+        coordinator.begin(reader, 1)
+        while reader.sent < 2:
             assert world.step()
-        with pytest.raises(
-            ProtocolError, match=f"{stream.reader.sent + 1} slabs handed of {stream.reader.sent} sent, after 0"
-        ):
-            coordinator.acknowledge(stream, stream.reader.sent + 1, (), 0)
+        with pytest.raises(ProtocolError, match=f"{reader.sent + 1} slabs handed of {reader.sent} sent, after 0"):
+            coordinator.acknowledge(reader, reader.sent + 1, (), 0)
         with pytest.raises(ProtocolError, match="slab 1 is released before it is handed"):
-            coordinator.acknowledge(stream, 1, (1,), 0)
+            coordinator.acknowledge(reader, 1, (1,), 0)
         if local:
-            coordinator.acknowledge(stream, 2, (0,), 0)
+            coordinator.acknowledge(reader, 2, (0,), 0)
             with pytest.raises(ProtocolError, match="slab 0 is released twice, or was never sent"):
-                coordinator.acknowledge(stream, 2, (0,), 0)
+                coordinator.acknowledge(reader, 2, (0,), 0)
         with pytest.raises(ProtocolError, match="0 slabs handed"):
-            coordinator.acknowledge(stream, 0, (), 0)
+            coordinator.acknowledge(reader, 0, (), 0)
         with pytest.raises(ProtocolError, match="1 Ends of 0, after 0"):
-            coordinator.acknowledge(stream, stream.reader.handed, (), 1)
-        coordinator.close(stream)
+            coordinator.acknowledge(reader, reader.handed, (), 1)
+        coordinator.close(reader)
         with pytest.raises(ProtocolError, match="cannot begin"):
-            coordinator.begin(stream, 2)
+            coordinator.begin(reader, 2)
 
     def test_an_unknown_feed_is_named_with_those_that_there_are(self) -> None:
         world = World(SimFeed(name="train"), SimFeed(name="val"))
@@ -511,6 +509,26 @@ def check_through_faults(case: Case, faults: dict[str, int]) -> None:
             assert read == list(case.feed.expected(epoch))[: len(read)]
 
 
+def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
+    """Whatever happens, rank r gets batches r, r + n, ... of each epoch, and all ranks equally many."""
+    world = replace(case, slots=case.slots + 8 * world_size).world(**faults)
+    asks = {**case.asks, "hoards": False}
+    ranks = [
+        world.open(reads=[(0, None), (1, None)], rank=rank, world_size=world_size, stays=True, **asks)
+        for rank in range(world_size)
+    ]
+    world.settle()
+    for consumer in ranks:
+        consumer.let_go()
+    world.run()
+    for epoch in (0, 1):
+        batches = list(case.feed.expected(epoch))
+        rounds = len(batches) // world_size
+        for rank, consumer in enumerate(ranks):
+            assert not consumer.failures
+            assert consumer.read[epoch] == batches[rank::world_size][:rounds]
+
+
 class TestFaults:
     @settings(quick, max_examples=400)
     @given(faulty_cases, faults)
@@ -518,6 +536,13 @@ class TestFaults:
         self, case: Case, faults: dict[str, int]
     ) -> None:
         check_through_faults(case, faults)
+
+    @settings(quick, max_examples=300)
+    @given(cases(any_feeds), st.integers(1, 4), faults)
+    def test_all_ranks_together_see_the_very_stream_that_one_trainer_would(
+        self, case: Case, world_size: int, faults: dict[str, int]
+    ) -> None:
+        check_ranks(case, world_size, faults)
 
     @quick
     @given(cases(any_feeds), st.integers(0, 40), st.integers(1, 5), st.integers(0, 2**32))

@@ -96,9 +96,11 @@ class _Place:
 
     def _stand(self, some: Slab | Passed) -> None:
         if some.lane < 0:
-            self.merged = some.index + some.batches
-        elif some.record:  # an indexable feed has none, and no lanes
-            self.places[some.lane] = (some.index + some.batches, some.record)
+            self.merged = max(self.merged, some.index + some.batches)
+        elif some.record and some.lane not in self.ended:  # an indexable feed has none, and no lanes
+            index, _ = self.places.get(some.lane, (0, b""))
+            if some.index + some.batches > index:  # a rank's own batch comes behind those of its round
+                self.places[some.lane] = (some.index + some.batches, some.record)
 
     def _end(self, lane: LaneEnded) -> None:
         self.places.pop(lane.lane, None)

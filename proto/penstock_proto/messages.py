@@ -123,6 +123,12 @@ class Open(Message, frozen=True):
     Over a unix connection it is the first message, and `proof` repeats the nonce in the ledger. Over ZeroMQ `proof` is
     empty. At most `credit` slabs and `credit_bytes` bytes (but always one slab) are under way, sent and not handed;
     the client keeps at most `quota` handed slabs aliased and copies beyond (0 over ZeroMQ).
+
+    `consumer` is the same in all sessions of one consumer: a session takes the place of an older one of its own.
+    `again`: the consumer read this stream before, and its position is where it was cut off.
+
+    With a `world_size` the stream is that of all ranks 0 to `world_size` - 1 of the `group` together, and batch j of an
+    epoch goes to rank j mod `world_size`. It begins when all of them are there.
     """
 
     session: Token
@@ -130,6 +136,11 @@ class Open(Message, frozen=True):
     credit: Annotated[int, Meta(ge=1, le=4096)]
     credit_bytes: Count
     quota: Annotated[int, Meta(ge=0, le=4096)]
+    consumer: Annotated[bytes, Meta(max_length=16)] = b""
+    again: bool = False
+    group: Annotated[str, Meta(max_length=128)] = ""
+    rank: Annotated[int, Meta(ge=0, lt=2**16)] = 0
+    world_size: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
 
 class Begin(Message, frozen=True):

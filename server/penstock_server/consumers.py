@@ -22,7 +22,8 @@ from penstock_proto.position import MAX_POSITION, unpack
 
 from .coordinator import Coordinator
 from .coordinator.commands import Deliver
-from .coordinator.stream import Stream
+from .coordinator.gathering import Ask
+from .coordinator.reader import Reader
 from .host.arena import Segment
 from .host.local import LocalPeer
 from .host.network import Router
@@ -49,9 +50,11 @@ class Session:
     routing_id: bytes
     heard: float
     peer: LocalPeer | None = None
-    stream: Stream | None = None
+    reader: Reader | None = None
     position: bytearray = field(default_factory=bytearray)
     """What has come of the packed position from which its stream shall begin."""
+    consumer: bytes = b""
+    """The same in all sessions of one consumer."""
     sending: deque[tuple[int, Segment]] = field(default_factory=deque)
     """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
 
@@ -96,7 +99,7 @@ class Consumers:
         self._scale = scale
         self._by_routing_id: dict[bytes, Session] = {}
         self._by_peer: dict[LocalPeer, Session] = {}
-        self._by_stream: dict[int, Session] = {}
+        self._by_reader: dict[int, Session] = {}
         self._early: dict[bytes, m.Hello] = {}
         self._complained: set[str] = set()
 
@@ -176,7 +179,7 @@ class Consumers:
         """Let go of consumers over ZeroMQ that have not been heard for `PATIENCE` seconds."""
         for session in list(self.sessions.values()):
             if session.peer is None and time.monotonic() - session.heard > PATIENCE:
-                if session.stream is not None:
+                if session.reader is not None:
                     log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
                     self._say_gone(session.routing_id)
                 self._gone(session)
@@ -191,7 +194,7 @@ class Consumers:
 
     def deliver(self, slab: Deliver, segment: Segment) -> None:
         """Send one slab."""
-        session = self._by_stream.get(slab.stream)
+        session = self._by_reader.get(slab.reader)
         if session is None:
             return
         local = session.peer is not None
@@ -215,9 +218,9 @@ class Consumers:
             session.sending.append((slab.seq, segment))
             self._router.send_bytes(session.routing_id, slab.seq, segment.view(slab.start, slab.nbytes))
 
-    def send(self, stream: int, message: m.Message) -> None:
-        """Send a message to the consumer of a stream."""
-        session = self._by_stream.get(stream)
+    def send(self, reader: int, message: m.Message) -> None:
+        """Send a message to a reader."""
+        session = self._by_reader.get(reader)
         if session is not None:
             self._send(session, message)
 
@@ -268,36 +271,53 @@ class Consumers:
             else:
                 self._router.send(routing_id, report)
         else:
-            assert session.stream is not None
+            assert session.reader is not None
             log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
-            self._send(session, m.Opened(session.stream.share.credit, session.stream.share.quota))
+            self._send(session, m.Opened(session.reader.share.credit, session.reader.share.quota))
 
     def _opened(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> Session:
         session = self.sessions.get(message.session)
-        if session is None or session.stream is not None:
+        if session is None or session.reader is not None:
             raise ProtocolError("this session is not waiting to be opened")
         if peer is not None and not hmac.compare_digest(message.proof, peer.nonce):
             raise ProtocolError("the proof is wrong: the ledger has not been mapped")
         if peer is None and routing_id != session.routing_id:
             raise ProtocolError("this session was greeted on another connection")
-        session.stream = self._coordinator.open(
-            session.feed,
+        self._take_the_place_of(message.consumer)
+        ask = Ask(
             credit=message.credit,
             credit_bytes=message.credit_bytes,
             quota=message.quota if peer is not None else 0,
             position=unpack(session.position) if session.position else None,
+            again=message.again,
+            group=message.group,
+            rank=message.rank,
+            world_size=message.world_size,
         )
+        session.reader = self._coordinator.open(session.feed, ask)
+        session.consumer = message.consumer
         session.position.clear()
         session.peer = peer
-        self._by_stream[session.stream.number] = session
+        self._by_reader[session.reader.number] = session
         if peer is not None:
             self._by_peer[peer] = session
             self._by_routing_id.pop(session.routing_id, None)
         return session
 
+    def _take_the_place_of(self, consumer: bytes) -> None:
+        """Close the older sessions of a consumer that comes anew, though we may not have noticed the end of theirs."""
+        if not consumer:
+            return
+        for session in list(self.sessions.values()):
+            if session.consumer == consumer and session.reader is not None:
+                if session.peer is None:
+                    self._gone(session)
+                else:
+                    self._coordinator.close(session.reader)  # its slots come back as tensors die, or at end of file
+
     def _resume(self, message: m.Resume, session: Session | None, peer: LocalPeer | None) -> None:
         where = "zmq" if peer is None else "unix"
-        if session is None or session.stream is not None or session.token != message.session:
+        if session is None or session.reader is not None or session.token != message.session:
             self._complain(where, ProtocolError("Resume in a session that is not waiting to be opened"))
         elif len(session.position) + len(message.data) > MAX_POSITION:
             self._complain(where, ProtocolError("a position that is too large"))
@@ -305,42 +325,42 @@ class Consumers:
             session.position += message.data
 
     def _said(self, session: Session, message: m.ClientMessage) -> None:
-        stream = session.stream
-        if stream is None:
+        reader = session.reader
+        if reader is None:
             if isinstance(message, m.Bye):
                 self._gone(session)
             return
         try:
             match message:
                 case m.Begin():
-                    self._coordinator.begin(stream, message.epoch)
+                    self._coordinator.begin(reader, message.epoch)
                 case m.Ack():
                     while session.sending and session.sending[0][0] < message.handed:
                         session.sending.popleft()
-                    self._coordinator.acknowledge(stream, message.handed, message.released, message.ended)
+                    self._coordinator.acknowledge(reader, message.handed, message.released, message.ended)
                 case m.Leave():
-                    self._coordinator.leave(stream, message.epoch)
+                    self._coordinator.leave(reader, message.epoch)
                 case m.Bye() if session.peer is None:
                     self._gone(session)
                 case m.Bye():
-                    self._coordinator.close(stream)  # its slots come back as tensors die, or at end of file
+                    self._coordinator.close(reader)  # its slots come back as tensors die, or at end of file
                 case _:
                     raise ProtocolError(f"{type(message).__name__} in an open session")
         except ProtocolError as error:
             log.warning("feed %s: %s breaks the protocol: %s", session.feed, session.client, error.message)
-            stream.fail(error)
+            reader.stream.fail(error)
 
     def _gone(self, session: Session) -> None:
         self.sessions.pop(session.token, None)
         if self._by_routing_id.get(session.routing_id) is session:
             del self._by_routing_id[session.routing_id]
-        if session.stream is not None:
+        if session.reader is not None:
             log.info("feed %s: %s is gone", session.feed, session.client)
-            self._by_stream.pop(session.stream.number, None)
+            self._by_reader.pop(session.reader.number, None)
             for _, segment in session.sending:
                 segment.retired = True
-            self._coordinator.lost(session.stream)
-            session.stream = None
+            self._coordinator.lost(session.reader)
+            session.reader = None
 
     def _say_gone(self, routing_id: bytes) -> None:
         """Tell a consumer over ZeroMQ that its session has ended, so that it does not wait for more."""

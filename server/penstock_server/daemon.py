@@ -209,7 +209,7 @@ class Daemon:
     def status(self) -> dict[str, object]:
         """What `penstock status` shows, as JSON types."""
         coordinator = self._coordinator
-        reading = [session for session in self._consumers.sessions.values() if session.stream is not None]
+        reading = [session for session in self._consumers.sessions.values() if session.reader is not None]
         return {
             "pid": os.getpid(),
             "version": m.VERSION,
@@ -258,16 +258,17 @@ class Daemon:
                     "feed": session.feed,
                     "client": session.client,
                     "transport": session.transport,
-                    "epoch": session.stream.begun,
-                    "batches": session.stream.epoch_batches,
-                    "sent": session.stream.reader.sent,
-                    "handed": session.stream.reader.handed,
-                    "slots": session.stream.making.slots,
-                    "slot_bytes": session.stream.making.slot_nbytes,
-                    "error": None if session.stream.error is None else session.stream.error.message[:200],
+                    "epoch": session.reader.epoch if session.reader.reading else None,
+                    "batches": session.reader.stream.epoch_batches,
+                    "sent": session.reader.sent,
+                    "handed": session.reader.handed,
+                    "slots": session.reader.stream.making.slots,
+                    "slot_bytes": session.reader.stream.making.slot_nbytes,
+                    "rank": session.reader.rank if session.reader.stream.share.readers > 1 else None,
+                    "error": _short(session.reader.stream.error),
                 }
                 for session in reading[:200]
-                if session.stream is not None
+                if session.reader is not None
             ],
             "more_streams": max(0, len(reading) - 200),
         }
@@ -376,6 +377,7 @@ class Daemon:
             if seconds % 10 == 0 and not self._all_ready():
                 log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
             self._consumers.look_at_the_clock()
+            self._coordinator.look_at_the_clock(time.monotonic())
             self._carry_out()
 
     def _clock_stopped(self, clock: asyncio.Task[None]) -> None:
@@ -443,7 +445,7 @@ class Daemon:
             case do.DropRun():
                 self._tell(command.worker, m.DropRun(command.run))
             case do.Tell():
-                self._consumers.send(command.stream, command.message)
+                self._consumers.send(command.reader, command.message)
             case do.Retry():
                 asyncio.get_running_loop().call_later(command.seconds, self._retry, command.run)
             case do.Retire():
@@ -582,6 +584,10 @@ class Daemon:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
+
+
+def _short(error: PenstockError | None) -> str | None:
+    return None if error is None else error.message[:200]
 
 
 def serve(

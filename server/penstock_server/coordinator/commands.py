@@ -100,9 +100,10 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send one slab: `nbytes` bytes from byte `start` of the ticket's slot. Other fields as in messages.Slab."""
+    """Send one slab to a reader: `nbytes` bytes from byte `start` of the ticket's slot. Other fields as in
+    messages.Slab."""
 
-    stream: int
+    reader: int
     ticket: int
     start: int
     nbytes: int
@@ -116,12 +117,16 @@ class Deliver:
     record: bytes
 
 
+Said: TypeAlias = Begun | Passed | LaneEnded | End | Opened | Failed
+"""What a reader is told besides slabs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send a message to the consumer of a stream."""
+    """Send a message to a reader."""
 
-    stream: int
-    message: Begun | Passed | LaneEnded | End | Opened | Failed
+    reader: int
+    message: Said
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from . import commands as do
 from .crew import Crew
 from .epoch import check
 from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
+from .gathering import Ask, Gathering
 from .memory import Share, least_slots, regrown, share
 from .order import Part
 from .reader import Reader
@@ -52,7 +53,9 @@ class Coordinator:
         self._plans: dict[str, FeedPlan] = {}
         self._listings: dict[int, str] = {}
         self.stopping: DaemonStopped | None = None
+        self._gatherings: dict[tuple[str, str, int], Gathering] = {}
         self._last_stream = 0
+        self._last_reader = 0
         self._commands: list[do.Command] = []
 
     def take(self) -> list[do.Command]:
@@ -125,16 +128,13 @@ class Coordinator:
         served = ", ".join(sorted(self.feeds)) or "none is ready yet"
         return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
 
-    def open(
-        self, feed_name: str, *, credit: int, credit_bytes: int, quota: int, position: Position | None = None
-    ) -> Stream:
-        """A new stream for a consumer that asks for so much credit and alias quota, from `position` or from epoch 0.
-
-        A quota of 0 says that slots are free when their slabs are handed (the consumer has bytes of its own).
+    def open(self, feed_name: str, ask: Ask) -> Reader:
+        """A new reader, with a stream of its own, or as one of the ranks that share one; that begins with the last.
 
         Raises:
             UnknownFeed: names the feeds that there are.
-            StateMismatch: the position is not one of this feed; says in what they differ.
+            StateMismatch: the position is not one of this feed, or not that of the other ranks; says in what they
+                differ.
             DaemonStopped: the daemon serves its present consumers to the end of their epochs, and nobody else.
             MemoryBound: other streams hold the memory; says how much is needed.
         """
@@ -145,21 +145,43 @@ class Coordinator:
             raise self.stopping
         if not self.crew.numbers:
             raise WorkerDied("no worker process can start any more: the daemon's log says why", feed=feed_name)
-        if position is not None:
-            self._check(position, feed)
-        granted = self._share(feed, credit, quota)
+        if ask.position is not None:
+            self._check(ask.position, feed)
+        if not ask.world_size:
+            stream = self._new_stream(feed, ask)
+            reader = self._new_reader(stream, ask)
+            stream.start([reader], [ask.position])
+        else:
+            reader = self._join(feed, ask)
+        self._settle(reader.stream)
+        return reader
+
+    def _join(self, feed: ServedFeed, ask: Ask) -> Reader:
+        key = feed.name, ask.group, ask.world_size
+        gathering = self._gatherings.get(key)
+        if gathering is None or gathering.over:
+            gathering = self._gatherings[key] = Gathering(self._new_stream(feed, ask), ask.world_size)
+        gathering.check(ask)
+        reader = self._new_reader(gathering.stream, ask)
+        gathering.join(reader, ask)
+        return reader
+
+    def _new_stream(self, feed: ServedFeed, ask: Ask) -> Stream:
+        granted = self._share(feed, ask.credit, ask.quota, max(1, ask.world_size))
         self._last_stream += 1
-        stream = Stream(
-            self._last_stream,
-            feed,
-            Reader(feed.name, granted, credit_bytes=credit_bytes, holds_handed=quota > 0),
-            crew=self.crew,
-            out=self._do,
-            position=position,
-        )
+        stream = Stream(self._last_stream, feed, granted, crew=self.crew, out=self._do)
         self.streams[stream.number] = stream
-        stream.advance()
         return stream
+
+    def _new_reader(self, stream: Stream, ask: Ask) -> Reader:
+        self._last_reader += 1
+        return Reader(
+            self._last_reader,
+            stream,
+            credit_bytes=ask.credit_bytes,
+            holds_handed=ask.quota > 0,
+            rank=ask.rank,
+        )
 
     def _check(self, position: Position, feed: ServedFeed) -> None:
         found = list(differences(position.feed, feed.info))
@@ -172,7 +194,7 @@ class Coordinator:
         if feed.static_splits is not None:
             check(position, feed.plan, feed.static_splits)
 
-    def _share(self, feed: ServedFeed, credit: int, quota: int) -> Share:
+    def _share(self, feed: ServedFeed, credit: int, quota: int, readers: int) -> Share:
         reading = {stream.feed for stream in self.streams.values()}
         granted = share(
             free=self.memory - self.reserved,
@@ -182,9 +204,10 @@ class Coordinator:
             workers=len(self.crew),
             credit=credit,
             quota=quota,
+            readers=readers,
         )
         if granted is None:
-            needed = feed.blocks_nbytes + least_slots(quota) * feed.slot_nbytes
+            needed = feed.blocks_nbytes + least_slots(quota, readers) * feed.slot_nbytes
             raise MemoryBound(
                 f"a stream needs {size(needed)}, but {len(self.streams)} others hold {size(self.reserved)} of the "
                 f"{size(self.memory)} that --memory allows: close one, or give the daemon more",
@@ -205,30 +228,44 @@ class Coordinator:
         """Whether every consumer has all that was promised to it."""
         return all(stream.error is not None or stream.delivered for stream in self.streams.values())
 
-    def begin(self, stream: Stream, epoch: int) -> None:
-        """The consumer wants this epoch."""
-        stream.begin(epoch)
-        self._settle(stream)
+    def begin(self, reader: Reader, epoch: int) -> None:
+        """The reader wants this epoch."""
+        reader.stream.begin(reader, epoch)
+        self._settle(reader.stream)
 
-    def acknowledge(self, stream: Stream, handed: int, released: tuple[int, ...], ended: int) -> None:
-        """The consumer was handed so many slabs, released these, and saw so many epochs end."""
-        stream.acknowledge(handed, released, ended)
-        self._settle(stream)
+    def acknowledge(self, reader: Reader, handed: int, released: tuple[int, ...], ended: int) -> None:
+        """The reader was handed so many slabs, released these, and saw so many epochs end."""
+        reader.stream.acknowledge(reader, handed, released, ended)
+        self._settle(reader.stream)
 
-    def leave(self, stream: Stream, epoch: int) -> None:
-        """The consumer leaves the epoch early."""
-        stream.leave(epoch)
-        self._settle(stream)
+    def leave(self, reader: Reader, epoch: int) -> None:
+        """The reader leaves the epoch early."""
+        reader.stream.leave(reader, epoch)
+        self._settle(reader.stream)
 
-    def close(self, stream: Stream) -> None:
-        """The consumer wants nothing more, but may still have tensors over slots."""
-        stream.close()
-        self._settle(stream)
+    def close(self, reader: Reader) -> None:
+        """The reader wants nothing more, but may still have tensors over slots."""
+        self._leave_gathering(reader)
+        reader.stream.close(reader)
+        self._settle(reader.stream)
 
-    def lost(self, stream: Stream) -> None:
-        """The consumer is gone."""
-        stream.lost()
-        self._settle(stream)
+    def lost(self, reader: Reader) -> None:
+        """The reader is gone."""
+        self._leave_gathering(reader)
+        reader.stream.lost(reader)
+        self._settle(reader.stream)
+
+    def _leave_gathering(self, reader: Reader) -> None:
+        """The reader waits for other ranks no more, if it does."""
+        for gathering in self._gatherings.values():
+            if gathering.stream is reader.stream:
+                gathering.leave(reader)
+        self._gatherings = {key: gathering for key, gathering in self._gatherings.items() if not gathering.over}
+
+    def look_at_the_clock(self, now: float) -> None:
+        """Time has passed; `now` is in seconds from anywhere."""
+        for gathering in list(self._gatherings.values()):
+            gathering.look_at_the_clock(now)
 
     # --- workers ---
 
@@ -264,7 +301,9 @@ class Coordinator:
             return
         if nbytes > stream.making.slot_nbytes and not self._grow(stream, nbytes):
             needed = (
-                least_slots(stream.share.quota) * whole_pages(nbytes) + stream.making.nbytes + stream.feed.blocks_nbytes
+                least_slots(stream.share.quota, stream.share.readers) * whole_pages(nbytes)
+                + stream.making.nbytes
+                + stream.feed.blocks_nbytes
             )
             missing = needed - stream.share.nbytes - (self.memory - self.reserved)
             stream.fail(

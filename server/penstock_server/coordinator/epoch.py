@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock_proto import PenstockError, StateMismatch
-from penstock_proto.messages import FeedPlan
+from penstock_proto.messages import FeedPlan, LaneEnded
 from penstock_proto.position import Position
 
 from .feeds import ServedFeed, SplitsInfo
-from .order import EpochOrder, LaneVisits, RangeVisits, Turn
+from .order import EpochOrder, LaneVisits, Part, RangeVisits, Turn
 
 Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
@@ -76,7 +76,9 @@ class Epoch:
         skip: how many batches are to be made and dropped first.
         skipped: the splits that were left out, by lane and number within it.
         deaths: of an indexable feed: how often each turn, by its first batch, ended its worker.
-        slabs, batches, rows: sent or passed over; the last two count from the start of the epoch.
+        batches, rows: sent or passed over, counted from the start of the epoch.
+        round: where there are several readers: the batches of the next round, with the lanes that ended among them.
+        rounds: how many rounds were dealt, counted from the start of the epoch.
     """
 
     number: int
@@ -95,11 +97,12 @@ class Epoch:
     skip: int = 0
     skipped: set[tuple[int, int]] = field(default_factory=set)
     deaths: Counter[int] = field(default_factory=Counter)
-    slabs: int = 0
     batches: int = 0
     rows: int = 0
+    round: list[tuple[Turn, Part] | LaneEnded] = field(default_factory=list)
+    rounds: int = 0
 
-    def plan(self, feed: ServedFeed, splits: SplitsInfo, groups: int) -> None:
+    def plan(self, feed: ServedFeed, splits: SplitsInfo, groups: int, readers: int) -> None:
         """The splits are known: the order can be made.
 
         Raises:
@@ -112,6 +115,7 @@ class Epoch:
         if position is not None:
             check(position, plan, splits)
             self.skip, self.batches, self.rows = position.skip, position.batches, position.rows
+            self.rounds = (position.batches + position.skip) // readers
         visits: LaneVisits | RangeVisits
         if plan.length is not None:
             assert feed.info.batches is not None
@@ -129,6 +133,11 @@ class Epoch:
             exact=plan.order == "exact",
             position=position,
         )
+
+    @property
+    def in_round(self) -> int:
+        """Batches in the round."""
+        return sum(isinstance(item, tuple) for item in self.round)
 
     def lane(self, key: int) -> Lane:
         """The lane with this number (for an indexable feed: of this worker)."""

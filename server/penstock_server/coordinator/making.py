@@ -30,6 +30,7 @@ class Making:
         epochs: the stream's open epochs; it adds them and takes them away.
         crew: the workers.
         ids: where the numbers of runs and tickets come from.
+        careful: whether each batch is to be reported by itself.
         out: where commands go.
 
     Attributes:
@@ -44,6 +45,7 @@ class Making:
         *,
         crew: Crew,
         ids: Iterator[int],
+        careful: bool,
         out: Callable[[do.Command], None],
     ) -> None:
         self.feed = feed
@@ -53,6 +55,7 @@ class Making:
         self._epochs = epochs
         self._crew = crew
         self._ids = ids
+        self._careful = careful
         self._do = out
         self._tickets: dict[int, tuple[Epoch, Turn]] = {}
 
@@ -435,7 +438,7 @@ class Making:
                 splits=splits,
                 record=lane.record,
                 skip=lane.skip,
-                careful=lane.careful,
+                careful=self._careful or lane.careful,
             )
         )
         return lane.run

@@ -14,37 +14,57 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a stream may hold: slots by place, and `nbytes` in all, shuffle blocks included."""
+    """What a stream may hold: slots by place, and `nbytes` in all, shuffle blocks included.
+
+    `credit` and `quota` are those of each reader. Where there are several, a round holds a slot for each of them.
+    """
 
     production: int
     credit: int
     quota: int
     nbytes: int
+    readers: int = 1
 
     @property
     def slots(self) -> int:
         """Slots in all places."""
-        return self.production + self.credit + self.quota
+        return self.production + self.readers * (self.credit + self.quota) + _round(self.readers)
 
 
-def least_slots(quota: int) -> int:
-    """The fewest slots a stream can live on: one of credit, one for the head, and one of quota if it aliases at all."""
-    return 3 if quota else 2
+def least_slots(quota: int, readers: int = 1) -> int:
+    """The fewest slots a stream can live on: one for the head, and for each reader one of credit, one of quota if it
+    aliases at all, and one of the round if there are several."""
+    return 1 + readers * (2 if quota else 1) + _round(readers)
 
 
-def share(*, free: int, kept: int = 0, slot: int, blocks: int, workers: int, credit: int, quota: int) -> Share | None:
-    """The share of a stream that asks for `credit` and `quota` slots of `slot` bytes, or None if `free` is too little.
+def _round(readers: int) -> int:
+    return readers if readers > 1 else 0
+
+
+def share(
+    *,
+    free: int,
+    kept: int = 0,
+    slot: int,
+    blocks: int,
+    workers: int,
+    credit: int,
+    quota: int,
+    readers: int = 1,
+) -> Share | None:
+    """The share of a stream whose readers ask for `credit` and `quota` slots of `slot` bytes each, or None if `free` is
+    too little.
 
     A stream wants two slots of production for each worker and one for the head. It gets at most half of what is free,
     so that the next stream finds room too, and leaves `kept` bytes to feeds that nobody reads yet, unless that is less
     than it can live on.
     """
-    least = least_slots(quota)
+    least = least_slots(quota, readers)
     if blocks + least * slot > free:
         return None
-    wanted = 2 * workers + 1 + credit + quota
+    wanted = 2 * workers + 1 + readers * (credit + quota) + _round(readers)
     slots = max(least, min(wanted, (min(free // 2, free - kept) - blocks) // slot))
-    return _dealt(slots, wanted, credit, quota, blocks + slots * slot)
+    return _dealt(slots, wanted, credit, quota, readers, blocks + slots * slot)
 
 
 def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Share | None:
@@ -54,15 +74,17 @@ def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Shar
     more); None if there is no room for the least.
     """
     room = old.nbytes + free - blocks - held
-    least = least_slots(old.quota)
+    least = least_slots(old.quota, old.readers)
     if least * slot > room:
         return None
     slots = max(least, min(old.slots, room // 2 // slot))
-    return _dealt(slots, old.slots, old.credit, old.quota, max(old.nbytes, blocks + held + slots * slot))
+    nbytes = max(old.nbytes, blocks + held + slots * slot)
+    return _dealt(slots, old.slots, old.credit, old.quota, old.readers, nbytes)
 
 
-def _dealt(slots: int, wanted: int, credit: int, quota: int, nbytes: int) -> Share:
+def _dealt(slots: int, wanted: int, credit: int, quota: int, readers: int, nbytes: int) -> Share:
     """`slots` dealt to the three places in proportion to what was wanted of each, and one at least."""
-    credit = min(max(1, credit * slots // wanted), slots - 1 - min(quota, 1))
-    quota = min(max(min(quota, 1), quota * slots // wanted), slots - 1 - credit)
-    return Share(slots - credit - quota, credit, quota, nbytes)
+    left = slots - 1 - _round(readers)
+    credit = min(max(1, credit * slots // wanted), left // readers - min(quota, 1))
+    quota = min(max(min(quota, 1), quota * slots // wanted), left // readers - credit)
+    return Share(1 + left - readers * (credit + quota), credit, quota, nbytes, readers)

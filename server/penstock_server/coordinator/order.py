@@ -247,7 +247,8 @@ class EpochOrder:
         count = 0
         while self._accumulated >= self._batch_size:
             count += 1
-            self._insert(position + count, self._batch_size)
+            # In any order a merged batch comes behind the ends of its lanes, so that a position behind it has them.
+            self._insert(position + count if self._exact else len(self.window), self._batch_size)
         return count if self._exact else 0
 
     def _accumulate(self, leftover: Leftover) -> None:

@@ -3,42 +3,81 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from penstock_proto import ProtocolError
 
 from .memory import Share
 from .order import Turn
 
+if TYPE_CHECKING:
+    from .stream import Stream
+
 
 class Reader:
     """See the file's head.
 
     Args:
-        feed: the feed's name, for errors.
-        share: how many slabs may be under way (`credit`) and under tensors (`quota`).
+        number: the reader's id.
+        stream: what it reads, whose share says how many slabs may be under way (`credit`) and under tensors (`quota`).
         credit_bytes: most bytes under way; one slab is always allowed.
         holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
+        rank: which batch of each round is its own.
 
     Attributes:
+        epoch: the one that it reads, or would read next.
+        reading: whether it has begun that.
+        slabs: sent of that epoch.
+        first: the epoch and the round in it from which on it is sent batches.
+        told: the epoch and the number of batches of it that it knows of.
+        gone: whether it wants nothing more.
         sent, handed: slabs.
         ends, ended: Ends that were sent, and that the consumer says came.
         out: the turns whose slabs have not come back, by sequence number.
     """
 
-    def __init__(self, feed: str, share: Share, *, credit_bytes: int, holds_handed: bool) -> None:
-        self.share = share
+    def __init__(self, number: int, stream: Stream, *, credit_bytes: int, holds_handed: bool, rank: int = 0) -> None:
+        self.number = number
+        self.stream = stream
+        self.share = stream.share
+        self.rank = rank
+        self.epoch = 0
+        self.reading = False
+        self.slabs = 0
+        self.first = (0, 0)
+        self.told = (0, 0)
+        self.gone = False
         self.sent = 0
         self.handed = 0
         self.ends = 0
         self.ended = 0
         self.out: dict[int, Turn] = {}
-        self._feed = feed
+        self._feed = stream.feed.name
         self._credit_bytes = credit_bytes
         self._holds_handed = holds_handed
         self._unhanded: deque[tuple[int, int]] = deque()
         self._unhanded_bytes = 0
         self._resized_at = 0
         self._out_before = 0
+
+    @property
+    def delivered(self) -> bool:
+        """Whether it has all that was promised: it reads no epoch, and nothing is under way."""
+        return self.gone or (not self.reading and (self.handed, self.ended) == (self.sent, self.ends))
+
+    def begin(self, epoch: int) -> None:
+        """It wants this epoch.
+
+        Raises:
+            ProtocolError: it reads one, or has read this one.
+        """
+        if self.gone or self.reading or epoch < self.epoch:
+            raise ProtocolError(f"epoch {epoch} cannot begin: epochs begin one after another", feed=self._feed)
+        self.epoch, self.reading, self.slabs = epoch, True, 0
+
+    def leave(self) -> None:
+        """It has read its epoch, or wants no more of it."""
+        self.epoch, self.reading = self.epoch + 1, False
 
     def has_credit_for(self, nbytes: int) -> bool:
         """Whether a slab of so many bytes may be sent now."""
@@ -51,6 +90,7 @@ class Reader:
         """A slab of the turn is sent; returns its sequence number."""
         seq = self.sent
         self.sent += 1
+        self.slabs += 1
         self._unhanded.append((seq, nbytes))
         self._unhanded_bytes += nbytes
         self.out[seq] = turn

@@ -1,4 +1,7 @@
-"""One stream: the epochs of a feed as one consumer reads them, in order, within the slots that it may hold.
+"""One stream: the epochs of a feed as its consumer reads them, in order, within the slots that it may hold.
+
+A stream has one reader, or those of several ranks: then batches are dealt in rounds, one to each, when all of a round
+are there, so that every rank gets as many as the others.
 
 Here is what stands next, and when it is granted and sent; who makes it is the affair of making.py.
 
@@ -17,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock_proto import (
+    ConnectionLost,
     DaemonStopped,
     EndOfStream,
     IncompleteEpoch,
     PenstockError,
-    ProtocolError,
     StateMismatch,
     WorkerDied,
 )
@@ -47,45 +50,54 @@ class Stream:
     Args:
         number: the stream's id, 1 or more.
         feed: what it reads.
-        reader: the consumer, with its share of slots.
+        share: the slots that it may hold.
         crew: the workers.
         out: where commands go.
-        position: where it begins; None for epoch 0.
+
+    Attributes:
+        readers: its consumers, by rank.
+        making: the turns that are being made.
+        error: why it failed, or None.
     """
 
     def __init__(
-        self,
-        number: int,
-        feed: ServedFeed,
-        reader: Reader,
-        *,
-        crew: Crew,
-        out: Callable[[do.Command], None],
-        position: Position | None = None,
+        self, number: int, feed: ServedFeed, share: Share, *, crew: Crew, out: Callable[[do.Command], None]
     ) -> None:
         self.number = number
         self.feed = feed
-        self.reader = reader
+        self.share = share
+        self.readers: list[Reader] = []
         self.error: PenstockError | None = None
-        self.wanted: int | None = None
-        self.begun: int | None = None
         self._exact = feed.plan.order == "exact"
         self._indexable = feed.plan.length is not None
         self._crew = crew
         self._do = out
         self._ids = itertools.count(number * IDS_PER_STREAM)
         self._epochs: deque[Epoch] = deque()
-        self._position = position
-        self._next_epoch = position.epoch if position else 0
-        self.making = Making(feed, self._epochs, crew=crew, ids=self._ids, out=out)
+        self._position: Position | None = None
+        self._next_epoch = 0
+        self.making = Making(feed, self._epochs, crew=crew, ids=self._ids, careful=share.readers > 1, out=out)
         self._closing = False
         self._stopping: DaemonStopped | None = None
+
+    def start(self, readers: list[Reader], positions: list[Position | None]) -> None:
+        """All readers are there: begin at the earliest of their positions (None: epoch 0). Who is further on gets what
+        comes behind its own."""
+        self.readers = readers
+        places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
+        earliest = min(range(len(places)), key=places.__getitem__)
+        self._position = positions[earliest]
+        self._next_epoch = places[earliest][0]
+        for reader, position, (epoch, batches) in zip(readers, positions, places, strict=True):
+            reader.epoch = epoch
+            reader.first = epoch, batches // len(readers)
+            reader.told = epoch, position.batches if position else 0
         self._open_next_epoch()
 
     @property
-    def share(self) -> Share:
-        """The slots that it may hold."""
-        return self.reader.share
+    def closing(self) -> bool:
+        """Whether no reader wants anything any more."""
+        return self._closing
 
     @property
     def done(self) -> bool:
@@ -99,69 +111,75 @@ class Stream:
 
     @property
     def delivered(self) -> bool:
-        """Whether the consumer has all that was promised: no epoch is being read, and nothing is under way."""
-        reader = self.reader
-        return self._closing or (self.wanted is None and (reader.handed, reader.ended) == (reader.sent, reader.ends))
+        """Whether the consumers have all that was promised."""
+        return self._closing or all(reader.delivered for reader in self.readers)
 
     @property
     def epoch_batches(self) -> int:
         """Batches sent of the epoch that is being read, from its start."""
-        return self._epochs[0].batches if self.wanted is not None else 0
+        return self._epochs[0].batches if self._epochs and self._reading(self._epochs[0]) else 0
 
-    # --- events from the consumer ---
+    # --- events from consumers ---
 
-    def begin(self, number: int) -> None:
-        """The consumer wants this epoch from its start (or its position); earlier ones are closed.
+    def begin(self, reader: Reader, number: int) -> None:
+        """The reader wants this epoch from its start (or its position). Epochs before those that all readers want are
+        closed.
 
         Raises:
-            ProtocolError: an epoch is being read, this one has been begun before, or the stream is closed.
+            ProtocolError: it reads an epoch, has read this one before, or is gone.
         """
         if self.error is not None:
             return  # the consumer has been told
-        first = self._epochs[0].number if self._epochs else self._next_epoch
-        if self._closing or self.wanted is not None or number < first:
-            raise ProtocolError(f"epoch {number} cannot begin: epochs begin one after another", feed=self.feed.name)
+        reader.begin(number)
         if self._stopping is not None:
             self.fail(self._stopping)
             return
         if self.feed.plan.epochs is not None and number >= self.feed.plan.epochs:
             self.fail(EndOfStream(f"the feed has {self.feed.plan.epochs} epochs", feed=self.feed.name))
             return
-        while self._epochs and self._epochs[0].number < number:
-            self._close_epoch(self._epochs.popleft())
-        if not self._epochs:
-            self._next_epoch = number
-            self._open_next_epoch()
-        self.wanted = self.begun = number
-        self._tell_begun(self._epochs[0])
+        for epoch in self._epochs:
+            if epoch.number == number:
+                self._tell_begun(epoch, [reader])
+        self._close_passed()
 
-    def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> None:
+    def acknowledge(self, reader: Reader, handed: int, released: tuple[int, ...], ended: int) -> None:
         """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came.
 
         Raises:
             ProtocolError: counts that cannot be.
         """
-        for turn in self.reader.acknowledge(handed, released, ended):
+        for turn in reader.acknowledge(handed, released, ended):
             self.making.came_back(turn)
         self._stop_when_delivered()
 
-    def leave(self, number: int) -> None:
-        """The consumer leaves this epoch before its end."""
-        if self.wanted == number:
-            self.wanted = None
-            self._close_epoch(self._epochs.popleft())
+    def leave(self, reader: Reader, number: int) -> None:
+        """The reader leaves this epoch before its end."""
+        if reader.reading and reader.epoch == number:
+            reader.leave()
+            self._close_passed()
             self._stop_when_delivered()
 
-    def close(self) -> None:
-        """The consumer wants nothing more; slots under its tensors come back as it releases them."""
-        if not self._closing:
-            self._closing = True
-            self._stop_production()
+    def close(self, reader: Reader) -> None:
+        """The reader wants nothing more; slots under its tensors come back as it releases them."""
+        reader.gone, reader.reading = True, False
+        if not self.readers:
+            return  # the others wait for more
+        if all(other.gone for other in self.readers):
+            self._close()
+        else:
+            self._close_passed()
 
-    def lost(self) -> None:
-        """The consumer is gone, and every tensor with it: all of its slots come back."""
-        self.close()
-        for turn in self.reader.lost():
+    def lost(self, reader: Reader) -> None:
+        """The reader is gone, and every tensor with it: all of its slots come back. Other ranks cannot go on alone."""
+        if not reader.gone and len(self.readers) > 1:
+            self.fail(
+                ConnectionLost(
+                    f"rank {reader.rank} of {len(self.readers)} is gone: all ranks go on when it is back",
+                    feed=self.feed.name,
+                )
+            )
+        self.close(reader)
+        for turn in reader.lost():
             self.making.came_back(turn)
 
     def stop(self, reason: DaemonStopped) -> None:
@@ -202,10 +220,12 @@ class Stream:
     def resize(self, share: Share, slot_nbytes: int) -> None:
         """From now on the stream has this share, of slots of this size. What is out stays out till it is released."""
         limits = self.share.credit, self.share.quota
+        self.share = share
         self.making.slot_nbytes = slot_nbytes
-        self.reader.resize(share)
-        if (share.credit, share.quota) != limits:
-            self._tell(m.Opened(share.credit, share.quota))
+        for reader in self.readers:
+            reader.resize(share)
+            if (share.credit, share.quota) != limits:
+                self._tell(m.Opened(share.credit, share.quota), [reader])
 
     def _list_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
         """The worker that listed the splits died, and of it if `blamed`."""
@@ -226,7 +246,7 @@ class Stream:
         """The stream fails now."""
         if self.error is None and not self._closing:
             self.error = error
-            self._tell(m.Failed(m.ErrorReport.of(error)))
+            self._tell(m.Failed(m.ErrorReport.of(error)), self.readers)
             self._stop_production()
 
     def advance(self) -> None:
@@ -242,12 +262,31 @@ class Stream:
     def _live(self) -> bool:
         return self.error is None and not self._closing
 
-    def _tell(self, message: m.Begun | m.Passed | m.LaneEnded | m.End | m.Opened | m.Failed) -> None:
-        self._do(do.Tell(self.number, message))
+    def _tell(self, message: do.Said, readers: list[Reader]) -> None:
+        for reader in readers:
+            if not reader.gone:
+                self._do(do.Tell(reader.number, message))
 
-    def _tell_begun(self, epoch: Epoch) -> None:
-        if epoch.splits is not None and self.wanted == epoch.number and self.error is None:
-            self._tell(m.Begun(epoch.number, epoch.splits.digest))
+    def _tell_begun(self, epoch: Epoch, readers: list[Reader]) -> None:
+        if epoch.splits is not None and self.error is None:
+            self._tell(m.Begun(epoch.number, epoch.splits.digest), readers)
+
+    def _reading(self, epoch: Epoch) -> list[Reader]:
+        """Who reads the epoch."""
+        return [reader for reader in self.readers if reader.reading and reader.epoch == epoch.number]
+
+    def _listening(self, epoch: Epoch) -> list[Reader]:
+        """Who reads the epoch, and has not heard before of what comes next in it."""
+        return [reader for reader in self._reading(epoch) if (epoch.number, epoch.batches) >= reader.told]
+
+    def _close_passed(self) -> None:
+        """Close the epochs that no reader wants any more."""
+        wanted = min((reader.epoch for reader in self.readers if not reader.gone), default=0)
+        while self._epochs and self._epochs[0].number < wanted:
+            self._close_epoch(self._epochs.popleft())
+        if not self._epochs and self.error is None:
+            self._next_epoch = max(self._next_epoch, wanted)
+            self._open_next_epoch()
 
     def _stop_when_delivered(self) -> None:
         if self._stopping is not None and self.delivered:
@@ -273,17 +312,18 @@ class Stream:
 
     def _plan(self, epoch: Epoch, splits: SplitsInfo) -> None:
         try:
-            epoch.plan(self.feed, splits, 1 if self._exact else max(1, len(self._crew.hands)))
+            epoch.plan(self.feed, splits, 1 if self._exact else max(1, len(self._crew.hands)), len(self.readers))
         except StateMismatch as error:
             epoch.error = error
-        self._tell_begun(epoch)
+        self._tell_begun(epoch, self._reading(epoch))
 
     # --- delivery ---
 
     def _deliver(self) -> None:
-        if self.wanted is None:
+        """Send what stands next, as far as it is there and the consumers have credit."""
+        epoch = self._epochs[0] if self._epochs else None
+        if epoch is None or not self._all_want(epoch):
             return
-        epoch = self._epochs[0]
         if epoch.error is not None:
             self.fail(epoch.error)
         if epoch.order is None or self.error is not None:
@@ -293,39 +333,57 @@ class Stream:
         while position < len(window):
             turn = window[position]
             while turn.parts:
-                if epoch.skip:
-                    self._pass_by(epoch, turn)
-                    continue
-                if not self.reader.has_credit_for(self.feed.nbytes_of(turn.parts[0])):
+                if not self._next_part(epoch, turn):
                     return
-                self._send(epoch, turn, turn.parts.popleft())
             if turn.error is not None:
                 self.fail(turn.error)
                 return
             if turn.closed:
                 epoch.order.taken(position)
-                self._tell_lane_ended(epoch, turn)
+                self._lane_ended(epoch, turn)
                 self.making.settle(epoch, turn)
             elif self._exact:
                 return
             else:
                 position += 1
-        if epoch.order.finished:
+        if epoch.order.finished and self._last_round(epoch):
             self._end(epoch, epoch.order)
 
-    def _send(self, epoch: Epoch, turn: Turn, part: Part) -> None:
+    def _all_want(self, epoch: Epoch) -> bool:
+        """Whether the epoch is being read, and by every reader that has not done with it."""
+        return bool(self._reading(epoch)) and all(
+            reader.gone or reader.reading or reader.epoch > epoch.number for reader in self.readers
+        )
+
+    def _next_part(self, epoch: Epoch, turn: Turn) -> bool:
+        """Send the turn's next part, or put it into the round. Returns whether that could be done."""
+        part = turn.parts[0]
+        if epoch.skip:
+            self._skip(epoch, turn)
+        elif len(self.readers) == 1:
+            reader = self.readers[0]
+            if not reader.has_credit_for(self.feed.nbytes_of(part)):
+                return False
+            self._send(epoch, reader, turn, turn.parts.popleft())
+            self._count(epoch, part)
+        else:
+            if epoch.in_round == len(self.readers) and not self._deal(epoch):
+                return False
+            turn.out += 1  # which keeps the slot
+            epoch.round.append((turn, turn.parts.popleft()))
+            if epoch.in_round == len(self.readers):
+                self._deal(epoch)
+        return True
+
+    def _send(self, epoch: Epoch, reader: Reader, turn: Turn, part: Part) -> None:
         nbytes = self.feed.nbytes_of(part)
-        seq = self.reader.send(turn, nbytes)
-        epoch.slabs += 1
-        epoch.batches += part.batches
-        epoch.rows += part.rows
         self._do(
             do.Deliver(
-                stream=self.number,
+                reader=reader.number,
                 ticket=turn.ticket,
                 start=self.feed.start_of(part),
                 nbytes=nbytes,
-                seq=seq,
+                seq=reader.send(turn, nbytes),
                 epoch=epoch.number,
                 lane=turn.lane,
                 index=turn.index + part.first,
@@ -336,8 +394,12 @@ class Stream:
             )
         )
 
-    def _pass_by(self, epoch: Epoch, turn: Turn) -> None:
-        """Drop what the position's `skip` still asks for of the turn's next part."""
+    def _count(self, epoch: Epoch, part: Part) -> None:
+        epoch.batches += part.batches
+        epoch.rows += part.rows
+
+    def _skip(self, epoch: Epoch, turn: Turn) -> None:
+        """Pass over what the position's `skip` still asks for of the turn's next part."""
         part = turn.parts.popleft()
         count = min(epoch.skip, part.batches)
         passed = part
@@ -348,15 +410,75 @@ class Stream:
                 replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
             )
         epoch.skip -= count
-        epoch.batches += passed.batches
-        epoch.rows += passed.rows
-        index = turn.index + passed.first
-        self._tell(m.Passed(epoch.number, turn.lane, index, passed.batches, passed.rows, passed.record))
+        self._pass_by(epoch, turn, passed, self._listening(epoch))
+        self._count(epoch, passed)
 
-    def _tell_lane_ended(self, epoch: Epoch, turn: Turn) -> None:
-        if turn.number >= 0 and not self._indexable:
-            lane = epoch.lanes[turn.lane]
-            self._tell(m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record))
+    def _pass_by(self, epoch: Epoch, turn: Turn, part: Part, readers: list[Reader]) -> None:
+        """Tell readers of batches that they are not sent."""
+        index = turn.index + part.first
+        self._tell(m.Passed(epoch.number, turn.lane, index, part.batches, part.rows, part.record), readers)
+
+    def _lane_ended(self, epoch: Epoch, turn: Turn) -> None:
+        """If the turn has ended its lane, tell the readers, where that stands in the stream."""
+        if turn.number < 0 or self._indexable:
+            return
+        lane = epoch.lanes[turn.lane]
+        ended = m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record)
+        if len(self.readers) == 1:
+            self._tell(ended, self._listening(epoch))
+        else:
+            epoch.round.append(ended)
+
+    # --- rounds, where there are several readers ---
+
+    def _deal(self, epoch: Epoch) -> bool:
+        """Send the round, one batch to each rank, if all have credit. Each hears first of the others' batches, so that
+        its position behind its own is that behind the round."""
+        batches = [item for item in epoch.round if isinstance(item, tuple)]
+        dealt = []
+        for reader in self._reading(epoch):
+            _, part = batches[reader.rank]
+            if (epoch.number, epoch.rounds) >= reader.first:
+                if not reader.has_credit_for(self.feed.nbytes_of(part)):
+                    return False
+                dealt.append(reader)
+        self._tell_round(epoch, dealt)
+        for reader in dealt:
+            self._send(epoch, reader, *batches[reader.rank])
+        self._empty_round(epoch)
+        epoch.rounds += 1
+        return True
+
+    def _tell_round(self, epoch: Epoch, own: list[Reader]) -> None:
+        """Tell all who read the epoch of what is in the round, but not those in `own` of the batch of their rank."""
+        rank = 0
+        for item in epoch.round:
+            if isinstance(item, m.LaneEnded):
+                self._tell(item, self._listening(epoch))
+                continue
+            turn, part = item
+            others = [reader for reader in self._listening(epoch) if reader not in own or reader.rank != rank]
+            self._pass_by(epoch, turn, part, others)
+            self._count(epoch, part)
+            rank += 1
+
+    def _empty_round(self, epoch: Epoch) -> None:
+        for item in epoch.round:
+            if isinstance(item, tuple):
+                turn = item[0]
+                turn.out -= 1
+                if not turn.out:
+                    self.making.came_back(turn)
+        epoch.round.clear()
+
+    def _last_round(self, epoch: Epoch) -> bool:
+        """The epoch has no further batch: deal what is a whole round, drop what is not. False if that has to wait."""
+        if len(self.readers) > 1:
+            if epoch.in_round == len(self.readers) and not self._deal(epoch):
+                return False
+            self._tell_round(epoch, [])
+            self._empty_round(epoch)
+        return True
 
     def _end(self, epoch: Epoch, order: EpochOrder) -> None:
         plan, wanted = self.feed.plan, self.feed.info.samples
@@ -370,10 +492,11 @@ class Stream:
             said = f"epoch {epoch.number} had {seen} {what}, but the feed says samples={wanted}"
             self.fail(IncompleteEpoch(f"{said}: correct it, or leave it out", feed=name))
         else:
+            for reader in self._reading(epoch):
+                self._tell(m.End(epoch.number, reader.slabs, epoch.batches, epoch.rows), [reader])
+                reader.ends += 1
+                reader.leave()
             self._epochs.popleft()
-            self.wanted = None
-            self._tell(m.End(epoch.number, epoch.slabs, epoch.batches, epoch.rows))
-            self.reader.ends += 1
             self._close_epoch(epoch)
 
     # --- production ---
@@ -433,11 +556,18 @@ class Stream:
         return None
 
     def _close_epoch(self, epoch: Epoch) -> None:
+        self._empty_round(epoch)
         self.making.close_epoch(epoch)
         if epoch.splits is not None and self.feed.static_splits is None:
             self._do(do.ForgetSplits(epoch.splits.number))
 
+    def _close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._stop_production()
+
     def _stop_production(self) -> None:
-        self.wanted = None
+        for reader in self.readers:
+            reader.reading = False
         while self._epochs:
             self._close_epoch(self._epochs.popleft())

@@ -1,0 +1,124 @@
+"""Ranks that come together to read one stream: who is there, who may join, and when the stream begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_proto import ConnectionLost, ProtocolError, StateMismatch
+from penstock_proto.position import Position
+
+from .reader import Reader
+from .stream import Stream
+
+PATIENCE = 60.0
+"""Seconds for which ranks that were cut off wait for the others to come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a consumer asks for.
+
+    Attributes:
+        credit, credit_bytes: how many slabs and bytes may be under way to it; one slab is always allowed.
+        quota: how many slabs it may hold under tensors; 0 says that slots are free when their slabs are handed (the
+            consumer has bytes of its own).
+        position: where it begins; None for epoch 0.
+        again: whether it read this stream before and was cut off there.
+        group, rank, world_size: which rank of which group it is; world_size 0: none, the stream is its own.
+    """
+
+    credit: int
+    credit_bytes: int
+    quota: int
+    position: Position | None = None
+    again: bool = False
+    group: str = ""
+    rank: int = 0
+    world_size: int = 0
+
+
+class Gathering:
+    """The ranks of one group, and the stream that begins when all are there."""
+
+    def __init__(self, stream: Stream, world_size: int) -> None:
+        self.stream = stream
+        self._world_size = world_size
+        self._members: dict[int, tuple[Reader, Ask]] = {}
+        self._since: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream has ended or failed, so that a new one is to begin."""
+        return self.stream.error is not None or self.stream.closing
+
+    def check(self, ask: Ask) -> None:
+        """Refuse whoever cannot join.
+
+        Raises:
+            ProtocolError: the rank is taken, or does not exist.
+            StateMismatch: it begins elsewhere than the others.
+        """
+        name = self.stream.feed.name
+        group = f" of group {ask.group!r}" if ask.group else ""
+        if not ask.rank < self._world_size:
+            raise ProtocolError(f"rank {ask.rank} of {self._world_size}: ranks go from 0", feed=name)
+        if ask.rank in self._members:
+            raise ProtocolError(
+                f"rank {ask.rank} of {self._world_size}{group} reads this feed already: give each training job a group "
+                "of its own, and each of its processes its rank",
+                feed=name,
+            )
+        if ask.position is not None and (ask.position.batches + ask.position.skip) % self._world_size:
+            raise StateMismatch(
+                f"the state stands behind batch {ask.position.batches + ask.position.skip} of epoch "
+                f"{ask.position.epoch}, which is no border between rounds of {self._world_size} ranks: it was made "
+                "with another world_size",
+                feed=name,
+            )
+        for rank, (_, other) in self._members.items():
+            if other.again != ask.again or (not ask.again and _place(other) != _place(ask)):
+                raise StateMismatch(
+                    f"rank {ask.rank}{group} begins {_said(ask)}, but rank {rank} {_said(other)}: all ranks begin "
+                    "anew, or load the state of the same step",
+                    feed=name,
+                )
+
+    def join(self, reader: Reader, ask: Ask) -> None:
+        """One more is there; the stream begins with the last."""
+        self._members[ask.rank] = reader, ask
+        if len(self._members) == self._world_size:
+            members = [self._members[rank] for rank in range(self._world_size)]
+            self.stream.start([reader for reader, _ in members], [ask.position for _, ask in members])
+
+    def look_at_the_clock(self, now: float) -> None:
+        """Ranks that were cut off do not wait for ever: the others may have ended. Those of a new job do."""
+        waits = not self.stream.readers and any(ask.again for _, ask in self._members.values())
+        self._since = (self._since or now) if waits else None
+        if self._since is not None and now - self._since > PATIENCE:
+            missing = ", ".join(str(rank) for rank in range(self._world_size) if rank not in self._members)
+            self.stream.readers = [reader for reader, _ in self._members.values()]
+            self.stream.fail(
+                ConnectionLost(
+                    f"rank {missing} of {self._world_size} has not come back for {PATIENCE:.0f} s",
+                    feed=self.stream.feed.name,
+                )
+            )
+
+    def leave(self, reader: Reader) -> None:
+        """One is gone again before the stream began."""
+        if not self.stream.readers:
+            self._members.pop(reader.rank, None)
+            if not self._members:
+                self.stream.readers = [reader]  # which closes the stream when it goes
+
+
+def _place(ask: Ask) -> tuple[int, int]:
+    place = ask.position
+    return (place.epoch, place.batches + place.skip) if place is not None else (0, 0)
+
+
+def _said(ask: Ask) -> str:
+    if ask.position is None:
+        return "at the start"
+    epoch, batches = _place(ask)
+    return f"{'again ' if ask.again else ''}behind batch {batches} of epoch {epoch}"
