@@ -74,6 +74,9 @@ def dataset(
     timeout: float = 30.0,
     reconnect: float = 60.0,
     state: Mapping[str, Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    group: str = "",
 ) -> tf.data.Dataset:
     """A dataset of a feed: iterating it once is one epoch, iterating again the next.
 
@@ -88,10 +91,22 @@ def dataset(
         timeout: as in `connect`.
         reconnect: as in `connect`.
         state: as in `connect`.
+        rank: as in `connect`.
+        world_size: as in `connect`.
+        group: as in `connect`.
 
     Raises: as `connect`.
     """
     connection = connect(
-        url, workers=workers, memory=memory, transport=transport, timeout=timeout, reconnect=reconnect, state=state
+        url,
+        workers=workers,
+        memory=memory,
+        transport=transport,
+        timeout=timeout,
+        reconnect=reconnect,
+        state=state,
+        rank=rank,
+        world_size=world_size,
+        group=group,
     )
     return connection.dataset(prefetch)

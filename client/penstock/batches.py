@@ -26,6 +26,7 @@ class Reader:
     Attributes:
         cut: how slabs are cut into batches.
         info: what the daemon says of the feed.
+        cardinality: batches in an epoch (of one rank), or None where that is not known.
         session: the open session.
         by_dataset: whether TensorFlow reads it, and so takes more than is consumed.
         unread: how many batches of the last slab were not read yet; each slab has a box of its own.
@@ -60,6 +61,9 @@ class Reader:
         notes = Notes()
         way = dial(notes, begin, dial.timeout)
         self.info, self.cut = way.info, way.cut
+        self.cardinality = way.info.batches
+        if self.cardinality is not None and dial.who.world_size:
+            self.cardinality //= dial.who.world_size
         self.session = Session(dial, way, notes, asked, self._reconnect, start, consumed)
 
     def load(self, loaded: object) -> None:

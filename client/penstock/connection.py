@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from penstock_proto import PenstockError, Spec
 from penstock_proto.messages import FeedInfo
 
+from .address import is_private
 from .batches import Batches, Reader
-from .dial import Dial
+from .dial import Dial, Who
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+MAX_WORLD = 2**16
 TRANSPORTS = ("auto", "local", "tcp")
 
 
@@ -27,7 +29,7 @@ class Connection:
         info: what the daemon says of the feed: name, spec of a sample, batch size, seed, epochs, ...
         element_spec: the spec of a batch. The batch dimension is None, as the last batch may be smaller, or the batch
             size where the feed was made with `drop_remainder=True`.
-        cardinality: batches in an epoch, or None where that is not known.
+        cardinality: batches in an epoch (for a rank: of its own), or None where that is not known.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -35,7 +37,7 @@ class Connection:
         self._dataset: tf.data.Dataset | None = None
         self.info: FeedInfo = reader.info
         self.element_spec: Spec = reader.cut.spec
-        self.cardinality: int | None = reader.info.batches
+        self.cardinality: int | None = reader.cardinality
 
     def batches(self) -> Iterator[Any]:
         """An iterator over the NumPy batches of one epoch, the next of the stream.
@@ -144,6 +146,9 @@ def connect(
     timeout: float = 30.0,
     reconnect: float = 60.0,
     state: Mapping[str, Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    group: str = "",
 ) -> Connection:
     """Connect to a feed.
 
@@ -157,6 +162,11 @@ def connect(
         reconnect: seconds for which a lost connection is sought again (a private daemon is started again) before
             readers get ConnectionLost; the stream then goes on unchanged. 0: readers get it at once.
         state: begin where it was taken, as `Connection.load_state_dict`. None: at epoch 0.
+        rank: which of `world_size` trainers this is, from 0. Together they read one stream, the very one that a single
+            trainer would: batch j of an epoch goes to rank j mod `world_size`, each gets equally many (the last few,
+            if they are fewer than there are ranks, are left out), and nothing comes before all of them are there.
+        world_size: how many trainers there are; given with `rank` or not at all.
+        group: tells apart training jobs that read the same feed with the same `world_size` at the same time.
 
     Raises:
         Unreachable: no daemon answered, or (with "local") it is not on this host.
@@ -173,4 +183,20 @@ def connect(
         raise ValueError(f"timeout={timeout}: it is in seconds, more than 0")
     if not 0 <= reconnect < float("inf"):
         raise ValueError(f"reconnect={reconnect}: it is in seconds, 0 or more")
-    return Connection(Reader(Dial(url, workers, memory, transport, timeout), reconnect, state))
+    dial = Dial(url, workers, memory, transport, timeout, _who(url, rank, world_size, group))
+    return Connection(Reader(dial, reconnect, state))
+
+
+def _who(url: str, rank: int | None, world_size: int | None, group: str) -> Who:
+    if rank is None and world_size is None:
+        if group:
+            raise ValueError(f"group={group!r}: a group is of ranks, so give rank= and world_size= too")
+        return Who()
+    if rank is None or world_size is None or not 0 <= rank < world_size <= MAX_WORLD:
+        raise ValueError(f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size <= {MAX_WORLD}")
+    if is_private(url):
+        raise ValueError(
+            f"{url!r} is a private daemon's, and each rank would have its own: start one daemon with `penstock serve` "
+            "and give all ranks its URL"
+        )
+    return Who(group, rank, world_size)

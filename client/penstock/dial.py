@@ -6,11 +6,13 @@ The same for the first connection, for another at a loaded position, and for eac
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from penstock_proto import ConnectionLost, PenstockError, Unreachable
-from penstock_proto.messages import FeedInfo
+from penstock_proto.messages import FeedInfo, Open
 from penstock_proto.position import Position, pack
 
 from . import address
@@ -21,6 +23,25 @@ from .private import PrivateDaemon
 from .tcp import TcpTransport
 
 _PIECE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who reads: one consumer, the same in all of its sessions, or a rank of several that share a stream.
+
+    `world_size` 0 says that the stream is its own.
+    """
+
+    group: str = ""
+    rank: int = 0
+    world_size: int = 0
+    consumer: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+
+    def opening(self, again: bool) -> Callable[..., Open]:
+        """Makes an Open of what a transport asks for."""
+        return partial(
+            Open, consumer=self.consumer, again=again, group=self.group, rank=self.rank, world_size=self.world_size
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +60,15 @@ class Dial:
         url: as the user gave it.
         daemon: the private daemon, if it is one and runs.
         timeout: seconds that the daemon has for each answer of the handshake.
+        who: who reads.
     """
 
-    def __init__(self, url: str, workers: int | None, memory: int | None, transport: str, timeout: float) -> None:
+    def __init__(
+        self, url: str, workers: int | None, memory: int | None, transport: str, timeout: float, who: Who
+    ) -> None:
         """Raises StartError where the URL has no proper form."""
         self.url = url
+        self.who = who
         self.daemon: PrivateDaemon | None = None
         self.timeout = timeout
         self._workers = workers
@@ -77,6 +102,7 @@ class Dial:
         """
         place = self._place(watch)
         watch = watch and self._watching(watch)
+        opening = self.who.opening(again=watch is not None)
         dealer = TcpTransport(place, notes)
         try:
             welcome = dealer.hello(timeout, watch)
@@ -84,7 +110,7 @@ class Dial:
             pieces = _pieces(start(welcome.feed))
             if self._transport != "tcp":
                 try:
-                    local = LocalTransport(welcome, cut, notes, timeout, pieces, watch)
+                    local = LocalTransport(welcome, cut, notes, timeout, opening, pieces, watch)
                 except OSError as error:
                     if self._transport == "local":
                         raise Unreachable(
@@ -95,7 +121,7 @@ class Dial:
                 else:
                     dealer.close()
                     return Way(local, welcome.feed, cut)
-            dealer.open(welcome, cut, timeout, pieces, watch)
+            dealer.open(welcome, cut, timeout, opening, pieces, watch)
             return Way(dealer, welcome.feed, cut)
         except BaseException as error:
             if isinstance(error, PenstockError):

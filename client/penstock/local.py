@@ -55,6 +55,7 @@ class LocalTransport:
         cut: Cut,
         notes: Notes,
         timeout: float,
+        opening: Callable[..., Open],
         start: Sequence[bytes] = (),
         watch: Callable[[], None] | None = None,
     ) -> None:
@@ -65,6 +66,7 @@ class LocalTransport:
             cut: how slabs are cut.
             notes: the session's.
             timeout: seconds that the daemon has to answer.
+            opening: makes the Open.
             start: the pieces of the position from which the stream is to begin.
             watch: called now and then while waiting; it may raise to break off.
 
@@ -85,11 +87,11 @@ class LocalTransport:
             self._socket.connect("\0" + welcome.unix)
             self._page = self._greeted()
             self._mark = ledger.Mark(self._page)
-            opening = Open(welcome.session, self._page[ledger.NONCE], CREDIT, CREDIT_BYTES, QUOTA)
+            message = opening(welcome.session, self._page[ledger.NONCE], CREDIT, CREDIT_BYTES, QUOTA)
             try:
                 for piece in start:
                     seqpacket.send(self._socket, encode(Resume(welcome.session, piece)))
-                self.quota = self._opened(encode(opening), timeout, watch).quota
+                self.quota = self._opened(encode(message), timeout, watch).quota
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
             self._socket.setblocking(False)

@@ -127,6 +127,7 @@ class TcpTransport:
         welcome: Welcome,
         cut: Cut,
         timeout: float,
+        opening: Callable[..., Open],
         start: Sequence[bytes] = (),
         watch: Callable[[], None] | None = None,
     ) -> None:
@@ -138,8 +139,8 @@ class TcpTransport:
         for piece in start:
             self._socket.send(encode(Resume(welcome.session, piece)))
         try:
-            opening = Open(welcome.session, b"", CREDIT, CREDIT_BYTES, 0)
-            answer = self._ask(opening, time.monotonic() + timeout, watch)
+            message = opening(welcome.session, b"", CREDIT, CREDIT_BYTES, 0)
+            answer = self._ask(message, time.monotonic() + timeout, watch)
         except TimeoutError:
             raise Unreachable(
                 f"the daemon at {self._address.endpoint} did not open the session in {timeout:g} s"

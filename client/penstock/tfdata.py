@@ -47,13 +47,13 @@ def dataset(reader: Reader) -> tf.data.Dataset:
         _begin, args=(_token(reader, form),), output_signature=tuple(form.signature())
     )
     batches = source.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
-    if reader.info.batches is None:
+    if reader.cardinality is None:
         result = batches.map(form.cut)
     else:
         # Keras counts its steps by the cardinality. That of `assert_cardinality` would make the first epoch after a
         # resume, which is shorter, an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
         nothing = tf.data.Dataset.from_tensors(form.nothing()).unbatch().repeat()
-        counted = tf.data.Dataset.zip(batches.concatenate(nothing), tf.data.Dataset.range(reader.info.batches))
+        counted = tf.data.Dataset.zip(batches.concatenate(nothing), tf.data.Dataset.range(reader.cardinality))
         result = counted.map(form.cut_counted)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
