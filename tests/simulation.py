@@ -41,6 +41,10 @@ Batch: TypeAlias = tuple[Sample, ...]
 Event: TypeAlias = Callable[[], object]
 
 
+MOST_STEPS = 10_000
+"""A world of these sizes ends long before."""
+
+
 class Broken(AssertionError):
     """The coordinator broke a promise."""
 
@@ -514,6 +518,10 @@ class Consumer:
         self._begin_again = False
 
     @property
+    def _shares(self) -> bool:
+        return bool(self._ask.group) and not self._ask.world_size
+
+    @property
     def stream(self) -> Stream:
         """What it reads."""
         return self.reader.stream
@@ -623,7 +631,7 @@ class Consumer:
         newest = self.track.newest()
         self._begin_again = False
         self._before.clear()
-        self._tally = Tally(newest if newest.epoch == self._epoch else None)
+        self._tally = Tally(newest if newest.epoch == self._epoch and not self._shares else None)
         self._say(self._world.coordinator.begin, self.reader, self._epoch)
 
     def cut(self) -> None:
@@ -639,7 +647,8 @@ class Consumer:
             self.gone = True
             return
         try:
-            ask = replace(self._ask, position=unpack(pack(self.track.newest())), again=True)
+            position = None if self._shares else unpack(pack(self.track.newest()))
+            ask = replace(self._ask, position=position, again=True)
             reader = self._world.coordinator.open(self.stream.feed.name, ask)
         except (MemoryBound, ProtocolError):  # our old session is not known to be gone
             return
@@ -661,7 +670,7 @@ class Consumer:
         self._released.clear()
         for slot in self._world.arena.used.values():
             slot.readers = {reader for reader in slot.readers if reader[0] is not self}
-        self._world.ends.append(partial(self._world.coordinator.lost, self.reader))
+        self._world.ends.append(partial(self._world.coordinator.lost, self.reader, self._handed))
 
     def _hand(self) -> None:
         slab = self._queue.popleft()
@@ -693,13 +702,14 @@ class Consumer:
         epoch, self._epoch = self._epoch, None
         assert epoch is not None
         self.track.begin(epoch + 1)
+        handed = self._handed
         while self._queue:
             self._void(self._queue.popleft())
-        self._say(self._world.coordinator.leave, self.reader, epoch)
+        self._say(self._world.coordinator.leave, self.reader, epoch, handed)
 
     def _close(self) -> None:
         self.closed = True
-        self._say(self._world.coordinator.close, self.reader)
+        self._say(self._world.coordinator.close, self.reader, self._handed)
 
     def _vanish(self) -> None:
         self.gone = True
@@ -709,7 +719,9 @@ class Consumer:
         if self._epoch is not None and self._epoch in self.ended and not self._queue:
             end, read = self.ended[self._epoch], self.read[self._epoch]
             position = self._position
-            if self._ask.world_size:
+            if self._shares:
+                pass  # others have read the rest
+            elif self._ask.world_size:
                 rounds = end.batches // self._ask.world_size
                 hold(rounds == len(read), f"a rank has {len(read)} batches of {rounds} rounds")
             elif position is None or position.epoch != self._epoch:
@@ -810,12 +822,13 @@ class World:
         credit_bytes: int = 1 << 40,
         quota: int = 0,
         position: Position | None = None,
+        group: str = "",
         rank: int = 0,
         world_size: int = 0,
         **habits: Any,
     ) -> Consumer:
         """A new consumer, with these habits (see there), with a stream of its own."""
-        ask = Ask(credit, credit_bytes, quota, position, rank=rank, world_size=world_size)
+        ask = Ask(credit, credit_bytes, quota, position, group=group, rank=rank, world_size=world_size)
         reader = self.coordinator.open(feed, ask)
         consumer = Consumer(self, reader, reads, ask=ask, position=position, **habits)
         self.consumers[reader.number] = consumer
@@ -835,6 +848,10 @@ class World:
         waiting = [consumer.reader.number for consumer in self.consumers.values() if not consumer.gone]
         if waiting:
             raise Stuck(f"nothing can happen, but reader {waiting} still waits")
+        for now in (1.0, 1000.0):  # a group's stream waits for a while for somebody to come back
+            self.coordinator.look_at_the_clock(now)
+        self._carry_out()
+        self.settle()
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
         hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} never come back")
         hold(self.coordinator.reserved == 0, "memory stays reserved")
@@ -846,7 +863,8 @@ class World:
     def settle(self) -> None:
         """Let things happen until nothing can."""
         while self.step():
-            pass
+            if self.steps > MOST_STEPS:
+                raise Stuck(f"no end after {MOST_STEPS} steps")
 
     def step(self) -> bool:
         """Let one thing happen, if anything can."""
@@ -900,7 +918,9 @@ class World:
         hold(coordinator.reserved <= coordinator.memory, "more memory is reserved than allowed")
         hold(self.arena.nbytes <= coordinator.reserved, f"slots take {self.arena.nbytes} of {coordinator.reserved}")
         for stream in coordinator.streams.values():
-            if not self.feeds[stream.feed.name].growth:  # then fewer larger slots may stand beside old ones
+            hold(stream.making.nbytes <= stream.reserved, f"stream {stream.number} holds more than it may")
+            # Fewer larger slots may stand beside old ones, and those of readers that left a group beside fewer others'.
+            if not (self.feeds[stream.feed.name].growth or stream._dealing.shared):
                 most = stream.share.slots
                 hold(stream.making.slots <= most, f"stream {stream.number} holds {stream.making.slots} slots of {most}")
 

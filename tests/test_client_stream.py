@@ -64,7 +64,7 @@ def test_leaving_makes_void_what_came_and_what_comes() -> None:
     stream.came(slab(0, 0))
     stream.came(slab(1, 0))
     stream.take(0)
-    assert stream.leave(0) == [Leave(0)]
+    assert stream.leave(0) == [Leave(0, 1)]
     assert stream.handed == 2
     stream.came(slab(2, 0))
     assert stream.handed == 3

@@ -404,7 +404,7 @@ class TestConsumers:
         coordinator.begin(reader, 0)
         with pytest.raises(ProtocolError, match="epoch 0 cannot begin: epochs begin one after another"):
             coordinator.begin(reader, 0)
-        coordinator.leave(reader, 0)
+        coordinator.leave(reader, 0, 0)
         with pytest.raises(ProtocolError, match="epoch 0 cannot begin"):
             coordinator.begin(reader, 0)
         coordinator.begin(reader, 1)
@@ -422,7 +422,7 @@ class TestConsumers:
             coordinator.acknowledge(reader, 0, (), 0)
         with pytest.raises(ProtocolError, match="1 Ends of 0, after 0"):
             coordinator.acknowledge(reader, reader.handed, (), 1)
-        coordinator.close(reader)
+        coordinator.close(reader, 0)
         with pytest.raises(ProtocolError, match="cannot begin"):
             coordinator.begin(reader, 2)
 
@@ -529,6 +529,26 @@ def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
             assert consumer.read[epoch] == batches[rank::world_size][:rounds]
 
 
+def check_group(case: Case, consumers: int, faults: dict[str, int], leaves: int | None) -> None:
+    """Whatever happens, each batch of an epoch goes to exactly one consumer of the group."""
+    world = replace(case, slots=case.slots + 16 * consumers).world(**{**faults, "restarts": 0})
+    asks = {**case.asks, "hoards": False}
+    reads = [(0, None), (1, None)]
+    group = [world.open(reads=reads, group="g", stays=True, **asks)]
+    for _ in range(consumers - 1):
+        for _ in range(world.random.randrange(20)):
+            world.step()
+        group.append(world.open(reads=[(0, leaves), (1, None)], group="g", stays=True, **asks))
+    world.settle()
+    for consumer in group:
+        consumer.let_go()
+    world.run()
+    for epoch in (0, 1):
+        assert not any(consumer.failures for consumer in group)
+        read = Counter(batch for consumer in group for batch in consumer.read[epoch])
+        assert read == Counter(case.feed.expected(epoch))
+
+
 class TestFaults:
     @settings(quick, max_examples=400)
     @given(faulty_cases, faults)
@@ -536,6 +556,15 @@ class TestFaults:
         self, case: Case, faults: dict[str, int]
     ) -> None:
         check_through_faults(case, faults)
+
+    @settings(quick, max_examples=300)
+    @given(cases(st.one_of(lane_feeds, index_feeds)), st.integers(1, 4), faults, st.none() | st.integers(0, 4))
+    def test_each_batch_goes_to_one_consumer_of_a_group(
+        self, case: Case, consumers: int, faults: dict[str, int], leaves: int | None
+    ) -> None:
+        if leaves is not None:  # an epoch is over when all who are there have left it, so nobody may be cut off
+            faults = {**faults, "cuts": 0}
+        check_group(case, consumers, faults, leaves)
 
     @settings(quick, max_examples=300)
     @given(cases(any_feeds), st.integers(1, 4), faults)

@@ -1,4 +1,7 @@
-"""However it ends, nothing hangs over 2 s, nothing is left behind, and the daemon serves the next trainer."""
+"""However a trainer or the daemon ends, nothing hangs, nothing is left behind, and the daemon serves the next trainer.
+
+What dies and comes back is in test_recovery.py.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ FEED = """
         for i in range(40):
             if split == 1 and i == 20:
                 os.kill(os.getpid(), 9)
-            yield np.zeros((64, 64), "float32"), np.int64(i)
+            yield np.zeros((64, 64), "float32"), np.int64(100 * split + i)
 
     feed = Feed(numbers, splits=range(4), batch_size=8, turn=1)
     stalled = Feed(stuck, splits=range(2), batch_size=1, turn=1, lanes=2)
@@ -193,19 +196,44 @@ def test_break_and_del_return_at_once(serve: Serve, tf: Any, name: str, transpor
 
 
 @TRANSPORTS
-def test_sigterm_to_the_daemon_is_an_error_at_the_trainer_never_an_end(serve: Serve, tf: Any, transport: str) -> None:
+def test_sigterm_lets_the_epoch_end_and_the_next_one_is_an_error_never_an_end(
+    serve: Serve, tf: Any, transport: str
+) -> None:
     daemon = serve(FEED, "feed")
-    with penstock.connect(daemon.url, transport=transport) as connection:
+    with penstock.connect(daemon.url, transport=transport, reconnect=0) as connection:
+        rows = 0
+        for i, (_, n) in enumerate(connection.dataset()):
+            rows += len(n)
+            if i == 2:
+                daemon.process.send_signal(signal.SIGTERM)
+        assert rows == 4000
+        with pytest.raises(tf.errors.OpError, match="the daemon was stopped"):
+            for _ in connection.dataset():
+                pass
+        assert isinstance(connection.error, penstock.DaemonStopped)
+        assert daemon.process.wait(10) == 0
+
+
+@TRANSPORTS
+def test_a_second_sigterm_is_an_error_at_the_trainer_at_once(serve: Serve, tf: Any, transport: str) -> None:
+    daemon = serve(FEED, "feed")
+    with penstock.connect(daemon.url, transport=transport, reconnect=0) as connection:
         with pytest.raises(tf.errors.OpError, match="the daemon was stopped"):
             for i, _ in enumerate(connection.dataset()):
                 if i == 2:
+                    daemon.process.send_signal(signal.SIGTERM)
+                    assert within(5, lambda: "a second signal stops now" in daemon.stderr())
                     assert daemon.stop() == 0
         assert isinstance(connection.error, penstock.DaemonStopped)
 
 
-def test_a_killed_daemon_is_an_error_at_the_trainer(serve: Serve, tf: Any) -> None:
+@TRANSPORTS
+@pytest.mark.parametrize("reconnect", [0, 1])
+def test_a_killed_daemon_is_an_error_at_the_trainer_when_it_does_not_come_back(
+    serve: Serve, tf: Any, transport: str, reconnect: int
+) -> None:
     daemon = serve(FEED, "feed")
-    with penstock.connect(daemon.url) as connection:
+    with penstock.connect(daemon.url, transport=transport, reconnect=reconnect) as connection:
         start = time.monotonic()
         with pytest.raises(tf.errors.OpError, match=r"connection|daemon"):
             for i, _ in enumerate(connection.dataset()):
@@ -213,36 +241,39 @@ def test_a_killed_daemon_is_an_error_at_the_trainer(serve: Serve, tf: Any) -> No
                     daemon.process.kill()
                     daemon.process.wait()
                     start = time.monotonic()
-        assert time.monotonic() - start < 2
+        assert reconnect <= time.monotonic() - start < reconnect + (2 if transport == "local" else 10)
         assert isinstance(connection.error, penstock.ConnectionLost)
     daemon.stop()
 
 
 @TRANSPORTS
-def test_a_worker_that_dies_is_an_error_at_the_trainer_and_the_daemon_goes_on(serve: Serve, transport: str) -> None:
+def test_a_split_that_ends_every_worker_is_an_error_at_the_trainer_and_the_daemon_goes_on(
+    serve: Serve, transport: str
+) -> None:
     daemon = serve(FEED, "killed", "feed")
     with penstock.connect(daemon.urls["killed"], transport=transport) as connection:
         start = time.monotonic()
-        with pytest.raises(penstock.WorkerDied, match="was killed by SIGKILL") as caught:
+        with pytest.raises(penstock.WorkerDied, match=r"3 times.* was killed by SIGKILL") as caught:
             list(connection.batches())
-        assert time.monotonic() - start < 10
-        assert caught.value.worker in (0, 1)
+        assert time.monotonic() - start < 20
+        assert caught.value.split == "1"
     with penstock.connect(daemon.urls["feed"], transport=transport) as connection:
         assert sum(len(n) for _, n in connection.batches()) == 4000
-    assert within(5, lambda: len(daemon.workers()) == 2)
-
-
-def test_a_worker_killed_from_outside_is_an_error_for_the_streams_it_worked_for(serve: Serve) -> None:
-    daemon = serve(FEED, "feed")
-    with penstock.connect(daemon.url) as connection:
-        batches = connection.batches()
-        next(batches)
-        daemon.workers()[0].kill()
-        with pytest.raises(penstock.WorkerDied):
-            list(batches)
     assert within(10, lambda: len(daemon.workers()) == 2)
-    with penstock.connect(daemon.url) as connection:
-        assert sum(len(n) for _, n in connection.batches()) == 4000
+
+
+@TRANSPORTS
+def test_a_worker_killed_from_outside_changes_nothing(serve: Serve, transport: str) -> None:
+    daemon = serve(FEED, "feed")
+    with penstock.connect(daemon.url, transport=transport) as connection:
+        quiet = [n.tolist() for _, n in connection.batches()]
+        batches = connection.batches()
+        seen = [next(batches)[1].tolist()]
+        daemon.workers()[0].kill()
+        seen += [n.tolist() for _, n in batches]
+    assert seen == quiet
+    assert within(10, lambda: len(daemon.workers()) == 2)
+    assert daemon.stderr().count("was killed by SIGKILL") == 1
 
 
 def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: Serve) -> None:
@@ -328,17 +359,18 @@ def test_after_close_iterating_raises(serve: Serve) -> None:
 
 
 @pytest.mark.soak
-def test_a_trainer_over_tcp_that_was_stopped_too_long_learns_that_its_session_is_gone(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_a_trainer_over_tcp_that_was_stopped_too_long_goes_on_where_it_was(serve: Serve, tmp_path: Path) -> None:
     daemon = serve(FEED, "feed")
-    trainer = Trainer(daemon.url, LOOP, tmp_path, "tcp")
+    body = (
+        LOOP
+        + "    assert int(batch[1][0]) == 1000 * (i % 4) + i // 4 * 8, (i, batch[1])\nprint('whole', i, flush=True)\n"
+    )
+    trainer = Trainer(daemon.url, body, tmp_path, "tcp")
     trainer.wait_for("training")
     trainer.process.send_signal(signal.SIGSTOP)
     assert within(40, lambda: streams(daemon) == 0)
     trainer.process.send_signal(signal.SIGCONT)
+    trainer.wait_for("whole 499")
     status, stderr = trainer.ends_within(10)
-    assert status == 1
-    assert "ConnectionLost" in stderr
-    with penstock.connect(daemon.url, transport="tcp") as connection:
-        assert sum(len(n) for _, n in connection.batches()) == 4000
+    assert status == 0, stderr
+    assert "connected again" in stderr

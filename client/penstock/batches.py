@@ -38,6 +38,7 @@ class Reader:
         """Open a session, which begins where the state `loaded` was taken. Raises as `connect`."""
         self._reconnect = reconnect
         self._error: PenstockError | None = None
+        self._shares = dial.who.shares
         self.by_dataset = False
         self.unread = [0]
         try:
@@ -51,6 +52,8 @@ class Reader:
         start: Position | None = None
         consumed = 0
         if loaded is not None:
+            if self._shares:
+                raise ValueError("a group's stream has no state, so none can be loaded: leave out group= or state=")
             start, consumed = state.loaded(loaded)
 
         def begin(info: FeedInfo) -> Position | None:
@@ -64,6 +67,8 @@ class Reader:
         self.cardinality = way.info.batches
         if self.cardinality is not None and dial.who.world_size:
             self.cardinality //= dial.who.world_size
+        elif dial.who.shares:
+            self.cardinality = None
         self.session = Session(dial, way, notes, asked, self._reconnect, start, consumed)
 
     def load(self, loaded: object) -> None:
@@ -82,6 +87,11 @@ class Reader:
 
     def state(self, consumed: int | None) -> dict[str, Any]:
         """The state behind `consumed` batches. Raises as `Connection.state_dict`."""
+        if self._shares:
+            raise ValueError(
+                "a group's stream has no state: which of its consumers gets a batch is up to chance. For a stream that "
+                "can be gone on with give each consumer rank= and world_size="
+            )
         if consumed is None and self.by_dataset:
             raise ValueError(
                 "state_dict() needs `consumed` where a tf.data.Dataset reads the connection, as TensorFlow takes "

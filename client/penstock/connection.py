@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 MAX_WORLD = 2**16
+MAX_GROUP = 128
 TRANSPORTS = ("auto", "local", "tcp")
 
 
@@ -29,7 +31,8 @@ class Connection:
         info: what the daemon says of the feed: name, spec of a sample, batch size, seed, epochs, ...
         element_spec: the spec of a batch. The batch dimension is None, as the last batch may be smaller, or the batch
             size where the feed was made with `drop_remainder=True`.
-        cardinality: batches in an epoch (for a rank: of its own), or None where that is not known.
+        cardinality: batches in an epoch (for a rank: of its own), or None where that is not known, as for a group's
+            consumer.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -166,7 +169,10 @@ def connect(
             trainer would: batch j of an epoch goes to rank j mod `world_size`, each gets equally many (the last few,
             if they are fewer than there are ranks, are left out), and nothing comes before all of them are there.
         world_size: how many trainers there are; given with `rank` or not at all.
-        group: tells apart training jobs that read the same feed with the same `world_size` at the same time.
+        group: with `rank`, tells apart training jobs that read the same feed with the same `world_size` at the same
+            time. Alone: all who give the same name share one stream, each batch goes to one of them, whoever asks, and
+            an epoch ends for all when all of it was handed over. What a consumer that dies was sent and had not handed
+            over goes to another. Such a stream has no state, and ends when nobody has read it for a minute.
 
     Raises:
         Unreachable: no daemon answered, or (with "local") it is not on this host.
@@ -188,15 +194,26 @@ def connect(
 
 
 def _who(url: str, rank: int | None, world_size: int | None, group: str) -> Who:
-    if rank is None and world_size is None:
-        if group:
-            raise ValueError(f"group={group!r}: a group is of ranks, so give rank= and world_size= too")
-        return Who()
-    if rank is None or world_size is None or not 0 <= rank < world_size <= MAX_WORLD:
-        raise ValueError(f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size <= {MAX_WORLD}")
-    if is_private(url):
+    if not isinstance(group, str) or len(group) > MAX_GROUP:
+        raise ValueError(f"group={group!r:.60}: it is a text of at most {MAX_GROUP} characters")
+    if (group or rank is not None or world_size is not None) and is_private(url):
         raise ValueError(
-            f"{url!r} is a private daemon's, and each rank would have its own: start one daemon with `penstock serve` "
-            "and give all ranks its URL"
+            f"{url!r} is a private daemon's, and each consumer would have its own: start one daemon with `penstock "
+            "serve` and give all of them its URL"
         )
+    if rank is None and world_size is None:
+        return Who(group)
+    if rank is None or world_size is None:
+        raise ValueError(
+            f"rank={rank}, world_size={world_size}: give both. world_size= is how many trainers read together, rank= "
+            "which of them this is, from 0"
+        )
+    try:
+        rank, world_size = int(operator.index(rank)), int(operator.index(world_size))
+    except TypeError:
+        raise TypeError(f"rank={rank!r}, world_size={world_size!r}: both are whole numbers") from None
+    if not 1 <= world_size <= MAX_WORLD:
+        raise ValueError(f"world_size={world_size}: from 1 to {MAX_WORLD} trainers can read together")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank}: with world_size={world_size} the ranks are 0 to {world_size - 1}")
     return Who(group, rank, world_size)

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from penstock_proto import ConnectionLost, PenstockError, Unreachable
 from penstock_proto.messages import FeedInfo, Open
@@ -25,11 +26,16 @@ from .tcp import TcpTransport
 _PIECE = 64 * 1024
 
 
+Last: TypeAlias = tuple[bytes, int]
+"""The session that was lost, and how many of its slabs were handed over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who reads: one consumer, the same in all of its sessions, or a rank of several that share a stream.
+    """Who reads: one consumer, the same in all of its sessions.
 
-    `world_size` 0 says that the stream is its own.
+    With a `group` alone it shares a stream with whoever else is of the group; with a `world_size` it is a rank of
+    several; else the stream is its own.
     """
 
     group: str = ""
@@ -37,20 +43,35 @@ class Who:
     world_size: int = 0
     consumer: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
-    def opening(self, again: bool) -> Callable[..., Open]:
+    @property
+    def shares(self) -> bool:
+        """Whether it takes from a group's stream what others do not."""
+        return bool(self.group) and not self.world_size
+
+    def opening(self, again: bool, last: Last) -> Callable[..., Open]:
         """Makes an Open of what a transport asks for."""
         return partial(
-            Open, consumer=self.consumer, again=again, group=self.group, rank=self.rank, world_size=self.world_size
+            Open,
+            consumer=self.consumer,
+            again=again,
+            group=self.group,
+            rank=self.rank,
+            world_size=self.world_size,
+            last=last[0],
+            handed=last[1],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An open way to a daemon: the transport over which the stream comes, and what comes over it."""
+    """An open way to a daemon: the session, the transport over which the stream comes, what comes over it, and the
+    first epoch that can begin."""
 
+    session: bytes
     transport: LocalTransport | TcpTransport
     info: FeedInfo
     cut: Cut
+    epoch: int
 
 
 class Dial:
@@ -87,6 +108,7 @@ class Dial:
         start: Callable[[FeedInfo], Position | None],
         timeout: float,
         watch: Callable[[], None] | None = None,
+        last: Last = (b"", 0),
     ) -> Way:
         """An open way.
 
@@ -96,13 +118,14 @@ class Dial:
                 raise.
             timeout: seconds that the daemon has for each answer.
             watch: for attempts after a loss: called now and then while waiting; it may raise to break off.
+            last: for these: what was lost.
 
         Raises:
             PenstockError: as `connect`.
         """
         place = self._place(watch)
         watch = watch and self._watching(watch)
-        opening = self.who.opening(again=watch is not None)
+        opening = self.who.opening(watch is not None, last)
         dealer = TcpTransport(place, notes)
         try:
             welcome = dealer.hello(timeout, watch)
@@ -120,9 +143,9 @@ class Dial:
                         ) from None
                 else:
                     dealer.close()
-                    return Way(local, welcome.feed, cut)
-            dealer.open(welcome, cut, timeout, opening, pieces, watch)
-            return Way(dealer, welcome.feed, cut)
+                    return Way(welcome.session, local, welcome.feed, cut, local.epoch)
+            epoch = dealer.open(welcome, cut, timeout, opening, pieces, watch)
+            return Way(welcome.session, dealer, welcome.feed, cut, epoch)
         except BaseException as error:
             if isinstance(error, PenstockError):
                 error.feed = error.feed or place.feed

@@ -91,9 +91,10 @@ class LocalTransport:
             try:
                 for piece in start:
                     seqpacket.send(self._socket, encode(Resume(welcome.session, piece)))
-                self.quota = self._opened(encode(message), timeout, watch).quota
+                opened = self._opened(encode(message), timeout, watch)
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
+            self.quota, self.epoch = opened.quota, opened.epoch
             self._socket.setblocking(False)
         except BaseException:
             self._socket.close()

@@ -121,7 +121,8 @@ class Session:
         """
         self.url = str(dial)
         self.notes = notes
-        self._stream = Stream(way.info, start, consumed)
+        self._stream = Stream(way.info, start, consumed, way.epoch if dial.who.shares else None)
+        self._token = way.session
         self._transport: Transport | None = way.transport
         self._name = way.transport.name
         self._lost_ways: list[tuple[Transport, set[int]]] = []
@@ -411,7 +412,7 @@ class Session:
             ending = self.notes.closing and not self._ending
             if ending:
                 self._ending = True
-                self._outbox.append(encode(Bye()))
+                self._outbox.append(encode(Bye(self._stream.given if self._stream.closed else self._stream.handed)))
             self._flush()
         if ending:
             self._stop_daemon()
@@ -487,7 +488,7 @@ class Session:
             self._lost(error)
             return False
         with self._ready:
-            self._transport, self._name = way.transport, way.transport.name
+            self._transport, self._name, self._token = way.transport, way.transport.name, way.session
             self._reconnects += 1
             self.url = str(self._dial)
             self._waiting_since = self._waiting_since and time.monotonic()
@@ -519,7 +520,7 @@ class Session:
             if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends before, and says more
                 raise Unreachable("the daemon was not ready in time")
 
-        last = cause
+        lately = cause
         while True:
             bell = self.notes.bell
             assert bell is not None
@@ -530,13 +531,14 @@ class Session:
             try:
                 watch()
                 timeout = min(self._dial.timeout, max(STEP, deadline - time.monotonic()))
-                return self._dial(self.notes, start, timeout, watch), places[-1]
+                last = self._token, self._stream.given
+                return self._dial(self.notes, start, timeout, watch, last), places[-1]
             except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
-                last = error
+                lately = error
             if time.monotonic() > deadline:
                 raise ConnectionLost(
                     f"{cause.message}. In {self._reconnect:g} s no connection could be had again; the last attempt "
-                    f"said: {last.message}"
+                    f"said: {lately.message}"
                 )
 
     def _close_lost_ways(self) -> None:

@@ -57,13 +57,18 @@ class Stream:
         aliased: sequence numbers of handed slabs whose slot some array still lies over (same host only).
         error: why the stream failed, or None; it stays.
         closed: why nobody may read on although nothing failed, or None.
+        given: how many slabs of the connection had been handed when it was closed, or cut the last time.
         track: the position behind what was handed.
     """
 
-    def __init__(self, info: FeedInfo, start: Position | None = None, consumed: int = 0) -> None:
-        """Begin at `start` (None: epoch 0), behind `consumed` batches."""
+    def __init__(
+        self, info: FeedInfo, start: Position | None = None, consumed: int = 0, shared_from: int | None = None
+    ) -> None:
+        """Begin at `start` (None: epoch 0), behind `consumed` batches; or share a group's stream from that epoch on."""
         self.info = info
-        self.epoch = start.epoch - 1 if start else -1
+        self.epoch = start.epoch - 1 if start else (shared_from or 0) - 1
+        self.shared = shared_from is not None
+        self.given = 0
         self.handed = 0
         self.aliased: set[int] = set()
         self.error: PenstockError | None = None
@@ -145,12 +150,14 @@ class Stream:
             return []
         self._open = False
         ended, self._end = self._end, None
+        handed = self.handed
         self._void()
-        return [] if ended is not None else [Leave(epoch)]
+        return [] if ended is not None else [Leave(epoch, handed)]
 
     def close(self, reason: StreamClosed) -> None:
         """Nobody reads on: whatever has come or comes is void."""
-        self.closed = self.closed or reason
+        if self.closed is None:
+            self.closed, self.given = reason, self.handed
         self._open = False
         self._void()
 
@@ -213,7 +220,7 @@ class Stream:
         fault = self._tally.fault(end)
         if fault is not None:
             fault = f"epoch {end.epoch} {fault}: please report this as a bug"
-        elif self.info.batches is not None and end.batches != self.info.batches:
+        elif not self.shared and self.info.batches is not None and end.batches != self.info.batches:
             fault = (
                 f"epoch {end.epoch} had {end.batches} batches and {end.rows} rows, but the feed promises "
                 f"{self.info.batches} batches: `samples=` of the feed, or the length of its source, is not what "
@@ -238,6 +245,7 @@ class Stream:
         if self._queue:
             self._end = None
         self._queue.clear()
+        self.given = self.handed
         self._came = self.handed = self._ended = 0
         self._acked = (0, 0)
         self._released = []
@@ -245,7 +253,9 @@ class Stream:
         return aliased
 
     def place(self) -> Position:
-        """From where another connection has to begin."""
+        """From where another connection has to begin. (A group's stream goes on without being told.)"""
+        if self.shared:
+            return Position(self.info, 0)
         if self._open and self._end is None:
             return self.track.newest()
         if self._start is not None and self._start.epoch > self.epoch:
@@ -256,7 +266,7 @@ class Stream:
         """Another connection begins at `place`. Returns what is to be sent."""
         if not self._open or self._end is not None:
             return []
-        self._opened(place if place.epoch == self.epoch else None)
+        self._opened(place if place.epoch == self.epoch and not self.shared else None)
         if place.digest and place.epoch == self.epoch:
             self._digest = (place.epoch, place.digest)
         return [Begin(self.epoch)]

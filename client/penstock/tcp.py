@@ -47,7 +47,12 @@ STEP = 0.1
 """Seconds after which a wait for the daemon's answer looks around."""
 _LINGER_MS = 500
 _CONNECT_MS = 3000
-"""Milliseconds after which a connection that nobody answers is tried anew: the link may be back."""
+"""Milliseconds after which a connection that nobody answers, or that is open and silent, is tried anew: the link may be
+back."""
+
+
+class _Broke(Exception):
+    """The connection broke before the answer came."""
 
 
 class TcpTransport:
@@ -66,6 +71,7 @@ class TcpTransport:
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _CONNECT_MS)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_CHUNK)
@@ -90,37 +96,50 @@ class TcpTransport:
         Args:
             timeout: seconds that the daemon has to answer.
             watch: called now and then while waiting; it may raise to break off. With it a connection that breaks
-                meanwhile is given up (ConnectionLost), else the socket connects again.
+                meanwhile is given up, else the socket connects again and the daemon is asked again.
 
         Raises:
             Unreachable: nobody answered within `timeout` seconds.
+            ConnectionLost: with `watch`, the connection broke.
             PenstockError: the daemon's refusal: no such feed, another version.
         """
         deadline = time.monotonic() + timeout
         where = f"{self._address.endpoint}, tried for {timeout:g} s"
-        if not self._await(zmq.POLLOUT, deadline, watch):
-            raise Unreachable(f"no daemon listens at {where}: {self._mend()}")
         hello = Hello(VERSION, self._address.feed, f"{socket.gethostname()}:{os.getpid()}")
-        try:
-            answer = self._ask(hello, deadline, watch)
-        except TimeoutError:
-            raise Unreachable(
-                f"something accepts connections at {where}, but does not answer: is it a Penstock daemon, and alive? "
-                f"`penstock status {self._address.endpoint}` asks it"
-            ) from None
+        answer: ServerMessage | None = None
+        asked = False
+        while answer is None:
+            try:
+                if not self._await(zmq.POLLOUT, deadline, watch):
+                    raise TimeoutError
+                self._forget_breaks()
+                asked = True
+                answer = self._ask(hello, deadline, watch)
+            except _Broke:
+                if watch is not None:
+                    raise self._broke_again() from None
+            except TimeoutError:
+                raise Unreachable(self._unanswered(where) if asked else self._unheard(where)) from None
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the daemon at {where} answered Hello with {type(answer).__name__}")
         return answer
 
-    def _mend(self) -> str:
-        try:
-            socket.getaddrinfo(self._address.host.strip("[]"), self._address.port)
-        except OSError as error:
-            return f"the host's name is not known ({error})"
+    def _unanswered(self, where: str) -> str:
         return (
+            f"something accepts connections at {where}, but does not answer: is it a Penstock daemon, and alive? "
+            f"`penstock status {self._address.endpoint}` asks it"
+        )
+
+    def _unheard(self, where: str) -> str:
+        mend = (
             "is it running (`penstock serve` prints its address when it is ready), does it bind an address that this "
             "machine reaches (127.0.0.1 serves its own host only), and does a firewall let the port through?"
         )
+        try:
+            socket.getaddrinfo(self._address.host.strip("[]"), self._address.port)
+        except OSError as error:
+            mend = f"the host's name is not known ({error})"
+        return f"no daemon listens at {where}: {mend}"
 
     def open(
         self,
@@ -130,17 +149,23 @@ class TcpTransport:
         opening: Callable[..., Open],
         start: Sequence[bytes] = (),
         watch: Callable[[], None] | None = None,
-    ) -> None:
+    ) -> int:
         """Open the session's stream on this connection, at the position in the pieces of `start`.
 
+        Returns:
+            The first epoch that can begin.
+
         Raises:
+            ConnectionLost: the connection broke since `hello`.
             PenstockError: the daemon refused, or did not answer for `timeout` seconds.
         """
-        for piece in start:
-            self._socket.send(encode(Resume(welcome.session, piece)))
         try:
+            for piece in start:
+                self._say(Resume(welcome.session, piece))
             message = opening(welcome.session, b"", CREDIT, CREDIT_BYTES, 0)
             answer = self._ask(message, time.monotonic() + timeout, watch)
+        except _Broke:
+            raise self._broke_again() from None
         except TimeoutError:
             raise Unreachable(
                 f"the daemon at {self._address.endpoint} did not open the session in {timeout:g} s"
@@ -148,12 +173,15 @@ class TcpTransport:
         if not isinstance(answer, Opened):
             raise ProtocolError(f"the daemon answered Open with {type(answer).__name__}")
         self._cut = cut
-        while self._monitor.poll(0):  # an earlier connection, before a daemon's restart
-            self._monitor.recv_multipart()
         self._said = self._heard = self._pinged = time.monotonic()
+        return answer.epoch
 
     def _await(self, event: int, deadline: float, watch: Callable[[], None] | None) -> bool:
-        """Wait until the socket is ready; returns False at `deadline`."""
+        """Wait until the socket is ready; returns False at `deadline`.
+
+        Raises:
+            _Broke: the connection over which the answer was to come is gone.
+        """
         while True:
             left = deadline - time.monotonic()
             if self._socket.poll(int(1000 * max(0.0, min(left, STEP))), event):
@@ -162,17 +190,31 @@ class TcpTransport:
                 return False
             if watch is not None:
                 watch()
-                if event == zmq.POLLIN and self._monitor.poll(0):
-                    raise ConnectionLost(f"the connection to the daemon at {self._address.endpoint} broke again")
+            if event == zmq.POLLIN and self._monitor.poll(0) and not self._socket.poll(0):
+                raise _Broke
 
     def _ask(self, message: ClientMessage, deadline: float, watch: Callable[[], None] | None) -> ServerMessage:
-        self._socket.send(encode(message))
+        self._say(message)
         if not self._await(zmq.POLLIN, deadline, watch):
             raise TimeoutError
         answer = from_server(self._socket.recv())
         if isinstance(answer, Failed):
-            raise answer.error.error()
+            error = answer.error.error()
+            if isinstance(error, ProtocolError) and self._monitor.poll(0):  # it knows us on the connection that broke
+                raise _Broke
+            raise error
         return answer
+
+    def _say(self, message: ClientMessage) -> None:
+        if not self.send(encode(message)):  # there is room for all that comes before the session
+            raise _Broke
+
+    def _forget_breaks(self) -> None:
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+
+    def _broke_again(self) -> ConnectionLost:
+        return ConnectionLost(f"the connection to the daemon at {self._address.endpoint} broke again")
 
     def limit(self, quota: int) -> None:
         """Slabs lie in memory of this process: their number is no affair of the daemon's."""

@@ -113,7 +113,7 @@ class _Place:
             self.epoch,
             self.batches,
             self.rows,
-            self.digest if self.batches or self.ended or self.skip else b"",
+            self.digest if self.batches or self.ended or self.skip or more else b"",
             tuple(Place(lane, *self.places[lane]) for lane in sorted(self.places)),
             tuple(self._ended(info.batch_size or 0)),
             self.merged,
@@ -189,6 +189,8 @@ class Track:
         while self._steps and self._steps[0][0] <= consumed:
             self._forget()
         self._oldest = consumed
+        if consumed > self._at:  # within the first slab of an epoch the place has not moved yet
+            self._place.digest = self._digests.get(self._place.epoch, self._place.digest)
         return self._place.position(self.info, consumed - self._at)
 
     def newest(self) -> Position:

@@ -127,6 +127,9 @@ class Open(Message, frozen=True):
     `consumer` is the same in all sessions of one consumer: a session takes the place of an older one of its own.
     `again`: the consumer read this stream before, and its position is where it was cut off.
 
+    With a `group` alone the stream is shared by all consumers of that group, and each batch goes to one of them.
+    If it comes `again`, `handed` says how many slabs of its session `last` were handed over.
+
     With a `world_size` the stream is that of all ranks 0 to `world_size` - 1 of the `group` together, and batch j of an
     epoch goes to rank j mod `world_size`. It begins when all of them are there.
     """
@@ -141,6 +144,8 @@ class Open(Message, frozen=True):
     group: Annotated[str, Meta(max_length=128)] = ""
     rank: Annotated[int, Meta(ge=0, lt=2**16)] = 0
     world_size: Annotated[int, Meta(ge=0, le=2**16)] = 0
+    last: Annotated[bytes, Meta(max_length=16)] = b""
+    handed: Count = 0
 
 
 class Begin(Message, frozen=True):
@@ -162,9 +167,13 @@ class Ack(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The client leaves this epoch before its end; slabs of it that were sent and not handed are void."""
+    """The client leaves this epoch before its end; slabs of it that were sent and not handed are void.
+
+    `handed`: of the slabs sent so far the first so many were handed over or are void since before.
+    """
 
     epoch: Epoch
+    handed: Count = 0
 
 
 class Ping(Message, frozen=True):
@@ -172,7 +181,9 @@ class Ping(Message, frozen=True):
 
 
 class Bye(Message, frozen=True):
-    """The client ends its session."""
+    """The client ends its session. `handed` as in Leave."""
+
+    handed: Count = 0
 
 
 class StatusRequest(Message, frozen=True):
@@ -222,11 +233,12 @@ class Opened(Message, frozen=True):
     """The stream exists. `credit` and `quota` are what was granted, at most what Open asked for.
 
     It comes again, with less, where slots had to grow and there is no memory for as many: from then on the client
-    copies while it aliases `quota` slabs or more.
+    copies while it aliases `quota` slabs or more. `epoch` is the first that the client can begin.
     """
 
     credit: Annotated[int, Meta(ge=1, le=4096)]
     quota: Annotated[int, Meta(ge=0, le=4096)]
+    epoch: Count = 0
 
 
 class Segment(Message, frozen=True):

@@ -167,7 +167,7 @@ class Consumers:
         """A consumer on this host is gone: this, and nothing else, gives its slots back."""
         session = self._by_peer.pop(peer, None)
         if session is not None:
-            self._gone(session)
+            self._gone(session, _handed(session))
 
     def feeds_ready(self) -> None:
         """All feeds are ready: answer the Hellos that came early."""
@@ -182,13 +182,13 @@ class Consumers:
                 if session.reader is not None:
                     log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
                     self._say_gone(session.routing_id)
-                self._gone(session)
+                self._gone(session, _handed(session))
             elif (
                 session.peer is None
                 and time.monotonic() - session.heard > SILENT
                 and not self._router.send(session.routing_id, m.Pong())  # ROUTER knows when a peer's process is gone
             ):
-                self._gone(session)
+                self._gone(session, _handed(session))
 
     # --- what goes ---
 
@@ -273,7 +273,8 @@ class Consumers:
         else:
             assert session.reader is not None
             log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
-            self._send(session, m.Opened(session.reader.share.credit, session.reader.share.quota))
+            share = session.reader.share
+            self._send(session, m.Opened(share.credit, share.quota, session.reader.epoch))
 
     def _opened(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> Session:
         session = self.sessions.get(message.session)
@@ -283,7 +284,7 @@ class Consumers:
             raise ProtocolError("the proof is wrong: the ledger has not been mapped")
         if peer is None and routing_id != session.routing_id:
             raise ProtocolError("this session was greeted on another connection")
-        self._take_the_place_of(message.consumer)
+        self._take_the_place_of(message)
         ask = Ask(
             credit=message.credit,
             credit_bytes=message.credit_bytes,
@@ -295,6 +296,9 @@ class Consumers:
             world_size=message.world_size,
         )
         session.reader = self._coordinator.open(session.feed, ask)
+        if message.world_size:
+            group = f" of group {message.group!r}" if message.group else ""
+            session.client += f" (rank {message.rank} of {message.world_size}{group})"
         session.consumer = message.consumer
         session.position.clear()
         session.peer = peer
@@ -304,16 +308,17 @@ class Consumers:
             self._by_routing_id.pop(session.routing_id, None)
         return session
 
-    def _take_the_place_of(self, consumer: bytes) -> None:
+    def _take_the_place_of(self, message: m.Open) -> None:
         """Close the older sessions of a consumer that comes anew, though we may not have noticed the end of theirs."""
-        if not consumer:
+        if not message.consumer:
             return
         for session in list(self.sessions.values()):
-            if session.consumer == consumer and session.reader is not None:
+            if session.consumer == message.consumer and session.reader is not None:
+                handed = message.handed if session.token == message.last else 0
                 if session.peer is None:
-                    self._gone(session)
+                    self._gone(session, handed)
                 else:
-                    self._coordinator.close(session.reader)  # its slots come back as tensors die, or at end of file
+                    self._coordinator.cut(session.reader, handed)  # its slots come back at end of file
 
     def _resume(self, message: m.Resume, session: Session | None, peer: LocalPeer | None) -> None:
         where = "zmq" if peer is None else "unix"
@@ -328,7 +333,7 @@ class Consumers:
         reader = session.reader
         if reader is None:
             if isinstance(message, m.Bye):
-                self._gone(session)
+                self._gone(session, 0)
             return
         try:
             match message:
@@ -339,18 +344,19 @@ class Consumers:
                         session.sending.popleft()
                     self._coordinator.acknowledge(reader, message.handed, message.released, message.ended)
                 case m.Leave():
-                    self._coordinator.leave(reader, message.epoch)
-                case m.Bye() if session.peer is None:
-                    self._gone(session)
+                    self._coordinator.leave(reader, message.epoch, message.handed)
                 case m.Bye():
-                    self._coordinator.close(reader)  # its slots come back as tensors die, or at end of file
+                    self._coordinator.close(reader, message.handed)  # slots come back as tensors die, or at end of file
+                    if session.peer is None:
+                        self._gone(session, message.handed)
                 case _:
                     raise ProtocolError(f"{type(message).__name__} in an open session")
         except ProtocolError as error:
             log.warning("feed %s: %s breaks the protocol: %s", session.feed, session.client, error.message)
             reader.stream.fail(error)
 
-    def _gone(self, session: Session) -> None:
+    def _gone(self, session: Session, handed: int) -> None:
+        """The session has ended; the first `handed` slabs that it was sent were handed over."""
         self.sessions.pop(session.token, None)
         if self._by_routing_id.get(session.routing_id) is session:
             del self._by_routing_id[session.routing_id]
@@ -359,7 +365,7 @@ class Consumers:
             self._by_reader.pop(session.reader.number, None)
             for _, segment in session.sending:
                 segment.retired = True
-            self._coordinator.lost(session.reader)
+            self._coordinator.lost(session.reader, handed)
             session.reader = None
 
     def _say_gone(self, routing_id: bytes) -> None:
@@ -398,3 +404,11 @@ class Consumers:
         if where not in self._complained:
             self._complained.add(where)
             log.warning("dropped what came over %s: %s; further ones are only counted", where, error.message)
+
+
+def _handed(session: Session) -> int:
+    """How many slabs a session handed over that has ended without a word, as far as can be known."""
+    if session.reader is None:
+        return 0
+    said = session.reader.handed
+    return said if session.peer is None else max(said, session.peer.handed)

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 HAND_OVER = 60.0
 """Seconds that a worker which is to leave may go on until its lanes come to a border."""
 
+HURRY = 10.0
+"""Seconds that it then has for the batch that it is making."""
+
 
 class Daemon:
     """Serves feeds until it is stopped.
@@ -184,7 +187,7 @@ class Daemon:
         for number in staying[workers:]:
             self._coordinator.retire_worker(number)
             if now:
-                self._coordinator.hurry(number)
+                self._supervisor.kill(number)
             else:
                 asyncio.get_running_loop().call_later(HAND_OVER, self._hurry, number)
         log.info("workers: %d, now %d", before, workers)
@@ -195,6 +198,11 @@ class Daemon:
         if number in self._coordinator.crew.leaving:
             self._coordinator.hurry(number)
             self._carry_out()
+            asyncio.get_running_loop().call_later(HURRY, self._end_leaving, number)
+
+    def _end_leaving(self, number: int) -> None:
+        if number in self._coordinator.crew.leaving:
+            self._supervisor.kill(number)
 
     def _scale_by(self, more: int) -> None:
         crew = self._coordinator.crew
@@ -333,7 +341,8 @@ class Daemon:
         self._known[number] = set()
         blamed = None
         where = ""
-        if doing is not None and doing.in_user_code:
+        leaving = number in self._coordinator.crew.leaving  # then it was us
+        if doing is not None and doing.in_user_code and not leaving:
             blamed = doing.run, doing.number, doing.split
             where = f" while it read {doing.split}" if doing.split else ""
         log.error("worker %d %s%s; what it was to make is made elsewhere", number, how, where)

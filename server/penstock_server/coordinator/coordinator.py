@@ -11,9 +11,10 @@ it is ready, or the start is refused. Life of a stream: `open` -> `begin`/`ackno
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock_proto import (
+    ConnectionLost,
     DaemonStopped,
     MemoryBound,
     PenstockError,
@@ -28,10 +29,11 @@ from penstock_proto.spec import Spec
 
 from . import commands as do
 from .crew import Crew
+from .dealing import Dealing, InRounds, ToOne, ToWhoAsks
 from .epoch import check
 from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
-from .gathering import Ask, Gathering
-from .memory import Share, least_slots, regrown, share
+from .gathering import PATIENCE, Ask, Gathering
+from .memory import Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
 from .stream import IDS_PER_STREAM, Stream
@@ -54,6 +56,9 @@ class Coordinator:
         self._listings: dict[int, str] = {}
         self.stopping: DaemonStopped | None = None
         self._gatherings: dict[tuple[str, str, int], Gathering] = {}
+        self._groups: dict[tuple[str, str], Stream] = {}
+        self._deserted: dict[tuple[str, str], float] = {}
+        """Since when nobody has read a group's stream."""
         self._last_stream = 0
         self._last_reader = 0
         self._commands: list[do.Command] = []
@@ -147,29 +152,60 @@ class Coordinator:
             raise WorkerDied("no worker process can start any more: the daemon's log says why", feed=feed_name)
         if ask.position is not None:
             self._check(ask.position, feed)
-        if not ask.world_size:
-            stream = self._new_stream(feed, ask)
+        if ask.world_size:
+            reader = self._gather(feed, ask)
+        elif ask.group:
+            reader = self._join(feed, ask)
+        else:
+            stream = self._new_stream(feed, ask, ToOne)
             reader = self._new_reader(stream, ask)
             stream.start([reader], [ask.position])
-        else:
-            reader = self._join(feed, ask)
         self._settle(reader.stream)
         return reader
 
     def _join(self, feed: ServedFeed, ask: Ask) -> Reader:
+        key = feed.name, ask.group
+        stream = self._groups.get(key)
+        if stream is None or stream.error is not None or stream.closing:
+            if ask.again:
+                raise ConnectionLost(
+                    f"the stream of group {ask.group!r} is not here any more: the daemon was started again, or nobody "
+                    "read it for a while. Its consumers have to begin anew",
+                    feed=feed.name,
+                )
+            stream = self._groups[key] = self._new_stream(feed, ask, ToWhoAsks)
+            reader = self._new_reader(stream, ask)
+            stream.start([reader], [None])
+            return reader
+        share = with_readers(
+            stream.share,
+            len(stream.readers) + 1,
+            free=self.memory - self.reserved,
+            slot=stream.making.slot_nbytes,
+        )
+        if share is None:
+            raise MemoryBound(
+                f"there is no memory for one more consumer of group {ask.group!r}: give the daemon more, or close one",
+                feed=feed.name,
+            )
+        reader = self._new_reader(stream, ask)
+        stream.join(reader, share)
+        return reader
+
+    def _gather(self, feed: ServedFeed, ask: Ask) -> Reader:
         key = feed.name, ask.group, ask.world_size
         gathering = self._gatherings.get(key)
         if gathering is None or gathering.over:
-            gathering = self._gatherings[key] = Gathering(self._new_stream(feed, ask), ask.world_size)
+            gathering = self._gatherings[key] = Gathering(self._new_stream(feed, ask, InRounds), ask.world_size)
         gathering.check(ask)
         reader = self._new_reader(gathering.stream, ask)
         gathering.join(reader, ask)
         return reader
 
-    def _new_stream(self, feed: ServedFeed, ask: Ask) -> Stream:
+    def _new_stream(self, feed: ServedFeed, ask: Ask, dealing: Callable[[Stream], Dealing]) -> Stream:
         granted = self._share(feed, ask.credit, ask.quota, max(1, ask.world_size))
         self._last_stream += 1
-        stream = Stream(self._last_stream, feed, granted, crew=self.crew, out=self._do)
+        stream = Stream(self._last_stream, feed, granted, dealing=dealing, crew=self.crew, out=self._do)
         self.streams[stream.number] = stream
         return stream
 
@@ -238,22 +274,41 @@ class Coordinator:
         reader.stream.acknowledge(reader, handed, released, ended)
         self._settle(reader.stream)
 
-    def leave(self, reader: Reader, epoch: int) -> None:
-        """The reader leaves the epoch early."""
-        reader.stream.leave(reader, epoch)
+    def leave(self, reader: Reader, epoch: int, handed: int) -> None:
+        """The reader leaves the epoch early, and hands over only the first `handed` slabs."""
+        reader.stream.leave(reader, epoch, handed)
         self._settle(reader.stream)
 
-    def close(self, reader: Reader) -> None:
-        """The reader wants nothing more, but may still have tensors over slots."""
+    def close(self, reader: Reader, handed: int) -> None:
+        """The reader wants nothing more, but may still have tensors over slots; `handed` as in `leave`."""
         self._leave_gathering(reader)
-        reader.stream.close(reader)
+        reader.stream.close(reader, handed)
+        if reader.stream in self._groups.values() and all(other.gone for other in reader.stream.readers):
+            reader.stream.end()
         self._settle(reader.stream)
 
-    def lost(self, reader: Reader) -> None:
-        """The reader is gone."""
+    def cut(self, reader: Reader, handed: int) -> None:
+        """The reader is cut off, but may still have tensors over slots; `handed` as in `leave`."""
         self._leave_gathering(reader)
-        reader.stream.lost(reader)
+        reader.stream.cut(reader, handed)
         self._settle(reader.stream)
+
+    def lost(self, reader: Reader, handed: int) -> None:
+        """The reader is gone without a word; `handed` as in `leave`."""
+        self._leave_gathering(reader)
+        reader.stream.lost(reader, handed)
+        if reader.stream in self._groups.values():
+            self._part(reader)
+        self._settle(reader.stream)
+
+    def _part(self, reader: Reader) -> None:
+        """A group's stream has one reader fewer."""
+        stream = reader.stream
+        stream.readers.remove(reader)
+        free = self.memory - self.reserved
+        share = with_readers(stream.share, len(stream.readers), free=free, slot=stream.making.slot_nbytes)
+        assert share is not None, "it needs less"
+        stream.share = share
 
     def _leave_gathering(self, reader: Reader) -> None:
         """The reader waits for other ranks no more, if it does."""
@@ -266,6 +321,15 @@ class Coordinator:
         """Time has passed; `now` is in seconds from anywhere."""
         for gathering in list(self._gatherings.values()):
             gathering.look_at_the_clock(now)
+        for key, stream in list(self._groups.items()):
+            if not all(reader.gone for reader in stream.readers):
+                self._deserted.pop(key, None)
+            elif now - self._deserted.setdefault(key, now) > PATIENCE:
+                stream.end()
+                self._settle(stream)
+            if stream.closing or stream.error is not None:
+                del self._groups[key]
+                self._deserted.pop(key, None)
 
     # --- workers ---
 
@@ -406,6 +470,8 @@ class Coordinator:
     def worker_gone(self, worker: int, how: str) -> None:
         """The worker is no more, and no process takes its place."""
         self.crew.gone(worker)
+        if self.crew.leaving.issuperset(self.crew.numbers):
+            self.crew.all_stay()
         if not self.crew.numbers:
             error = WorkerDied(f"no worker process can start any more: the last one {how}; the daemon's log says more")
             for stream in list(self.streams.values()):

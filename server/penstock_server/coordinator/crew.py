@@ -21,7 +21,7 @@ class Crew:
 
     @property
     def hands(self) -> list[int]:
-        """Those that can be given work, by number: without those away, unless all are; never one that leaves."""
+        """Those that can be given work, by number: none that leaves or is away, unless all others are."""
         return self._hands
 
     def home(self, place: int) -> int:
@@ -49,6 +49,11 @@ class Crew:
         self.leaving.add(number)
         self._look()
 
+    def all_stay(self) -> None:
+        """Nobody leaves after all."""
+        self.leaving.clear()
+        self._look()
+
     def gone(self, number: int) -> None:
         """The worker is no more."""
         self.numbers.remove(number)
@@ -58,4 +63,4 @@ class Crew:
 
     def _look(self) -> None:
         staying = [number for number in self.numbers if number not in self.leaving]
-        self._hands = [number for number in staying if number not in self.away] or staying
+        self._hands = [number for number in staying if number not in self.away] or staying or self.numbers

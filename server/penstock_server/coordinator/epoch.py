@@ -78,6 +78,7 @@ class Epoch:
         deaths: of an indexable feed: how often each turn, by its first batch, ended its worker.
         batches, rows: sent or passed over, counted from the start of the epoch.
         round: where there are several readers: the batches of the next round, with the lanes that ended among them.
+        again: in a group: what a consumer did not hand over, to be sent to another.
         rounds: how many rounds were dealt, counted from the start of the epoch.
     """
 
@@ -101,6 +102,7 @@ class Epoch:
     rows: int = 0
     round: list[tuple[Turn, Part] | LaneEnded] = field(default_factory=list)
     rounds: int = 0
+    again: deque[tuple[Turn, Part]] = field(default_factory=deque)
 
     def plan(self, feed: ServedFeed, splits: SplitsInfo, groups: int, readers: int) -> None:
         """The splits are known: the order can be made.

@@ -24,7 +24,8 @@ class Ask:
             consumer has bytes of its own).
         position: where it begins; None for epoch 0.
         again: whether it read this stream before and was cut off there.
-        group, rank, world_size: which rank of which group it is; world_size 0: none, the stream is its own.
+        group, rank, world_size: which rank of which group it is; world_size 0: none. A group alone shares a stream;
+            neither: the stream is its own.
     """
 
     credit: int
@@ -62,6 +63,12 @@ class Gathering:
         group = f" of group {ask.group!r}" if ask.group else ""
         if not ask.rank < self._world_size:
             raise ProtocolError(f"rank {ask.rank} of {self._world_size}: ranks go from 0", feed=name)
+        if ask.rank in self._members and self._members[ask.rank][0].gone:
+            raise ProtocolError(
+                f"rank {ask.rank} of {self._world_size}{group} has left this stream, which the others still read: end "
+                "them too, and begin together again",
+                feed=name,
+            )
         if ask.rank in self._members:
             raise ProtocolError(
                 f"rank {ask.rank} of {self._world_size}{group} reads this feed already: give each training job a group "

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from penstock_proto import PenstockError, ProtocolError, WorkerDied
+from penstock_proto import GeneratorError, PenstockError, ProtocolError, WorkerDied
 from penstock_proto.layout import TAIL_LANE
 
 from . import commands as do
@@ -227,7 +227,7 @@ class Making:
                 if lane.run is not None and lane.run[0] == worker:
                     run, lane.run = lane.run[1], None
                     if blamed is not None and blamed[0] == run:
-                        self._blame(epoch, lane, blamed, f"worker {worker} {how}")
+                        self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, run)
                     lost.add(key)
                 elif lane.letting_go is not None and lane.letting_go[0] == worker:
@@ -311,7 +311,7 @@ class Making:
 
     # --- failures ---
 
-    def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], how: str) -> None:
+    def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
         """A worker died while it read a split of the lane. Once too often, and the feed says what becomes of it."""
         plan, (run, split, name) = self.feed.plan, blamed
         lane.careful = True
@@ -327,11 +327,14 @@ class Making:
         elif plan.on_error == "skip" and not self._indexable and count < 2 * plan.attempts:
             lane.skip = tuple(sorted({*lane.skip, split}))
         else:
+            mend = "If memory ran out, fewer workers or a smaller shuffle need less"
+            if plan.on_error == "raise" and not self._indexable:
+                mend += '; Feed(on_error="skip") leaves such splits out'
             lane.error = WorkerDied(
-                f"a split ended its worker process {count} times in epoch {epoch.number}; the last time {how}. If "
-                'memory ran out, fewer workers or a smaller shuffle need less. Feed(on_error="skip") leaves such '
-                "splits out",
+                f"a split ended its worker process {count} times in epoch {epoch.number}, the last time it {how}. "
+                f"{mend}",
                 feed=self.feed.name,
+                worker=worker,
                 split=name or None,
             )
 
@@ -342,10 +345,7 @@ class Making:
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
         self._drop(lane)
         self._unassign(lane, run[1])
-        if self._indexable:
-            lane.error = error
-            self._hand_over(epoch, key)
-        elif self.feed.plan.on_error == "retry" and not lane.ended:
+        if self.feed.plan.on_error == "retry" and isinstance(error, GeneratorError) and not lane.ended:
             lane.failures += 1
             self._pause(lane, run[1], lane.failures)
         else:

@@ -9,14 +9,14 @@ count as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What a stream may hold: slots by place, and `nbytes` in all, shuffle blocks included.
 
-    `credit` and `quota` are those of each reader. Where there are several, a round holds a slot for each of them.
+    `credit` and `quota` are those of each reader. `round` is what a round of ranks holds: a slot for each of them.
     """
 
     production: int
@@ -24,11 +24,12 @@ class Share:
     quota: int
     nbytes: int
     readers: int = 1
+    round: int = 0
 
     @property
     def slots(self) -> int:
         """Slots in all places."""
-        return self.production + self.readers * (self.credit + self.quota) + _round(self.readers)
+        return self.production + self.readers * (self.credit + self.quota) + self.round
 
 
 def least_slots(quota: int, readers: int = 1) -> int:
@@ -67,6 +68,13 @@ def share(
     return _dealt(slots, wanted, credit, quota, readers, blocks + slots * slot)
 
 
+def with_readers(old: Share, readers: int, *, free: int, slot: int) -> Share | None:
+    """The share of a stream that readers join or leave, so that there are so many; None if `free` is too little."""
+    new = replace(old, readers=readers)
+    more = (new.slots - old.slots) * slot
+    return None if more > free else replace(new, nbytes=old.nbytes + more)
+
+
 def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Share | None:
     """The share of a stream whose slots must grow to `slot` bytes while it holds `held` bytes in smaller ones.
 
@@ -87,4 +95,4 @@ def _dealt(slots: int, wanted: int, credit: int, quota: int, readers: int, nbyte
     left = slots - 1 - _round(readers)
     credit = min(max(1, credit * slots // wanted), left // readers - min(quota, 1))
     quota = min(max(min(quota, 1), quota * slots // wanted), left // readers - credit)
-    return Share(1 + left - readers * (credit + quota), credit, quota, nbytes, readers)
+    return Share(1 + left - readers * (credit + quota), credit, quota, nbytes, readers, _round(readers))

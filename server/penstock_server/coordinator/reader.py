@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock_proto import ProtocolError
 
 from .memory import Share
-from .order import Turn
+from .order import Part, Turn
 
 if TYPE_CHECKING:
     from .stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A slab that was sent: its number, its bytes, and what it holds of which epoch."""
+
+    seq: int
+    nbytes: int
+    epoch: int
+    turn: Turn
+    part: Part
 
 
 class Reader:
@@ -27,7 +40,7 @@ class Reader:
     Attributes:
         epoch: the one that it reads, or would read next.
         reading: whether it has begun that.
-        slabs: sent of that epoch.
+        slabs, batches, rows: sent of that epoch.
         first: the epoch and the round in it from which on it is sent batches.
         told: the epoch and the number of batches of it that it knows of.
         gone: whether it wants nothing more.
@@ -43,7 +56,7 @@ class Reader:
         self.rank = rank
         self.epoch = 0
         self.reading = False
-        self.slabs = 0
+        self.slabs = self.batches = self.rows = 0
         self.first = (0, 0)
         self.told = (0, 0)
         self.gone = False
@@ -55,10 +68,25 @@ class Reader:
         self._feed = stream.feed.name
         self._credit_bytes = credit_bytes
         self._holds_handed = holds_handed
-        self._unhanded: deque[tuple[int, int]] = deque()
+        self._unhanded: deque[Sent] = deque()
         self._unhanded_bytes = 0
         self._resized_at = 0
         self._out_before = 0
+        self._given_back = 0
+
+    @property
+    def under_way(self) -> int:
+        """Slabs that were sent and not handed."""
+        return len(self._unhanded)
+
+    def awaits(self, epoch: int) -> bool:
+        """Whether slabs of the epoch are under way to it that it has not given back."""
+        return any(sent.epoch == epoch and sent.seq >= self._given_back for sent in self._unhanded)
+
+    def give_back(self, handed: int) -> Iterator[Sent]:
+        """What was sent behind the first `handed` slabs will not be handed over: each of these, once."""
+        first, self._given_back = max(handed, self._given_back), self.sent
+        return (sent for sent in self._unhanded if sent.seq >= first)
 
     @property
     def delivered(self) -> bool:
@@ -73,7 +101,8 @@ class Reader:
         """
         if self.gone or self.reading or epoch < self.epoch:
             raise ProtocolError(f"epoch {epoch} cannot begin: epochs begin one after another", feed=self._feed)
-        self.epoch, self.reading, self.slabs = epoch, True, 0
+        self.epoch, self.reading = epoch, True
+        self.slabs = self.batches = self.rows = 0
 
     def leave(self) -> None:
         """It has read its epoch, or wants no more of it."""
@@ -83,15 +112,18 @@ class Reader:
         """Whether a slab of so many bytes may be sent now."""
         if len(self.out) - self._out_before >= self.share.credit + self.share.quota:
             return False  # only of a consumer that aliases more than it may: its memory stays bounded too
-        under_way = len(self._unhanded)
-        return not under_way or (under_way < self.share.credit and self._unhanded_bytes + nbytes <= self._credit_bytes)
+        return not self.under_way or (
+            self.under_way < self.share.credit and self._unhanded_bytes + nbytes <= self._credit_bytes
+        )
 
-    def send(self, turn: Turn, nbytes: int) -> int:
-        """A slab of the turn is sent; returns its sequence number."""
+    def send(self, epoch: int, turn: Turn, part: Part, nbytes: int) -> int:
+        """A slab with this part of the turn is sent; returns its sequence number."""
         seq = self.sent
         self.sent += 1
         self.slabs += 1
-        self._unhanded.append((seq, nbytes))
+        self.batches += part.batches
+        self.rows += part.rows
+        self._unhanded.append(Sent(seq, nbytes, epoch, turn, part))
         self._unhanded_bytes += nbytes
         self.out[seq] = turn
         turn.out += 1
@@ -112,11 +144,11 @@ class Reader:
             raise ProtocolError(f"{ended} Ends of {self.ends}, after {self.ended}", feed=self._feed)
         self.handed, self.ended = handed, ended
         back: list[Turn] = []
-        while self._unhanded and self._unhanded[0][0] < handed:
-            seq, nbytes = self._unhanded.popleft()
-            self._unhanded_bytes -= nbytes
+        while self._unhanded and self._unhanded[0].seq < handed:
+            sent = self._unhanded.popleft()
+            self._unhanded_bytes -= sent.nbytes
             if not self._holds_handed:
-                self._take_back(seq, back)
+                self._take_back(sent.seq, back)
         for seq in released:
             if seq >= handed or not self._holds_handed:
                 raise ProtocolError(f"slab {seq} is released before it is handed", feed=self._feed)

@@ -1,7 +1,6 @@
 """One stream: the epochs of a feed as its consumer reads them, in order, within the slots that it may hold.
 
-A stream has one reader, or those of several ranks: then batches are dealt in rounds, one to each, when all of a round
-are there, so that every rank gets as many as the others.
+A stream has one reader or several; who of them gets which batch says dealing.py.
 
 Here is what stands next, and when it is granted and sent; who makes it is the affair of making.py.
 
@@ -20,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock_proto import (
-    ConnectionLost,
     DaemonStopped,
     EndOfStream,
     IncompleteEpoch,
@@ -29,10 +27,12 @@ from penstock_proto import (
     WorkerDied,
 )
 from penstock_proto import messages as m
+from penstock_proto.layout import TAIL_LANE
 from penstock_proto.position import Position
 
 from . import commands as do
 from .crew import Crew
+from .dealing import Dealing
 from .epoch import Epoch
 from .feeds import ServedFeed, SplitsInfo
 from .making import Making
@@ -50,6 +50,7 @@ class Stream:
     Args:
         number: the stream's id, 1 or more.
         feed: what it reads.
+        dealing: makes what decides who gets which batch.
         share: the slots that it may hold.
         crew: the workers.
         out: where commands go.
@@ -61,7 +62,14 @@ class Stream:
     """
 
     def __init__(
-        self, number: int, feed: ServedFeed, share: Share, *, crew: Crew, out: Callable[[do.Command], None]
+        self,
+        number: int,
+        feed: ServedFeed,
+        share: Share,
+        *,
+        dealing: Callable[[Stream], Dealing],
+        crew: Crew,
+        out: Callable[[do.Command], None],
     ) -> None:
         self.number = number
         self.feed = feed
@@ -76,9 +84,16 @@ class Stream:
         self._epochs: deque[Epoch] = deque()
         self._position: Position | None = None
         self._next_epoch = 0
-        self.making = Making(feed, self._epochs, crew=crew, ids=self._ids, careful=share.readers > 1, out=out)
+        self._dealing = dealing(self)
+        self.making = Making(feed, self._epochs, crew=crew, ids=self._ids, careful=self._dealing.singly, out=out)
         self._closing = False
         self._stopping: DaemonStopped | None = None
+
+    def join(self, reader: Reader, share: Share) -> None:
+        """One more reader of a shared stream, from the epoch on that is being read."""
+        self.share = share
+        reader.epoch = self._epochs[0].number if self._epochs else self._next_epoch
+        self.readers.append(reader)
 
     def start(self, readers: list[Reader], positions: list[Position | None]) -> None:
         """All readers are there: begin at the earliest of their positions (None: epoch 0). Who is further on gets what
@@ -107,7 +122,9 @@ class Stream:
     @property
     def reserved(self) -> int:
         """Bytes that are kept for it: its share while it lives, then what has not come back yet."""
-        return self.making.nbytes if self._closing or self.error is not None else self.share.nbytes
+        if self._closing or self.error is not None:
+            return self.making.nbytes
+        return max(self.making.nbytes, self.share.nbytes)  # what readers that left a group still hold counts too
 
     @property
     def delivered(self) -> bool:
@@ -117,7 +134,7 @@ class Stream:
     @property
     def epoch_batches(self) -> int:
         """Batches sent of the epoch that is being read, from its start."""
-        return self._epochs[0].batches if self._epochs and self._reading(self._epochs[0]) else 0
+        return self._epochs[0].batches if self._epochs and self.reading(self._epochs[0]) else 0
 
     # --- events from consumers ---
 
@@ -130,6 +147,10 @@ class Stream:
         """
         if self.error is not None:
             return  # the consumer has been told
+        if self._dealing.shared and self._epochs and number < self._epochs[0].number and not reader.reading:
+            self.tell(m.End(number, 0, 0, 0), [reader])  # it comes late: the others have read it
+            reader.ends += 1
+            return
         reader.begin(number)
         if self._stopping is not None:
             self.fail(self._stopping)
@@ -152,35 +173,44 @@ class Stream:
             self.making.came_back(turn)
         self._stop_when_delivered()
 
-    def leave(self, reader: Reader, number: int) -> None:
-        """The reader leaves this epoch before its end."""
+    def leave(self, reader: Reader, number: int, handed: int) -> None:
+        """The reader leaves this epoch before its end. What was sent behind the first `handed` slabs it does not hand
+        over."""
         if reader.reading and reader.epoch == number:
+            self._dealing.given_back(reader, handed)
             reader.leave()
             self._close_passed()
             self._stop_when_delivered()
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: Reader, handed: int) -> None:
         """The reader wants nothing more; slots under its tensors come back as it releases them."""
+        if not reader.gone:
+            self._dealing.given_back(reader, handed)
         reader.gone, reader.reading = True, False
         if not self.readers:
-            return  # the others wait for more
-        if all(other.gone for other in self.readers):
-            self._close()
+            return  # of ranks that are not all there yet, one that does not wait any more
+        if all(other.gone for other in self.readers) and not self._dealing.shared:
+            self.end()
         else:
             self._close_passed()
 
-    def lost(self, reader: Reader) -> None:
-        """The reader is gone, and every tensor with it: all of its slots come back. Other ranks cannot go on alone."""
-        if not reader.gone and len(self.readers) > 1:
-            self.fail(
-                ConnectionLost(
-                    f"rank {reader.rank} of {len(self.readers)} is gone: all ranks go on when it is back",
-                    feed=self.feed.name,
-                )
-            )
-        self.close(reader)
+    def cut(self, reader: Reader, handed: int) -> None:
+        """The reader is cut off, but its tensors may live."""
+        if not reader.gone:
+            self._dealing.lost(reader)
+        self.close(reader, handed)
+
+    def lost(self, reader: Reader, handed: int) -> None:
+        """The reader is gone, and every tensor with it: all of its slots come back."""
+        self.cut(reader, handed)
         for turn in reader.lost():
             self.making.came_back(turn)
+
+    def end(self) -> None:
+        """Nobody wants anything more."""
+        if not self._closing:
+            self._closing = True
+            self._stop_production()
 
     def stop(self, reason: DaemonStopped) -> None:
         """The daemon wants to stop: the epoch that is being read goes on to its end, and none begins."""
@@ -225,7 +255,7 @@ class Stream:
         for reader in self.readers:
             reader.resize(share)
             if (share.credit, share.quota) != limits:
-                self._tell(m.Opened(share.credit, share.quota), [reader])
+                self.tell(m.Opened(share.credit, share.quota), [reader])
 
     def _list_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
         """The worker that listed the splits died, and of it if `blamed`."""
@@ -246,7 +276,7 @@ class Stream:
         """The stream fails now."""
         if self.error is None and not self._closing:
             self.error = error
-            self._tell(m.Failed(m.ErrorReport.of(error)), self.readers)
+            self.tell(m.Failed(m.ErrorReport.of(error)), self.readers)
             self._stop_production()
 
     def advance(self) -> None:
@@ -260,28 +290,42 @@ class Stream:
 
     @property
     def _live(self) -> bool:
-        return self.error is None and not self._closing
+        return self.error is None and not self._closing and bool(self.readers)
 
-    def _tell(self, message: do.Said, readers: list[Reader]) -> None:
+    def tell(self, message: do.Said, readers: list[Reader]) -> None:
+        """Send a message to those readers."""
         for reader in readers:
             if not reader.gone:
                 self._do(do.Tell(reader.number, message))
 
     def _tell_begun(self, epoch: Epoch, readers: list[Reader]) -> None:
         if epoch.splits is not None and self.error is None:
-            self._tell(m.Begun(epoch.number, epoch.splits.digest), readers)
+            self.tell(m.Begun(epoch.number, epoch.splits.digest), readers)
 
-    def _reading(self, epoch: Epoch) -> list[Reader]:
+    def reading(self, epoch: Epoch) -> list[Reader]:
         """Who reads the epoch."""
         return [reader for reader in self.readers if reader.reading and reader.epoch == epoch.number]
 
-    def _listening(self, epoch: Epoch) -> list[Reader]:
+    def listening(self, epoch: Epoch) -> list[Reader]:
         """Who reads the epoch, and has not heard before of what comes next in it."""
-        return [reader for reader in self._reading(epoch) if (epoch.number, epoch.batches) >= reader.told]
+        return [reader for reader in self.reading(epoch) if (epoch.number, epoch.batches) >= reader.told]
+
+    def open_epoch(self, number: int) -> Epoch | None:
+        """The epoch with this number, if it is open."""
+        return next((epoch for epoch in self._epochs if epoch.number == number), None)
+
+    def let_go(self, turn: Turn) -> None:
+        """The dealing keeps a part of the turn no longer."""
+        turn.out -= 1
+        if not turn.out:
+            self.making.came_back(turn)
 
     def _close_passed(self) -> None:
         """Close the epochs that no reader wants any more."""
-        wanted = min((reader.epoch for reader in self.readers if not reader.gone), default=0)
+        there = [reader.epoch for reader in self.readers if not reader.gone]
+        if not there:
+            return
+        wanted = min(there)
         while self._epochs and self._epochs[0].number < wanted:
             self._close_epoch(self._epochs.popleft())
         if not self._epochs and self.error is None:
@@ -315,25 +359,31 @@ class Stream:
             epoch.plan(self.feed, splits, 1 if self._exact else max(1, len(self._crew.hands)), len(self.readers))
         except StateMismatch as error:
             epoch.error = error
-        self._tell_begun(epoch, self._reading(epoch))
+        self._tell_begun(epoch, self.reading(epoch))
 
     # --- delivery ---
 
     def _deliver(self) -> None:
         """Send what stands next, as far as it is there and the consumers have credit."""
         epoch = self._epochs[0] if self._epochs else None
-        if epoch is None or not self._all_want(epoch):
+        if epoch is None or not self._dealing.wanted(epoch):
             return
         if epoch.error is not None:
             self.fail(epoch.error)
         if epoch.order is None or self.error is not None:
+            return
+        if not self._dealing.goes_on(epoch):
             return
         window = epoch.order.window
         position = 0
         while position < len(window):
             turn = window[position]
             while turn.parts:
-                if not self._next_part(epoch, turn):
+                if epoch.skip:
+                    self._skip(epoch, turn)
+                elif self._dealing.deal(epoch, turn, turn.parts[0]):
+                    turn.parts.popleft()
+                else:
                     return
             if turn.error is not None:
                 self.fail(turn.error)
@@ -342,40 +392,15 @@ class Stream:
                 epoch.order.taken(position)
                 self._lane_ended(epoch, turn)
                 self.making.settle(epoch, turn)
-            elif self._exact:
-                return
+            elif self._exact or turn.lane == TAIL_LANE:
+                return  # also in fast order merged batches come one after the other, that a count of them says which
             else:
                 position += 1
-        if epoch.order.finished and self._last_round(epoch):
+        if epoch.order.finished and self._dealing.ends(epoch):
             self._end(epoch, epoch.order)
 
-    def _all_want(self, epoch: Epoch) -> bool:
-        """Whether the epoch is being read, and by every reader that has not done with it."""
-        return bool(self._reading(epoch)) and all(
-            reader.gone or reader.reading or reader.epoch > epoch.number for reader in self.readers
-        )
-
-    def _next_part(self, epoch: Epoch, turn: Turn) -> bool:
-        """Send the turn's next part, or put it into the round. Returns whether that could be done."""
-        part = turn.parts[0]
-        if epoch.skip:
-            self._skip(epoch, turn)
-        elif len(self.readers) == 1:
-            reader = self.readers[0]
-            if not reader.has_credit_for(self.feed.nbytes_of(part)):
-                return False
-            self._send(epoch, reader, turn, turn.parts.popleft())
-            self._count(epoch, part)
-        else:
-            if epoch.in_round == len(self.readers) and not self._deal(epoch):
-                return False
-            turn.out += 1  # which keeps the slot
-            epoch.round.append((turn, turn.parts.popleft()))
-            if epoch.in_round == len(self.readers):
-                self._deal(epoch)
-        return True
-
-    def _send(self, epoch: Epoch, reader: Reader, turn: Turn, part: Part) -> None:
+    def send(self, epoch: Epoch, reader: Reader, turn: Turn, part: Part) -> None:
+        """Send a slab with this part of the turn."""
         nbytes = self.feed.nbytes_of(part)
         self._do(
             do.Deliver(
@@ -383,7 +408,7 @@ class Stream:
                 ticket=turn.ticket,
                 start=self.feed.start_of(part),
                 nbytes=nbytes,
-                seq=reader.send(turn, nbytes),
+                seq=reader.send(epoch.number, turn, part, nbytes),
                 epoch=epoch.number,
                 lane=turn.lane,
                 index=turn.index + part.first,
@@ -394,7 +419,8 @@ class Stream:
             )
         )
 
-    def _count(self, epoch: Epoch, part: Part) -> None:
+    def count(self, epoch: Epoch, part: Part) -> None:
+        """The part is dealt, or passed over."""
         epoch.batches += part.batches
         epoch.rows += part.rows
 
@@ -410,13 +436,13 @@ class Stream:
                 replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
             )
         epoch.skip -= count
-        self._pass_by(epoch, turn, passed, self._listening(epoch))
-        self._count(epoch, passed)
+        self.pass_by(epoch, turn, passed, self.listening(epoch))
+        self.count(epoch, passed)
 
-    def _pass_by(self, epoch: Epoch, turn: Turn, part: Part, readers: list[Reader]) -> None:
+    def pass_by(self, epoch: Epoch, turn: Turn, part: Part, readers: list[Reader]) -> None:
         """Tell readers of batches that they are not sent."""
         index = turn.index + part.first
-        self._tell(m.Passed(epoch.number, turn.lane, index, part.batches, part.rows, part.record), readers)
+        self.tell(m.Passed(epoch.number, turn.lane, index, part.batches, part.rows, part.record), readers)
 
     def _lane_ended(self, epoch: Epoch, turn: Turn) -> None:
         """If the turn has ended its lane, tell the readers, where that stands in the stream."""
@@ -424,61 +450,7 @@ class Stream:
             return
         lane = epoch.lanes[turn.lane]
         ended = m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record)
-        if len(self.readers) == 1:
-            self._tell(ended, self._listening(epoch))
-        else:
-            epoch.round.append(ended)
-
-    # --- rounds, where there are several readers ---
-
-    def _deal(self, epoch: Epoch) -> bool:
-        """Send the round, one batch to each rank, if all have credit. Each hears first of the others' batches, so that
-        its position behind its own is that behind the round."""
-        batches = [item for item in epoch.round if isinstance(item, tuple)]
-        dealt = []
-        for reader in self._reading(epoch):
-            _, part = batches[reader.rank]
-            if (epoch.number, epoch.rounds) >= reader.first:
-                if not reader.has_credit_for(self.feed.nbytes_of(part)):
-                    return False
-                dealt.append(reader)
-        self._tell_round(epoch, dealt)
-        for reader in dealt:
-            self._send(epoch, reader, *batches[reader.rank])
-        self._empty_round(epoch)
-        epoch.rounds += 1
-        return True
-
-    def _tell_round(self, epoch: Epoch, own: list[Reader]) -> None:
-        """Tell all who read the epoch of what is in the round, but not those in `own` of the batch of their rank."""
-        rank = 0
-        for item in epoch.round:
-            if isinstance(item, m.LaneEnded):
-                self._tell(item, self._listening(epoch))
-                continue
-            turn, part = item
-            others = [reader for reader in self._listening(epoch) if reader not in own or reader.rank != rank]
-            self._pass_by(epoch, turn, part, others)
-            self._count(epoch, part)
-            rank += 1
-
-    def _empty_round(self, epoch: Epoch) -> None:
-        for item in epoch.round:
-            if isinstance(item, tuple):
-                turn = item[0]
-                turn.out -= 1
-                if not turn.out:
-                    self.making.came_back(turn)
-        epoch.round.clear()
-
-    def _last_round(self, epoch: Epoch) -> bool:
-        """The epoch has no further batch: deal what is a whole round, drop what is not. False if that has to wait."""
-        if len(self.readers) > 1:
-            if epoch.in_round == len(self.readers) and not self._deal(epoch):
-                return False
-            self._tell_round(epoch, [])
-            self._empty_round(epoch)
-        return True
+        self._dealing.lane_ended(epoch, ended)
 
     def _end(self, epoch: Epoch, order: EpochOrder) -> None:
         plan, wanted = self.feed.plan, self.feed.info.samples
@@ -492,8 +464,8 @@ class Stream:
             said = f"epoch {epoch.number} had {seen} {what}, but the feed says samples={wanted}"
             self.fail(IncompleteEpoch(f"{said}: correct it, or leave it out", feed=name))
         else:
-            for reader in self._reading(epoch):
-                self._tell(m.End(epoch.number, reader.slabs, epoch.batches, epoch.rows), [reader])
+            for reader in self.reading(epoch):
+                self.tell(self._dealing.end_of(epoch, reader), [reader])
                 reader.ends += 1
                 reader.leave()
             self._epochs.popleft()
@@ -556,15 +528,10 @@ class Stream:
         return None
 
     def _close_epoch(self, epoch: Epoch) -> None:
-        self._empty_round(epoch)
+        self._dealing.forget(epoch)
         self.making.close_epoch(epoch)
         if epoch.splits is not None and self.feed.static_splits is None:
             self._do(do.ForgetSplits(epoch.splits.number))
-
-    def _close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._stop_production()
 
     def _stop_production(self) -> None:
         for reader in self.readers:

@@ -66,6 +66,11 @@ class LocalPeer:
             self._known.discard(segment.number)
             self._peer.send(encode(SegmentGone(segment.number)))
 
+    @property
+    def handed(self) -> int:
+        """How many slabs the client has marked as handed over."""
+        return ledger.handed(self._page)
+
     def close(self) -> None:
         """Close the connection."""
         self._peer.close()

@@ -1,0 +1,252 @@
+"""Who gets which batch: one reader all of them, ranks one of each round, or a group's consumers whoever has room.
+
+A stream calls these with each part of a turn that stands next; they send it, or say that it has to wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from penstock_proto import ConnectionLost
+from penstock_proto.messages import End, LaneEnded
+
+from .epoch import Epoch
+from .order import Part, Turn
+from .reader import Reader
+
+if TYPE_CHECKING:
+    from .stream import Stream
+
+
+class Dealing(Protocol):
+    """What a stream asks.
+
+    Attributes:
+        singly: whether batches are dealt one by one, so that workers have to report each by itself.
+        shared: whether readers come and go, and the stream lives on for a while when none is there.
+    """
+
+    singly: bool
+    shared: bool
+
+    def wanted(self, epoch: Epoch) -> bool:
+        """Whether the epoch can be dealt now."""
+
+    def goes_on(self, epoch: Epoch) -> bool:
+        """Whether what came back is dealt again, so that what stands next can be."""
+
+    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        """Deal the turn's next part; False if that has to wait."""
+
+    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+        """A lane ends where the stream stands now."""
+
+    def ends(self, epoch: Epoch) -> bool:
+        """The epoch has no further part. Whether it can end now."""
+
+    def end_of(self, epoch: Epoch, reader: Reader) -> End:
+        """What the reader is told at its end."""
+
+    def given_back(self, reader: Reader, handed: int) -> None:
+        """Of what was sent to the reader, the first `handed` slabs were handed over; the others will not be."""
+
+    def lost(self, reader: Reader) -> None:
+        """The reader has gone without a word."""
+
+    def forget(self, epoch: Epoch) -> None:
+        """The epoch is closed."""
+
+
+class ToOne:
+    """All to one reader."""
+
+    singly = False
+    shared = False
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def wanted(self, epoch: Epoch) -> bool:
+        """See Dealing."""
+        return bool(self._stream.reading(epoch))
+
+    def goes_on(self, epoch: Epoch) -> bool:
+        """See Dealing."""
+        return True
+
+    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        """See Dealing."""
+        stream = self._stream
+        reader = stream.readers[0]
+        if not reader.has_credit_for(stream.feed.nbytes_of(part)):
+            return False
+        stream.send(epoch, reader, turn, part)
+        stream.count(epoch, part)
+        return True
+
+    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+        """See Dealing."""
+        self._stream.tell(ended, self._stream.listening(epoch))
+
+    def ends(self, epoch: Epoch) -> bool:
+        """See Dealing."""
+        return True
+
+    def end_of(self, epoch: Epoch, reader: Reader) -> End:
+        """See Dealing."""
+        return End(epoch.number, reader.slabs, epoch.batches, epoch.rows)
+
+    def given_back(self, reader: Reader, handed: int) -> None:
+        """See Dealing. It is void."""
+
+    def lost(self, reader: Reader) -> None:
+        """See Dealing."""
+
+    def forget(self, epoch: Epoch) -> None:
+        """See Dealing."""
+
+
+class InRounds(ToOne):
+    """To ranks: batch j to rank j mod n, when all of a round are there, so that every rank gets as many as the others.
+
+    Each hears of the others' batches before it gets its own, so that its position behind that is the one behind the
+    round. What does not make a round is left out.
+    """
+
+    singly = True
+
+    def wanted(self, epoch: Epoch) -> bool:
+        """See Dealing: every rank that has not done with the epoch must have begun it."""
+        return super().wanted(epoch) and all(
+            reader.gone or reader.reading or reader.epoch > epoch.number for reader in self._stream.readers
+        )
+
+    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        """See Dealing."""
+        if epoch.in_round == len(self._stream.readers) and not self._deal_round(epoch):
+            return False
+        turn.out += 1  # which keeps the slot
+        epoch.round.append((turn, part))
+        if epoch.in_round == len(self._stream.readers):
+            self._deal_round(epoch)
+        return True
+
+    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+        """See Dealing."""
+        epoch.round.append(ended)
+
+    def ends(self, epoch: Epoch) -> bool:
+        """See Dealing."""
+        if epoch.in_round == len(self._stream.readers) and not self._deal_round(epoch):
+            return False
+        self._tell_round(epoch, [])
+        self.forget(epoch)
+        return True
+
+    def lost(self, reader: Reader) -> None:
+        """See Dealing: the others cannot go on alone."""
+        stream = self._stream
+        if len(stream.readers) > 1:
+            said = f"rank {reader.rank} of {len(stream.readers)} is gone: all ranks go on when it is back"
+            stream.fail(ConnectionLost(said, feed=stream.feed.name))
+
+    def forget(self, epoch: Epoch) -> None:
+        """See Dealing."""
+        for item in epoch.round:
+            if isinstance(item, tuple):
+                self._stream.let_go(item[0])
+        epoch.round.clear()
+
+    def _deal_round(self, epoch: Epoch) -> bool:
+        """Send the round, if all have credit."""
+        stream = self._stream
+        batches = [item for item in epoch.round if isinstance(item, tuple)]
+        dealt = []
+        for reader in stream.reading(epoch):
+            _, part = batches[reader.rank]
+            if (epoch.number, epoch.rounds) >= reader.first:
+                if not reader.has_credit_for(stream.feed.nbytes_of(part)):
+                    return False
+                dealt.append(reader)
+        self._tell_round(epoch, dealt)
+        for reader in dealt:
+            stream.send(epoch, reader, *batches[reader.rank])
+        self.forget(epoch)
+        epoch.rounds += 1
+        return True
+
+    def _tell_round(self, epoch: Epoch, own: list[Reader]) -> None:
+        """Tell all who read the epoch of what is in the round, but not those in `own` of the batch of their rank."""
+        stream = self._stream
+        rank = 0
+        for item in epoch.round:
+            if isinstance(item, LaneEnded):
+                stream.tell(item, stream.listening(epoch))
+                continue
+            turn, part = item
+            others = [reader for reader in stream.listening(epoch) if reader not in own or reader.rank != rank]
+            stream.pass_by(epoch, turn, part, others)
+            stream.count(epoch, part)
+            rank += 1
+
+
+class ToWhoAsks(ToOne):
+    """To the consumers of a group: whoever has credit and least under way. What one does not hand over another gets.
+
+    Consumers hear nothing of each other's batches, and have no position. The epoch ends when all of it was handed over.
+    """
+
+    shared = True
+
+    def goes_on(self, epoch: Epoch) -> bool:
+        """See Dealing."""
+        while epoch.again:
+            turn, part = epoch.again[0]
+            if not self._send(epoch, turn, part):
+                return False
+            epoch.again.popleft()
+            self._stream.let_go(turn)
+        return True
+
+    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        """See Dealing."""
+        if not self._send(epoch, turn, part):
+            return False
+        self._stream.count(epoch, part)
+        return True
+
+    def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
+        """See Dealing."""
+
+    def ends(self, epoch: Epoch) -> bool:
+        """See Dealing."""
+        return not epoch.again and not any(reader.awaits(epoch.number) for reader in self._stream.readers)
+
+    def end_of(self, epoch: Epoch, reader: Reader) -> End:
+        """See Dealing."""
+        return End(epoch.number, reader.slabs, reader.batches, reader.rows)
+
+    def given_back(self, reader: Reader, handed: int) -> None:
+        """See Dealing."""
+        for sent in reader.give_back(handed):
+            epoch = self._stream.open_epoch(sent.epoch)
+            if epoch is not None:
+                sent.turn.out += 1  # which keeps the slot
+                epoch.again.append((sent.turn, sent.part))
+
+    def forget(self, epoch: Epoch) -> None:
+        """See Dealing."""
+        for turn, _ in epoch.again:
+            self._stream.let_go(turn)
+        epoch.again.clear()
+
+    def _send(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        stream = self._stream
+        nbytes = stream.feed.nbytes_of(part)
+        ready = [reader for reader in stream.reading(epoch) if reader.has_credit_for(nbytes)]
+        if not ready:
+            return False
+        reader = min(ready, key=lambda reader: (reader.under_way, reader.sent))
+        stream.send(epoch, reader, turn, replace(part, record=b""))
+        return True
