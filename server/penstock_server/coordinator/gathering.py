@@ -113,8 +113,8 @@ class Gathering:
 
     def leave(self, reader: Reader) -> None:
         """One is gone again before the stream began."""
-        if not self.stream.readers:
-            self._members.pop(reader.rank, None)
+        if not self.stream.readers and any(member is reader for member, _ in self._members.values()):
+            del self._members[reader.rank]
             if not self._members:
                 self.stream.readers = [reader]  # which closes the stream when it goes
 

@@ -104,10 +104,11 @@ class Stream:
         self._position = positions[earliest]
         self._next_epoch = places[earliest][0]
         for reader, position, (epoch, batches) in zip(readers, positions, places, strict=True):
-            reader.epoch = epoch
+            reader.epoch = max(reader.epoch, epoch)  # who waited for the others may have left epochs meanwhile
             reader.first = epoch, batches // len(readers)
             reader.told = epoch, position.batches if position else 0
         self._open_next_epoch()
+        self._close_passed()
 
     @property
     def closing(self) -> bool:
