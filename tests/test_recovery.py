@@ -427,9 +427,7 @@ def test_a_split_that_ends_its_worker_three_times_is_an_error_that_names_it(serv
     flags.ask("poison@5")
     with penstock.connect(daemon.url) as connection:
         seen = []
-        with pytest.raises(
-            penstock.WorkerDied, match=r"3 times in epoch 0; the last time worker \d was killed"
-        ) as caught:
+        with pytest.raises(penstock.WorkerDied, match=r"3 times in epoch 0, the last time it was killed") as caught:
             for batch in connection.batches():
                 seen.append(digest(batch))
         assert caught.value.split == "5"

@@ -258,8 +258,10 @@ def _worker(worker: dict[str, Any]) -> str:
 
 def _stream(stream: dict[str, Any]) -> str:
     words = ["not begun"] if stream["epoch"] is None else [f"epoch {stream['epoch']}"]
-    if stream["epoch"] is not None and "batches" in stream:
+    if stream.get("reading") and "batches" in stream:
         words.append(f"{_count(stream['batches'], 'batch', 'batches')} sent")
+    elif stream["epoch"] is not None:
+        words[0] += " is over"
     words.append(_count(stream.get("slots", 0), "slot"))
     if stream.get("error"):
         words.append(f"FAILED: {_word(stream['error'])}")

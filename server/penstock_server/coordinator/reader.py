@@ -40,6 +40,7 @@ class Reader:
     Attributes:
         epoch: the one that it reads, or would read next.
         reading: whether it has begun that.
+        begun: the one that it began last, or None.
         slabs, batches, rows: sent of that epoch.
         first: the epoch and the round in it from which on it is sent batches.
         told: the epoch and the number of batches of it that it knows of.
@@ -56,6 +57,7 @@ class Reader:
         self.rank = rank
         self.epoch = 0
         self.reading = False
+        self.begun: int | None = None
         self.slabs = self.batches = self.rows = 0
         self.first = (0, 0)
         self.told = (0, 0)
@@ -101,7 +103,8 @@ class Reader:
         """
         if self.gone or self.reading or epoch < self.epoch:
             raise ProtocolError(f"epoch {epoch} cannot begin: epochs begin one after another", feed=self._feed)
-        self.epoch, self.reading = epoch, True
+        self.epoch = self.begun = epoch
+        self.reading = True
         self.slabs = self.batches = self.rows = 0
 
     def leave(self) -> None:
