@@ -97,7 +97,16 @@ STATUS = {
         }
     ],
     "streams": [
-        {"feed": "train", "client": "x:1", "transport": "tcp", "epoch": 3, "reading": True, "batches": 1, "slots": 4, "error": None},
+        {
+            "feed": "train",
+            "client": "x:1",
+            "transport": "tcp",
+            "epoch": 3,
+            "reading": True,
+            "batches": 1,
+            "slots": 4,
+            "error": None,
+        },
         {"feed": "train", "client": "y:1", "transport": "local", "epoch": None, "slots": 0, "error": "it\nbroke"},
     ],
     "more_streams": 2,

@@ -1,0 +1,221 @@
+"""A TCP proxy with faults, between a client and a daemon: it delays, throttles, stalls and cuts what passes through.
+
+It runs on a thread of its own and knows nothing of what passes. Each fault begins with a call from any thread, and ends
+by itself or with `mend`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+PIECE = 16 * 1024
+"""Bytes that move at once."""
+ROOM = 64
+"""Pieces that wait in each direction; then the sender is not read any more."""
+
+T = TypeVar("T")
+
+UP, DOWN = "up", "down"
+"""From the client to the daemon, and back."""
+
+
+class _Pipe:
+    """One direction of one connection."""
+
+    def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.name = name
+        self.reader, self.writer = reader, writer
+        self.frozen = False
+        self.queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(ROOM)
+
+
+class FaultProxy:
+    """A context manager that listens on a free port of this host and connects to `port`.
+
+    Attributes:
+        port: where it listens, also while it refuses.
+        accepted: how many connections it made.
+        carried: bytes that came through, by direction.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._to = (host, port)
+        self._delay = 0.0
+        self._rate: float | None = None
+        self._stalled: set[str] = set()
+        self._pipes: set[_Pipe] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._mends: list[asyncio.TimerHandle] = []
+        self.accepted = 0
+        self.carried = {UP: 0, DOWN: 0}
+        self._kept = socket.socket()  # bound and not listening: nobody else gets the port while it refuses
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port: int = self._kept.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
+
+    # --- faults, from any thread ---
+
+    def delay(self, seconds: float, lasting: float) -> None:
+        """What comes goes on `seconds` later, in both directions."""
+        self._fault(lambda: setattr(self, "_delay", seconds), lambda: setattr(self, "_delay", 0.0), lasting)
+
+    def throttle(self, rate: float, lasting: float) -> None:
+        """Each direction of each connection moves at most `rate` bytes a second."""
+        self._fault(lambda: setattr(self, "_rate", rate), lambda: setattr(self, "_rate", None), lasting)
+
+    def stall(self, lasting: float, *directions: str) -> None:
+        """Connections are accepted and stay open, and no byte moves; in both directions, or in those that are named."""
+        those = set(directions or (UP, DOWN))
+        self._fault(lambda: self._stalled.update(those), lambda: self._stalled.difference_update(those), lasting)
+
+    def freeze(self) -> None:
+        """On the connections that are open now no byte moves ever again, and neither side hears of their end."""
+
+        def freeze() -> None:
+            for pipe in self._pipes:
+                pipe.frozen = True
+
+        self._call(freeze)
+
+    def cut(self, refusing: float = 0.0) -> None:
+        """Break all connections, with a reset on both sides, and refuse new ones for a while."""
+
+        def cut() -> None:
+            for pipe in self._pipes:
+                _reset(pipe.writer)
+            if refusing and self._server is not None:
+                self._server.close()
+                self._server = None
+                self._mends.append(self._loop.call_later(refusing, self._listen_again))
+
+        self._call(cut)
+
+    def mend(self) -> None:
+        """End all faults but `freeze`."""
+
+        def mend() -> None:
+            mends, self._mends = self._mends, []
+            for handle in mends:
+                handle.cancel()
+            self._delay, self._rate = 0.0, None
+            self._stalled.clear()
+            self._listen_again()
+
+        self._call(mend)
+
+    # --- how ---
+
+    def __enter__(self) -> FaultProxy:
+        self._thread.start()
+        self._run(self._listen())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._kept.close()
+
+    def _run(self, what: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+
+    def _call(self, do: Callable[[], None]) -> None:
+        async def call() -> None:
+            do()
+
+        self._run(call())
+
+    def _fault(self, begin: Callable[[], None], end: Callable[[], None], lasting: float) -> None:
+        def fault() -> None:
+            begin()
+            self._mends.append(self._loop.call_later(lasting, end))
+
+        self._call(fault)
+
+    async def _listen(self) -> None:
+        if self._server is None:
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", self.port))
+            self._server = await asyncio.start_server(self._accepted, sock=listener, limit=4 * PIECE)
+
+    def _listen_again(self) -> None:
+        self._spawn(self._listen())
+
+    def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close(self) -> None:
+        for handle in self._mends:
+            handle.cancel()
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._spawn(self._connection(reader, writer))
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            others_reader, others_writer = await asyncio.open_connection(*self._to, limit=4 * PIECE)
+        except OSError:  # no daemon there
+            _reset(writer)
+            return
+        pipes = {_Pipe(UP, reader, others_writer), _Pipe(DOWN, others_reader, writer)}
+        self._pipes |= pipes
+        self.accepted += 1
+        work = [self._loop.create_task(one) for pipe in pipes for one in (self._read(pipe), self._write(pipe))]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._pipes -= pipes
+            writer.transport.abort()
+            others_writer.transport.abort()
+
+    async def _read(self, pipe: _Pipe) -> None:
+        with contextlib.suppress(OSError):
+            while data := await pipe.reader.read(PIECE):
+                await pipe.queue.put((time.monotonic() + self._delay, data))
+        await pipe.queue.put((0.0, b""))
+        await asyncio.Event().wait()  # what was read before the end still goes on; then the writer ends
+
+    async def _write(self, pipe: _Pipe) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                due, data = await pipe.queue.get()
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                while pipe.frozen or pipe.name in self._stalled:
+                    await asyncio.sleep(0.01)
+                if not data:
+                    return
+                if self._rate is not None:
+                    await asyncio.sleep(len(data) / self._rate)
+                pipe.writer.write(data)
+                await pipe.writer.drain()
+                self.carried[pipe.name] += len(data)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

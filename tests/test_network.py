@@ -1,0 +1,483 @@
+"""Whatever the network does between a trainer and its loader: the stream is the one of a quiet day.
+
+Real daemons, and between them and the trainer a proxy that delays, throttles, stalls and cuts (fault_proxy.py), or two
+network namespaces of the kernel's. Patience is 30 s for users; tests shorten it on both sides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from conftest import Daemon
+from fault_proxy import DOWN, UP, FaultProxy
+
+import penstock
+from penstock import session, tcp
+from penstock_server import control
+
+FEEDS = """
+    import os
+    import time
+
+    import numpy as np
+    from penstock_server import Feed
+
+    SIZES = [33, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
+
+    def generate(split, rng):
+        for i in range(SIZES[split]):
+            time.sleep(0.0002)
+            yield {"x": rng.integers(0, 256, (64, 256), "uint8"), "id": np.int64(1000 * split + i)}
+
+    while os.path.exists("import"):  # until the test takes it away
+        time.sleep(0.01)
+
+    feed = Feed(generate, splits=range(12), batch_size=4, shuffle=64, lanes=4, turn=2, seed=11)
+    ranked = Feed(generate, splits=range(12), batch_size=4, lanes=4, turn=1, seed=12)
+"""
+BATCHES = 114
+"""Of an epoch, each of 64 KiB: by far more than what is on the way at once."""
+PATIENCE = 1.0
+"""Seconds without a sign of life, in place of 30, on both sides."""
+
+SERVE = f"""
+import sys
+from penstock_server import cli, consumers
+consumers.PATIENCE, consumers.SILENT = float(sys.argv.pop(1)), {PATIENCE / 3}
+cli.main(prog_name="penstock")
+"""
+"""`penstock serve` with another patience."""
+
+Hashes = list[str]
+"""The SHA-256 of each batch that was consumed; of all of them at the end."""
+
+
+class Start(Protocol):
+    def __call__(
+        self, *feeds: str, patience: float = PATIENCE, within: tuple[str, ...] = (), at: str = "127.0.0.1:0"
+    ) -> Daemon: ...
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start("feed")`: a daemon that serves these feeds, by the command `within` if given, with two workers."""
+    (tmp_path / "feeds.py").write_text(textwrap.dedent(FEEDS))
+    daemons: list[Daemon] = []
+
+    def started(
+        *feeds: str, patience: float = PATIENCE, within: tuple[str, ...] = (), at: str = "127.0.0.1:0"
+    ) -> Daemon:
+        command = [
+            *within,
+            sys.executable,
+            "-c",
+            SERVE,
+            str(patience),
+            "serve",
+            *(f"feeds.py:{feed}" for feed in feeds),
+        ]
+        command += ["--bind", f"tcp://{at}", "--workers", "2", "--memory", "256M"]
+        daemon = Daemon(command, tmp_path, tmp_path / f"log{len(daemons)}", dict(os.environ))
+        daemons.append(daemon)
+        if not (tmp_path / "import").exists():
+            daemon.wait_ready(len(feeds))
+        return daemon
+
+    yield started
+    for daemon in daemons:
+        running = daemon.process.poll() is None
+        status = daemon.stop()
+        if running:
+            assert status == 0, f"the daemon ended with {status}:\n{daemon.stderr()}"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose patience is as short as the daemon's."""
+    monkeypatch.setattr(tcp, "LOST_AFTER", PATIENCE)
+    monkeypatch.setattr(tcp, "PING_AFTER", PATIENCE / 5)
+    monkeypatch.setattr(session, "IDLE", PATIENCE / 15)
+
+
+@contextlib.contextmanager
+def between(daemon: Daemon, feed: str = "feed") -> Iterator[tuple[FaultProxy, str]]:
+    """A proxy before the daemon, and the feed's URL through it."""
+    with FaultProxy(int(daemon.urls[feed].rpartition(":")[2].partition("/")[0])) as proxy:
+        yield proxy, f"tcp://127.0.0.1:{proxy.port}/{feed}"
+
+
+def digest(batch: Any) -> str:
+    return hashlib.sha256(b"".join(batch[key].tobytes() for key in sorted(batch))).hexdigest()
+
+
+def consume(connection: penstock.Connection, epochs: int = 2, meet: Callable[[int], None] = lambda _: None) -> Hashes:
+    """What so many epochs bring. `meet` is called before each batch, with the number of those before it."""
+    hashes: Hashes = []
+    for _ in range(epochs):
+        for batch in connection.batches():
+            hashes.append(digest(batch))
+            meet(len(hashes))
+        hashes.append("end")
+    return [*hashes, hashlib.sha256("".join(hashes).encode()).hexdigest()]
+
+
+def quiet(daemon: Daemon, feed: str = "feed", epochs: int = 2) -> Hashes:
+    with penstock.connect(daemon.urls[feed], transport="tcp") as connection:
+        hashes = consume(connection, epochs)
+        assert connection.stats()["reconnects"] == 0
+        assert connection.stats()["transport"] == "tcp"
+    assert len(set(hashes)) == epochs * BATCHES + 2
+    return hashes
+
+
+def streams(daemon: Daemon) -> list[dict[str, Any]]:
+    """The streams that the daemon has for consumers."""
+    state = json.loads(control.status(next(iter(daemon.urls.values())), 30))
+    return list(state["streams"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait as long as it takes; pytest's timeout ends a test that waits in vain."""
+    while not condition():
+        time.sleep(0.02)
+
+
+# --- the proxy ---
+
+
+def test_a_first_connection_that_breaks_while_the_daemon_is_starting_is_made_anew(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "import").touch()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    daemon = start("feed", at=f"127.0.0.1:{port}")
+    with FaultProxy(port) as proxy:
+
+        def cut() -> None:
+            until(lambda: proxy.accepted > 0)
+            time.sleep(0.5)  # by now it has been asked, and answers when its modules are imported
+            proxy.cut()
+            time.sleep(0.5)
+            (tmp_path / "import").unlink()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        began = time.monotonic()
+        with penstock.connect(f"tcp://127.0.0.1:{proxy.port}/feed", transport="tcp") as connection:
+            assert time.monotonic() - began < 25  # not the 30 s that a daemon has for its answer
+            next(connection.batches())
+        cutter.join()
+        daemon.wait_ready(1)
+
+
+def test_faults_shorter_than_the_patience_are_waited_out_over_the_same_connection(start: Start) -> None:
+    daemon = start("feed", patience=30)
+    calm = quiet(daemon)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+        faults: dict[int, Callable[[], None]] = {
+            3: lambda: proxy.delay(0.15, lasting=0.6),
+            40: lambda: proxy.throttle(400_000, lasting=1),
+            75: lambda: proxy.stall(1),
+            110: lambda: proxy.stall(1, UP),
+            150: lambda: proxy.stall(1, DOWN),
+        }
+        assert consume(connection, meet=lambda n: faults.pop(n, lambda: None)()) == calm
+        assert not faults
+        assert connection.stats()["reconnects"] == 0
+        assert proxy.accepted == 1
+
+
+def test_a_link_that_is_cut_again_and_again_is_a_pause_and_nothing_else(start: Start) -> None:
+    daemon = start("feed", patience=30)
+    calm = quiet(daemon)
+    cuts = {1: 0.0, 20: 0.3, 21: 0.0, 70: 1.0, BATCHES - 1: 0.0, BATCHES: 0.0, BATCHES + 1: 0.0, 2 * BATCHES - 1: 0.2}
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+
+        def meet(n: int) -> None:
+            if n in cuts:
+                time.sleep(0.1)  # so that some lies received, and will come once more
+                proxy.cut(refusing=cuts[n])
+                time.sleep(0.1)
+
+        assert consume(connection, meet=meet) == calm
+        assert connection.stats()["reconnects"] >= 4  # a cut may meet a connection that is only just being made
+        assert connection.stats()["batches"] == 2 * BATCHES
+        until(lambda: len(streams(daemon)) == 1)
+
+
+@pytest.mark.parametrize("directions", [(UP, DOWN), (UP,), (DOWN,)], ids=["both", "up", "down"])
+def test_a_stall_longer_than_the_patience_ends_in_another_connection_and_the_same_stream(
+    start: Start, impatient: None, directions: tuple[str, ...]
+) -> None:
+    daemon = start("feed")
+    calm = quiet(daemon)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+
+        def meet(n: int) -> None:
+            if n == 9:
+                proxy.stall(2.5 * PATIENCE, *directions)
+
+        assert consume(connection, meet=meet) == calm
+        assert connection.stats()["reconnects"] >= 1
+        until(lambda: len(streams(daemon)) == 1)
+
+
+def test_a_half_open_connection_is_replaced_and_the_daemon_lets_go_of_its_session(
+    start: Start, impatient: None
+) -> None:
+    daemon = start("feed")
+    calm = quiet(daemon)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+
+        def meet(n: int) -> None:
+            if n in (5, 90, BATCHES + 60):
+                proxy.freeze()
+                time.sleep(1.2 * PATIENCE if n == 90 else 0)  # what lies received then is too old to be handed over
+
+        assert consume(connection, meet=meet) == calm
+        assert connection.stats()["reconnects"] >= 3
+        assert connection.stats()["batches"] == 2 * BATCHES
+        until(lambda: len(streams(daemon)) == 1)
+        reserved = json.loads(control.status(daemon.url, 30))["memory"]["reserved"]
+    until(lambda: not streams(daemon))
+    assert json.loads(control.status(daemon.url, 30))["memory"]["reserved"] <= reserved
+
+
+def test_the_daemon_lets_go_of_a_consumer_that_is_never_heard_of_again(start: Start) -> None:
+    daemon = start("feed")
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp", reconnect=0) as connection:
+        next(connection.batches())
+        assert len(streams(daemon)) == 1
+        proxy.freeze()
+        until(lambda: not streams(daemon))
+    assert "nothing heard of" in daemon.stderr()
+    until(lambda: json.loads(control.status(daemon.url, 30))["memory"]["arena"] == 0)
+
+
+def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_next(
+    start: Start, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "_CONNECT_MS", 500)
+    daemon = start("feed")
+    calm = quiet(daemon)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+
+        def meet(n: int) -> None:
+            if n == 30:
+                before = proxy.accepted
+                proxy.stall(3600)  # the next connection is accepted, and silent
+                proxy.cut()
+                until(lambda: proxy.accepted > before)
+                time.sleep(0.3)
+                proxy.freeze()
+                proxy.mend()
+
+        began = time.monotonic()
+        assert consume(connection, meet=meet) == calm
+        assert time.monotonic() - began < 25  # not the 30 s that the daemon has for an answer
+
+
+def test_ranks_behind_bad_links_see_the_very_stream_of_one_trainer(start: Start, impatient: None) -> None:
+    daemon = start("ranked")
+    calm = quiet(daemon, "ranked", epochs=2)
+    found: list[Hashes] = [[], []]
+
+    def train(rank: int, url: str, meet: Callable[[int], None]) -> None:
+        with penstock.connect(url, transport="tcp", rank=rank, world_size=2) as connection:
+            found[rank] = consume(connection, 2, meet)
+            while any(not hashes for hashes in found):  # until the other has all
+                time.sleep(0.02)
+
+    with between(daemon, "ranked") as (proxy, url), between(daemon, "ranked") as (other, other_url):
+        proxy_faults = {7: lambda: proxy.cut(0.3), 30: proxy.freeze, 80: proxy.cut}
+        other_faults = {30: lambda: other.stall(3 * PATIENCE), 81: other.cut}
+        trainers = [
+            threading.Thread(target=train, args=(0, url, lambda n: proxy_faults.pop(n, lambda: None)())),
+            threading.Thread(target=train, args=(1, other_url, lambda n: other_faults.pop(n, lambda: None)())),
+        ]
+        for trainer in trainers:
+            trainer.start()
+        for trainer in trainers:
+            trainer.join()
+    assert not proxy_faults
+    assert not other_faults
+    merged = [hash_ for pair in zip(found[0][:-1], found[1][:-1], strict=True) for hash_ in pair]
+    ends = itertools.count()
+    assert [hash_ for hash_ in merged if hash_ != "end" or next(ends) % 2] == calm[:-1]
+
+
+def weather(seed: int, proxy: FaultProxy, every: int) -> Callable[[int], None]:
+    """Random faults, about one in `every` batches."""
+    rng = random.Random(seed)
+    faults: list[Callable[[], None]] = [
+        lambda: proxy.delay(rng.uniform(0.01, 0.2), rng.uniform(0.1, 1)),
+        lambda: proxy.throttle(rng.uniform(2e5, 2e6), rng.uniform(0.1, 1)),
+        lambda: proxy.stall(rng.uniform(0.05, 0.8)),
+        lambda: proxy.stall(rng.choice([0.5, 2]) * PATIENCE, rng.choice([UP, DOWN])),
+        lambda: proxy.cut(rng.choice([0, 0, 0.1, 0.6])),
+        lambda: proxy.cut(),
+        proxy.freeze,
+        proxy.mend,
+    ]
+
+    def meet(_: int) -> None:
+        if rng.random() < 2 / every:
+            time.sleep(rng.uniform(0, 0.2))
+        if rng.random() < 1 / every:
+            rng.choice(faults)()
+
+    return meet
+
+
+def test_in_any_weather_the_stream_is_that_of_a_quiet_day(start: Start, impatient: None) -> None:
+    seed = 2
+    daemon = start("feed")
+    calm = quiet(daemon)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+        assert consume(connection, meet=weather(seed, proxy, every=40)) == calm, f"seed {seed}"
+
+
+@pytest.mark.soak
+def test_in_any_weather_for_a_long_time(start: Start, impatient: None) -> None:
+    daemon = start("feed")
+    calm = quiet(daemon)
+    reconnects = 0
+    for seed in range(100, 100 + int(os.environ.get("SEEDS", 60))):
+        with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+            assert consume(connection, meet=weather(seed, proxy, every=12)) == calm, f"seed {seed}"
+            reconnects += connection.stats()["reconnects"]
+    print(f"{seed - 99} runs, {reconnects} reconnects, 0 violations")
+
+
+@pytest.mark.soak
+def test_a_stall_longer_than_the_patience_that_users_have(start: Start) -> None:
+    daemon = start("feed", patience=30)
+    calm = quiet(daemon)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+        faults = {9: lambda: proxy.stall(40), 90: proxy.freeze, BATCHES + 9: lambda: proxy.stall(20)}
+        assert consume(connection, meet=lambda n: faults.pop(n, lambda: None)()) == calm
+        assert connection.stats()["reconnects"] == 2
+
+
+# --- two network namespaces ---
+
+TRAINER = """
+import sys, time
+import penstock
+from penstock import session, tcp
+from test_network import consume
+
+url, patience = sys.argv[1], float(sys.argv[2])
+tcp.LOST_AFTER, tcp.PING_AFTER, session.IDLE = patience, patience / 5, min(1.0, patience / 15)
+
+def meet(n):
+    time.sleep(0.01)
+    if n == 30:
+        print("30 batches", flush=True)
+
+with penstock.connect(url) as connection:
+    hashes = consume(connection, meet=meet)
+    stats = connection.stats()
+    print(hashes[-1], len(hashes), stats["transport"], stats["reconnects"], flush=True)
+"""
+
+
+class Link:
+    """Two network namespaces, `loader` and `trainer`, and a cable between them.
+
+    The names carry this process's id, so that runs beside each other do not meet; each has its own 10.213.77.0/24.
+    """
+
+    def __init__(self) -> None:
+        self.loader, self.trainer = (f"penstock-{os.getpid()}-{name}" for name in ("loader", "trainer"))
+        self.host = "10.213.77.1"
+
+    def lay(self) -> None:
+        _ip("netns", "add", self.loader)
+        _ip("netns", "add", self.trainer)
+        _ip("-n", self.loader, "link", "add", "loader0", "type", "veth", "peer", "trainer0", "netns", self.trainer)
+        for name, end, address in ((self.loader, "loader0", self.host), (self.trainer, "trainer0", "10.213.77.2")):
+            _ip("-n", name, "address", "add", f"{address}/24", "dev", end)
+            for device in ("lo", end):
+                _ip("-n", name, "link", "set", device, "up")
+
+    def set(self, state: str) -> None:
+        """Plug or unplug the cable: `up` or `down`."""
+        _ip("-n", self.loader, "link", "set", "loader0", state)
+
+    def take_away(self) -> None:
+        for name in (self.loader, self.trainer):
+            with contextlib.suppress(OSError):
+                _ip("netns", "del", name)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise OSError(f"`ip {' '.join(words)}`: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    if shutil.which("ip") is None:
+        pytest.skip("network namespaces are made with `ip` (iproute2), which is not installed")
+    link = Link()
+    try:
+        try:
+            link.lay()
+        except OSError as error:
+            pytest.skip(f"no network namespaces can be made here: {error}")
+        yield link
+    finally:
+        link.take_away()
+
+
+def train(link: Link, daemon: Daemon, patience: float) -> subprocess.Popen[str]:
+    """A trainer in the other namespace."""
+    return subprocess.Popen(
+        ["ip", "netns", "exec", link.trainer, sys.executable, "-c", TRAINER, daemon.url, str(patience)],
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_link_that_is_down_for_5_s_between_two_hosts_changes_nothing(start: Start, link: Link) -> None:
+    daemon = start("feed", patience=PATIENCE, within=("ip", "netns", "exec", link.loader), at=f"{link.host}:0")
+    patient = start("feed", patience=30, within=("ip", "netns", "exec", link.loader), at=f"{link.host}:0")
+    trainers = [train(link, daemon, PATIENCE), train(link, patient, 30)]
+    try:
+        for trainer in trainers:
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline() == "30 batches\n"
+        link.set("down")
+        time.sleep(5)
+        link.set("up")
+        trainers.append(train(link, patient, 30))
+        results = [trainer.communicate()[0].split() for trainer in trainers]
+    finally:
+        for trainer in trainers:
+            with trainer:
+                trainer.kill()
+    calm = results.pop()[2:]
+    assert calm[1:] == [str(2 * BATCHES + 3), "tcp", "0"]  # "auto" finds that there is no memory to share
+    for hash_, count, transport, _ in results:
+        assert [hash_, count, transport] == calm[:3]
+    assert int(results[0][3]) >= 1  # nothing for 5 s, with a patience of 1
+    assert int(results[1][3]) == 0  # nor did anybody notice, with one of 30
