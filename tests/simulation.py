@@ -516,6 +516,7 @@ class Consumer:
         self._tally = Tally(position)
         self._ends = self._ends_said = 0
         self._begin_again = False
+        self._outlived = 0
 
     @property
     def _shares(self) -> bool:
@@ -666,11 +667,25 @@ class Consumer:
         self.told.clear()
         self.says.clear()
         self._queue.clear()
+        kept = [] if self.gone else list(self._aliased)
         self._aliased.clear()
         self._released.clear()
         for slot in self._world.arena.used.values():
-            slot.readers = {reader for reader in slot.readers if reader[0] is not self}
-        self._world.ends.append(partial(self._world.coordinator.lost, self.reader, self._handed))
+            slot.readers = {reader for reader in slot.readers if reader[0] is not self or reader[1] < 0}
+        for slab in kept:
+            self._outlived += 1
+            slab.seq = -self._outlived
+            slab.slot.readers.add((self, slab.seq))
+        if kept:
+            self._world.ends.append(partial(self._world.coordinator.cut, self.reader, self._handed))
+        self._world.ends.append(partial(self._end_of_file, self.reader, self._handed, kept))
+
+    def _end_of_file(self, reader: Reader, handed: int, kept: list[Slab]) -> None:
+        """The last tensor of a session that was cut off is gone."""
+        for slab in kept:
+            slab.verify()
+            slab.slot.readers.remove((self, slab.seq))
+        self._world.coordinator.lost(reader, handed)
 
     def _hand(self) -> None:
         slab = self._queue.popleft()
@@ -794,6 +809,7 @@ class World:
         self.refusals: list[PenstockError] = []
         self.consumers: dict[int, Consumer] = {}
         self.steps = 0
+        self._due = {fault: self._when() for fault in self._faults}
         self._crash: tuple[int, int] | None = None
         self._waiting: dict[int, deque[do.FindSlot]] = {}
         self._lists: dict[int, tuple[SimFeed, int]] = {}
@@ -892,7 +908,7 @@ class World:
             yield "retry", partial(self._retry, run)
         if any(not consumer.gone for consumer in self.consumers.values()):
             for fault, left in self._faults.items():
-                if left:
+                if left and self.steps >= self._due[fault]:
                     yield fault, getattr(self, f"_{fault}")
         for worker in list(self.workers.values()):
             if worker.answers:
@@ -950,14 +966,20 @@ class World:
 
     # --- faults ---
 
+    def _when(self) -> int:
+        """The step from which on a fault may come: early ones find little to break."""
+        return self.steps + self.random.choice((0, 0, 20, 60, 150, 300))
+
     def _kill(self) -> None:
         self._faults["kill"] -= 1
+        self._due["kill"] = self._when()
         living = [worker for worker in self.workers.values() if worker.alive]
         if living:
             self.random.choice(living).die()
 
     def _cut(self) -> None:
         self._faults["cut"] -= 1
+        self._due["cut"] = self._when()
         there = [consumer for consumer in self.consumers.values() if not (consumer.gone or consumer.lost)]
         if there:
             self.random.choice(there).cut()
@@ -965,6 +987,7 @@ class World:
     def _restart(self) -> None:
         """The daemon is killed with its workers, and another is started."""
         self._faults["restart"] -= 1
+        self._due["restart"] = self._when()
         for consumer in self.consumers.values():
             if not consumer.gone:
                 consumer.cut()
@@ -987,6 +1010,7 @@ class World:
 
     def _scale(self) -> None:
         self._faults["scale"] -= 1
+        self._due["scale"] = self._when()
         crew = self.coordinator.crew
         staying = [number for number in crew.numbers if number not in crew.leaving]
         if self.random.random() < 0.5 or len(staying) == 1:
@@ -1026,6 +1050,10 @@ class World:
         feed = self.feeds[command.feed]
         if feed.dynamic:
             hold(self._lists.get(command.splits) == (feed, command.epoch), f"no list {command.splits} of this epoch")
+        crew = self.coordinator.crew
+        staying = {*crew.numbers} - crew.leaving
+        able = [number for number, worker in self.workers.items() if worker.started and number in staying]
+        hold(command.worker in able or not able, f"worker {command.worker}, which is away or leaves, gets a run")
         self._tell(command.worker, self.workers[command.worker].start_run, command, feed)
 
     def _do_FindSlot(self, command: do.FindSlot) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -80,6 +81,14 @@ ready_feeds = st.builds(
     batch_size=st.none(),
     growth=st.integers(1, 400),
 )
+uneven_feeds = st.builds(
+    SimFeed,
+    splits=st.lists(st.sampled_from((2, 3, 7, 13, 18, 24)), min_size=5, max_size=9).map(tuple),
+    lanes=st.just(9),
+    batch_size=st.integers(4, 5),
+    turn=st.integers(1, 3),
+)
+"""Whose lanes end apart, with merged batches in the midst of the epoch."""
 any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds)
 
 
@@ -573,24 +582,27 @@ class TestFaults:
     ) -> None:
         check_ranks(case, world_size, faults)
 
-    @quick
-    @given(cases(any_feeds), st.integers(0, 40), st.integers(1, 5), st.integers(0, 2**32))
-    def test_a_stream_goes_on_from_any_batch_of_it_with_other_workers(
-        self, case: Case, consumed: int, workers: int, seed: int
+    @settings(quick, max_examples=200)
+    @given(cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), seeds)
+    def test_a_stream_goes_on_from_any_batch_of_it_again_and_again_with_other_workers(
+        self, case: Case, wide: bool, seed: int
     ) -> None:
-        world = case.world()
-        first = world.open(reads=[(0, None), (1, None)], **case.asks)
-        world.run()
-        batches = [*case.feed.expected(0), *case.feed.expected(1)]
-        consumed = min(consumed, len(batches))
-        position = unpack(pack(first.track.position(consumed)))
-        later = replace(case, workers=workers, seed=seed).world()
-        epochs = range(position.epoch, 3)
-        second = later.open(reads=[(epoch, None) for epoch in epochs], position=position, **case.asks)
-        later.run()
-        batches += case.feed.expected(2)
-        assert not second.failures
-        assert [batch for epoch in epochs for batch in second.read[epoch]] == batches[consumed:]
+        case = replace(
+            case, feed=replace(case.feed, turn=case.feed.turn + 3 * (wide and case.feed.batch_size is not None))
+        )
+        dice = random.Random(seed)
+        rest = [(epoch, batch) for epoch in range(3) for batch in case.feed.expected(epoch)]
+        position = None
+        for _ in range(4):
+            world = replace(case, workers=dice.randint(1, 5), seed=dice.randrange(2**32)).world()
+            epochs = range(position.epoch if position else 0, 3)
+            consumer = world.open(reads=[(epoch, None) for epoch in epochs], position=position, **case.asks)
+            world.run()
+            assert not consumer.failures
+            assert [(epoch, batch) for epoch in epochs for batch in consumer.read[epoch]] == rest
+            consumed = dice.randint(0, len(rest) // 2)
+            position = unpack(pack(consumer.track.position(consumed)))
+            rest = rest[consumed:]
 
 
 @pytest.mark.soak

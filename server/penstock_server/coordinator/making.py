@@ -230,7 +230,7 @@ class Making:
                         self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, run)
                     lost.add(key)
-                elif lane.letting_go is not None and lane.letting_go[0] == worker:
+                if lane.letting_go is not None and lane.letting_go[0] == worker:
                     self._unassign(lane, lane.letting_go[1])
                     lane.letting_go = None
                     lost.add(key)

@@ -1,0 +1,84 @@
+"""What random worlds hardly come to: schedules that bugs planted on purpose needed before they were seen."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from simulation import SimFeed, World
+
+from penstock_proto import DaemonStopped
+
+
+def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it_is_lost_then() -> None:
+    world = World(SimFeed(splits=(40,), lanes=1, batch_size=4))
+    one = world.open(reads=[(0, None)], group="g", stays=True, credit=4)
+    two = world.open(reads=[], group="g", stays=True, credit=4)
+    two.gone = True  # the world does nothing for it: what it says is said here
+    coordinator = world.coordinator
+    coordinator.begin(two.reader, 0)
+    while two.reader.sent < 2:
+        assert world.step()
+    coordinator.leave(two.reader, 0, 0)
+    coordinator.lost(two.reader, 0)
+    world._carry_out()
+    world.settle()
+    one.let_go()
+    world.run()
+    assert Counter(one.read[0]) == Counter(world.feeds["train"].expected(0))
+
+
+def test_a_daemon_that_stops_waits_until_all_was_handed_over() -> None:
+    world = World(SimFeed())
+    consumer = world.open(stays=True)
+    while not consumer.reader.sent:
+        assert world.step()
+    world.coordinator.stop(DaemonStopped("stops"))
+    while not world.coordinator.stopped and world.step():
+        pass
+    assert world.coordinator.stopped
+    assert consumer.read[0] == list(world.feeds["train"].expected(0))
+    assert consumer.reader.handed == consumer.reader.sent
+    assert 0 in consumer.ended
+
+
+def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None:
+    world = World(SimFeed(splits=(40,), lanes=1, on_error="skip", attempts=1))
+    stream = world.open().stream
+    lane = stream._epochs[0].lane(0)
+    for split in (0, 1):
+        while lane.run is None:
+            assert world.step()
+        worker, run = lane.run
+        world.coordinator.worker_died(worker, "was killed", (run, split, f"split {split}"))
+    assert lane.skip == (0, 1)
+
+
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 3000), marks=pytest.mark.soak)], ids=str)
+def test_turns_that_wait_for_larger_slots_keep_their_order_through_deaths(seeds: range) -> None:
+    for seed in seeds:
+        dice = random.Random(seed)
+        splits = tuple(dice.randint(3, 8) for _ in range(dice.randint(1, 3)))
+        growth = dice.choice((100, 300, 600))
+        feed = SimFeed(splits=splits, lanes=dice.randint(1, 2), batch_size=None, growth=growth)
+        world = World(feed, workers=dice.randint(1, 3), memory=1 << 22, seed=seed, kills=4)
+        consumer = world.open(reads=[(0, None), (1, None)], credit=dice.randint(1, 4))
+        world.run()
+        assert not consumer.failures
+        assert [consumer.read[epoch] for epoch in (0, 1)] == [list(feed.expected(epoch)) for epoch in (0, 1)], seed
+
+
+@pytest.mark.parametrize("seeds", [range(400), pytest.param(range(400, 4000), marks=pytest.mark.soak)], ids=str)
+def test_lanes_that_end_while_they_move_are_made_to_the_end_through_deaths(seeds: range) -> None:
+    for seed in seeds:
+        dice = random.Random(seed)
+        feed = SimFeed(splits=tuple(dice.choice((1, 2, 3, 6)) for _ in range(6)), lanes=6, batch_size=5)
+        world = World(
+            feed, workers=dice.randint(2, 4), memory=40 * 4096, seed=seed, kills=4, scales=dice.choice((0, 2))
+        )
+        reads = [*((epoch, dice.choice((None, 0, 1, 2, 3))) for epoch in range(3)), (3, None)]
+        consumer = world.open(reads=reads, credit=dice.randint(1, 4))
+        world.run()
+        assert not consumer.failures
+        assert consumer.read[3] == list(feed.expected(3)), seed
