@@ -96,11 +96,11 @@ class Router:
             self._context.term()
 
     def _send(self, frames: list[bytes | memoryview]) -> bool:
+        self._look_soon()  # a send that fails may eat the news of what came, too
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
             return False
-        self._look_soon()
         return True
 
     def _look_soon(self) -> None:
