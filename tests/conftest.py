@@ -139,6 +139,15 @@ class Daemon:
 Serve = Callable[..., Daemon]
 
 
+def stop_all(daemons: list[Daemon]) -> None:
+    """Stop those daemons that still run; they must end well."""
+    for daemon in daemons:
+        running = daemon.process.poll() is None
+        status = daemon.stop()
+        if running:
+            assert status == 0, f"the daemon ended with {status}:\n{daemon.stderr()}"
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
@@ -166,8 +175,4 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         return daemon
 
     yield start
-    for daemon in daemons:
-        running = daemon.process.poll() is None
-        status = daemon.stop()
-        if running:
-            assert status == 0, f"the daemon ended with {status}:\n{daemon.stderr()}"
+    stop_all(daemons)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from conftest import Daemon
+from conftest import Daemon, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
 
 import penstock
@@ -100,11 +100,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return daemon
 
     yield started
-    for daemon in daemons:
-        running = daemon.process.poll() is None
-        status = daemon.stop()
-        if running:
-            assert status == 0, f"the daemon ended with {status}:\n{daemon.stderr()}"
+    stop_all(daemons)
 
 
 @pytest.fixture
