@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import zmq
 
 from penstock_proto import VERSION, PenstockError, ProtocolError, UnknownFeed, ledger, seqpacket
 from penstock_proto.codec import encode, from_client
-from penstock_proto.layout import fixed_layout, is_fixed, lay_out
+from penstock_proto.layout import SlotLayout, fixed_layout, is_fixed, lay_out
 from penstock_proto.messages import (
     Ack,
     Begin,
@@ -56,15 +56,17 @@ RUBBISH = 0xEE
 
 @dataclass
 class Made:
-    """A slab that is to be sent: its bytes, and what its message says. `lane` None: lane 0, counted as they are sent,
-    without records."""
+    """A slab that is to be sent: the bytes of its slot, and what its message says. `lane` None: lane 0, counted as they
+    are sent, without records."""
 
     data: bytes
+    layout: SlotLayout
     batches: int
     rows: int
     shapes: tuple[tuple[int, ...], ...] = ()
     lane: int | None = None
     index: int = 0
+    first: int = 0
 
     def record(self) -> bytes:
         """The restart record behind it."""
@@ -72,16 +74,15 @@ class Made:
 
     def split(self, batches: int) -> tuple[Made, Made]:
         """Its first so many batches, and the others."""
-        stride, rows = len(self.data) // self.batches, self.rows // self.batches  # all but the last batch are full
+        rows = batches * self.rows // self.batches
         return (
-            Made(self.data[: batches * stride], batches, batches * rows, (), self.lane, self.index),
-            Made(
-                self.data[batches * stride :],
-                self.batches - batches,
-                self.rows - batches * rows,
-                (),
-                self.lane,
-                self.index + batches,
+            replace(self, batches=batches, rows=rows),
+            replace(
+                self,
+                batches=self.batches - batches,
+                rows=self.rows - rows,
+                index=self.index + batches,
+                first=self.first + batches,
             ),
         )
 
@@ -136,17 +137,16 @@ def slab(info: FeedInfo, *batches: object) -> Made:
     rows = [len(flat[0]) if flat[0].ndim else 1 for flat in flats]
     dtypes = [leaf.dtype for leaf in leaf_list(info.spec)]
     if is_fixed(info.spec, info.batch_size):
-        layout, shapes = fixed_layout(info.spec, info.batch_size), ()
+        layout, shapes = fixed_layout(info.spec, info.batch_size, info.turn), ()
     else:
         shapes = tuple(array.shape for array in flats[0])
         layout = lay_out(dtypes, shapes)
-    memory = np.zeros(layout.stride * len(batches), np.uint8)
+    slot = np.zeros(layout.nbytes, np.uint8)
     for i, (flat, count) in enumerate(zip(flats, rows, strict=True)):
-        start = i * layout.stride
-        memory[start : start + 8].view(np.int64)[0] = count
-        for view, array in zip(layout.views(memory, start), flat, strict=True):
-            (view[: len(array)] if array.ndim else view)[...] = array
-    return Made(memory.tobytes(), len(batches), sum(rows), shapes)
+        layout.headers(slot)[i, 0] = count
+        for leaf, array in zip(layout.leaves(slot), flat, strict=True):
+            (leaf[i, : len(array)] if array.ndim else leaf[i : i + 1])[...] = array
+    return Made(slot.tobytes(), layout, len(batches), sum(rows), shapes)
 
 
 def numbers(
@@ -311,10 +311,9 @@ class FakeDaemon:
         first = [made for made in epoch(0) if isinstance(made, Made)]
         self._slot = max([len(made.data) for made in first] or [64])
         self.free = list(range(slots))
-        nbytes = slots * self._slot
-        self.memfd = os.memfd_create("fake")
-        os.ftruncate(self.memfd, nbytes)
-        self._nbytes = nbytes
+        self.memfds = [os.memfd_create("fake") for _ in self.free]
+        for memfd in self.memfds:
+            os.ftruncate(memfd, self._slot)
         self._stop = False
         self._commands: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="fake-daemon")
@@ -336,7 +335,8 @@ class FakeDaemon:
             end.close()
         self._router.close()
         self._context.term()
-        os.close(self.memfd)
+        for memfd in self.memfds:
+            os.close(memfd)
 
     def _bound(self, port: int | None) -> tuple[zmq.Socket[bytes], int]:
         router = self._context.socket(zmq.ROUTER)
@@ -443,7 +443,8 @@ class FakeDaemon:
         session.connection, session.page = connection, page
         self._open(session, message)
         with contextlib.suppress(OSError):
-            seqpacket.send(connection, encode(Segment(1, self._nbytes)), self.memfd)
+            for number, memfd in enumerate(self.memfds, 1):
+                seqpacket.send(connection, encode(Segment(number, self._slot)), memfd)
 
     def _open(self, session: _Session, message: Open) -> None:
         if session.resume:
@@ -563,7 +564,7 @@ class FakeDaemon:
 
     def _free(self, session: _Session, seq: int) -> None:
         slot = session.slots.pop(seq)
-        os.pwrite(self.memfd, bytes([RUBBISH]) * self._slot, slot * self._slot)
+        os.pwrite(self.memfds[slot], bytes([RUBBISH]) * self._slot, 0)
         self.free.append(slot)
 
     def _send(self, session: _Session, message: Message, payload: bytes | None = None) -> None:
@@ -626,13 +627,12 @@ class FakeDaemon:
 
     def _send_slab(self, session: _Session, made: Made) -> None:
         assert session.epoch is not None
-        seq, nbytes = session.sent, len(made.data)
-        segment = offset = 0
+        seq, segment = session.sent, 0
         if session.connection is not None:
             slot = self.free.pop(0)
             session.slots[seq] = slot
-            segment, offset = 1, slot * self._slot
-            os.pwrite(self.memfd, made.data, offset)
+            segment = slot + 1
+            os.pwrite(self.memfds[slot], made.data, 0)
         session.sent += 1
         for i, more in enumerate((1, made.batches, made.rows)):
             session.totals[i] += more
@@ -644,13 +644,14 @@ class FakeDaemon:
             index,
             made.batches,
             made.rows,
-            nbytes,
+            made.layout.nbytes_of(made.batches),
             segment,
-            offset,
+            made.first,
             made.shapes,
             made.record(),
         )
         self._send(session, message)
         if session.connection is None:
-            for start in range(0, nbytes, self._chunk):
-                self._send(session, Chunk(seq, start), made.data[start : start + self._chunk])
+            for start, stop in made.layout.regions(made.first, made.batches):
+                for at in range(start, stop, self._chunk):
+                    self._send(session, Chunk(seq, at), made.data[at : min(at + self._chunk, stop)])

@@ -113,9 +113,11 @@ class SimFeed:
         """The shapes that a message tells of a batch: none of a fixed feed."""
         return () if self.batch_size is not None else ((1 + batch[0][2] * self.growth,),)
 
-    def nbytes(self, batch: Batch) -> int:
-        """Bytes that a batch takes in its slot."""
-        return lay_out(["int64"], self.shapes(batch) or ((self.batch_size or 1,),)).stride
+    def nbytes(self, batch: Batch, batches: int = 1) -> int:
+        """Bytes of a slab of so many batches, of which this is the first."""
+        shapes = self.shapes(batch)
+        layout = lay_out(["int64"], shapes) if shapes else lay_out(["int64"], ((self.batch_size,),), self.turn)
+        return layout.nbytes_of(batches)
 
     def rows(self, batch: Batch) -> int:
         shapes = self.shapes(batch)
@@ -374,7 +376,7 @@ class Worker:
                 batch = run.take(fill.index + fill.made + len(parts))
                 if batch is None:
                     break
-                if run.feed.nbytes(batch) > fill.slot.nbytes // (fill.base + fill.batches):
+                if run.feed.batch_size is None and run.feed.nbytes(batch) > fill.slot.nbytes:
                     run.kept, fill.waits = batch, True
                     fill.slot.fillers.remove((self, fill.run))
                     self._answer(self._coordinator.need_room, fill.ticket, fill.run, run.feed.nbytes(batch))
@@ -1073,10 +1075,8 @@ class World:
 
     def _do_Fill(self, command: do.Fill) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
-        stream = self.coordinator.streams[command.ticket // IDS_PER_STREAM]
-        base = command.start // stream.feed._stride if command.start else 0
         slot.fillers.add((worker, command.run))
-        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, base)
+        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, command.first)
         self._tell(command.worker, worker.fill, fill)
 
     def _do_WriteRows(self, command: do.WriteRows) -> None:
@@ -1112,11 +1112,11 @@ class World:
         if consumer is None:
             return  # it is another stream's by now
         stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
-        stride = command.nbytes // command.batches
-        first = command.start // stride
+        first = command.first
         batches = {first + k: slot.read(command.ticket, first + k) for k in range(command.batches)}
         hold(command.rows == sum(map(feed.rows, batches.values())), "a slab says a wrong number of rows")
-        hold(stride == max(map(feed.nbytes, batches.values())), "a slab says a wrong number of bytes")
+        nbytes = feed.nbytes(batches[first], command.batches)
+        hold(command.nbytes == nbytes, "a slab says a wrong number of bytes")
         hold(command.shapes == feed.shapes(batches[first]), "a slab says wrong shapes")
         hold(command.lane == TAIL_LANE or command.index % feed.turn >= first, "a slab says a wrong index")
         slabs, nbytes = consumer.under_way

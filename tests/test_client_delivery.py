@@ -65,14 +65,14 @@ def test_bytes_arrive_as_they_were_sent_for_every_dtype_and_structure(transport:
         FakeDaemon(info, lambda _: [slab(info, *made[:2]), slab(info, made[2])]) as daemon,
         penstock.connect(daemon.url, transport=transport) as connection,
     ):
-        for want, have in zip(made, connection.batches(), strict=True):
+        for place, (want, have) in enumerate(zip(made, connection.batches(), strict=True)):
             assert have.keys() == want.keys()
             for key in want:
                 wants, haves = (want[key], have[key]) if isinstance(want[key], tuple) else ((want[key],), (have[key],))
                 for w, h in zip(wants, haves, strict=True):  # type: ignore[call-overload]
                     np.testing.assert_array_equal(w, h)
                     assert w.dtype == h.dtype
-                    assert h.ctypes.data % 64 == 0
+                    assert h.ctypes.data % (h.itemsize if place == 1 else 64) == 0  # the first in a slab is aligned
                     assert h.flags.writeable
 
 
@@ -117,8 +117,7 @@ def test_same_host_batches_lie_in_the_shared_memory() -> None:
     with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url) as connection:
         x, _ = next(connection.batches())
         x[:] = 77
-        content = os.pread(daemon.memfd, 1 << 20, 0)
-        assert x.tobytes() in content
+        assert any(x.tobytes() in os.pread(memfd, 1 << 20, 0) for memfd in daemon.memfds)
 
 
 @both
@@ -261,8 +260,8 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
     for message in (
         Slab(7, 0, 0, 0, 1, 4, 384),
         Slab(1, 0, 0, 0, 1, 4, 1 << 40),
-        Slab(1, 0, 0, 0, 1, 4, 384, 9, 0),
-        Slab(1, 0, 0, 0, 1, 4, 384, 1, 32),
+        Slab(1, 0, 0, 0, 1, 4, 384, 99, 0),
+        Slab(1, 0, 0, 0, 1, 4, 384, 1, 1),
         Slab(1, 0, 0, 0, 1, 4, 384, 1, 1 << 40),
         Welcome(b"0" * 16, info, "x"),
     ):

@@ -21,10 +21,10 @@ from penstock_proto import (
     ProtocolError,
     StreamClosed,
 )
-from penstock_proto.layout import BatchLayout
+from penstock_proto.layout import SlotLayout
 from penstock_proto.messages import Ack, Begin, End, FeedInfo, Leave, Slab
 
-LAYOUT = BatchLayout((), 64)
+LAYOUT = SlotLayout((), 1, 64)
 POOL = Pool(keep=4)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
-from penstock_proto.layout import ALIGN, HEADER, aligned, batch_spec, default_turn, fixed_layout, is_fixed, lay_out
+from penstock_proto.layout import ALIGN, HEADER, aligned, batch_spec, fixed_layout, is_fixed, lay_out
 
 
 def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:
@@ -88,38 +88,62 @@ leaves = st.tuples(
 )
 
 
-@given(st.lists(leaves, min_size=1, max_size=6))
-def test_leaves_lie_aligned_behind_the_header_and_never_overlap(parts: list[tuple[str, list[int]]]) -> None:
-    layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts])
-    end = HEADER
+@given(st.lists(leaves, min_size=1, max_size=6), st.integers(1, 5))
+def test_leaves_lie_aligned_behind_the_headers_and_never_overlap(
+    parts: list[tuple[str, list[int]]], batches: int
+) -> None:
+    layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts], batches)
+    end = batches * HEADER
     for place in layout.places:
         assert place.offset % ALIGN == 0
         assert place.offset >= end
-        end = place.offset + place.nbytes
-    assert layout.stride >= end
-    assert layout.stride % ALIGN == 0
+        end = place.offset + batches * place.nbytes
+    assert layout.nbytes >= end
+    assert layout.nbytes % ALIGN == 0
 
 
-@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 5))
-def test_views_of_a_batch_hold_what_is_written_to_them(parts: list[tuple[str, list[int]]], batch: int) -> None:
-    layout = fixed_layout(TupleSpec(tuple(Leaf(dtype, tuple(shape)) for dtype, shape in parts)), batch)
-    buffer = np.zeros(2 * layout.stride, np.uint8)
+@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 4))
+def test_leaves_hold_what_is_written_to_them(parts: list[tuple[str, list[int]]], batch: int, turn: int) -> None:
+    layout = fixed_layout(TupleSpec(tuple(Leaf(dtype, tuple(shape)) for dtype, shape in parts)), batch, turn)
+    slot = np.zeros(layout.nbytes, np.uint8)
     written = []
-    for view, (dtype, shape) in zip(layout.views(buffer, layout.stride), parts, strict=True):
-        assert view.shape == (batch, *shape)
-        values = np.arange(view.size).reshape(view.shape).astype(dtype)
-        view[...] = values
+    for leaf, (dtype, shape) in zip(layout.leaves(slot), parts, strict=True):
+        assert leaf.shape == (turn, batch, *shape)
+        values = np.arange(leaf.size).reshape(leaf.shape).astype(dtype)
+        leaf[...] = values
         written.append(values)
-    assert not buffer[: layout.stride + HEADER].any()
-    for view, values in zip(layout.views(buffer, layout.stride), written, strict=True):
-        np.testing.assert_array_equal(view, values)
+    assert not layout.headers(slot).any()
+    layout.headers(slot)[:] = 7
+    for leaf, values in zip(layout.leaves(slot), written, strict=True):
+        np.testing.assert_array_equal(leaf, values)
+
+
+@given(st.lists(leaves, min_size=1, max_size=4), st.integers(1, 5), st.data())
+def test_the_regions_of_a_slab_are_its_batches_and_nothing_else(
+    parts: list[tuple[str, list[int]]], turn: int, data: st.DataObject
+) -> None:
+    layout = lay_out([dtype for dtype, _ in parts], [shape for _, shape in parts], turn)
+    first = data.draw(st.integers(0, turn - 1))
+    batches = data.draw(st.integers(1, turn - first))
+    source, target = np.full(layout.nbytes, 1, np.uint8), np.zeros(layout.nbytes, np.uint8)
+    for start, stop in layout.regions(first, batches):
+        target[start:stop] += source[start:stop]
+    assert target.max() == 1
+    assert target.sum() == layout.nbytes_of(batches)
+    for array in (layout.headers(target), *layout.leaves(target)):
+        flat = np.ascontiguousarray(array).reshape(turn, -1).view(np.uint8)
+        assert flat[first : first + batches].all()
+        assert not (np.delete(flat, np.s_[first : first + batches], 0).any() and batches < turn)
 
 
 def test_a_turn_makes_about_a_mebibyte() -> None:
-    assert default_turn(64) == 256
-    assert default_turn(100 * 1024) == 10
-    assert default_turn(1 << 20) == 1
-    assert default_turn(1 << 30) == 1
+    def turn(nbytes: int) -> int:
+        return fixed_layout(Leaf("uint8", (nbytes - HEADER,)), 1, None).batches
+
+    assert turn(128) == 256
+    assert turn(100 * 1024) == 10
+    assert turn(1 << 20) == 1
+    assert turn(1 << 30) == 1
 
 
 def test_sizes_round_up_to_the_alignment() -> None:

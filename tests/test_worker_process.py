@@ -216,7 +216,7 @@ class Worker:
         for fd in fds[:1]:
             os.close(fd)
         self.fd = -1
-        self.memory: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+        self.memory: dict[int, np.ndarray[Any, Any]] = {}
         self.specs: dict[str, Spec] = {}
 
     def send(self, message: m.ToWorker, fd: int | None = None) -> None:
@@ -265,10 +265,10 @@ class Worker:
     def nothing_comes(self) -> bool:
         return not select.select([self.socket], [], [], 0.05)[0]
 
-    def map(self, nbytes: int, segment: int = 1) -> None:
+    def map(self, nbytes: int, segment: int) -> None:
         fd = os.memfd_create("penstock-test", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
-        self.memory = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        self.memory[segment] = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
         self.send(m.Segment(segment, nbytes), fd)
         os.close(fd)
 
@@ -286,24 +286,26 @@ class Worker:
         self.send(m.StartRun(run=run, feed=feed, epoch=epoch, lane=lane, splits=1, record=record))
 
     def fill(
-        self, run: int = 1, ticket: int = 1, index: int = 0, batches: int = 1, offset: int = 0, nbytes: int = 4096
+        self, run: int = 1, ticket: int = 1, index: int = 0, batches: int = 1, segment: int = 1, first: int = 0
     ) -> None:
-        self.send(m.Fill(run, ticket, index, batches, 1, offset, nbytes))
+        self.send(m.Fill(run, ticket, index, batches, segment, len(self.memory[segment]), first))
 
-    def batches(self, feed: str, batch_size: int, count: int, offset: int = 0) -> list[tuple[list[int], list[Any]]]:
+    def batches(
+        self, feed: str, batch_size: int, count: int, segment: int = 1, first: int = 0
+    ) -> list[tuple[list[int], list[Any]]]:
         """Header and leaves of consecutive batches."""
-        places = layout.fixed_layout(self.specs[feed], batch_size)
+        slot, slot_layout = self.memory[segment], layout.fixed_layout(self.specs[feed], batch_size, None)
         found = []
-        for start in range(offset, offset + count * places.stride, places.stride):
-            header = self.memory[start : start + 32].view(np.int64).tolist()
-            found.append((header, [leaf[: header[0]].tolist() for leaf in places.views(self.memory, start)]))
+        for place in range(first, first + count):
+            header = slot_layout.headers(slot)[place, :4].tolist()
+            found.append((header, [leaf[place, : header[0]].tolist() for leaf in slot_layout.leaves(slot)]))
         return found
 
     def wait(self, timeout: float = 5) -> int:
         return self.process.wait(timeout)
 
     def close(self) -> None:
-        self.memory = np.empty(0, np.uint8)
+        self.memory.clear()
         self.socket.close()
         try:
             self.process.wait(2)
@@ -332,7 +334,8 @@ def worker(tmp_path: Path) -> Iterator[Start]:
         workers.append(started)
         if imported:
             started.receive(m.Imported)
-            started.map(1 << 20)
+            for segment in (1, 2):
+                started.map(1 << 20, segment)
         return started
 
     yield start
@@ -448,8 +451,8 @@ def test_a_lane_fills_its_turns_and_says_what_is_left_over(worker: Start) -> Non
     started.list("feed")
     started.start("feed", lane=0, epoch=1)
     started.fill(ticket=1, batches=2)
-    started.fill(ticket=2, index=2, batches=3, offset=8192)
-    started.fill(ticket=3, index=5, batches=3, offset=8192)
+    started.fill(ticket=2, index=2, batches=3, segment=2)
+    started.fill(ticket=3, index=5, batches=3, segment=2)
     made = started.receive(m.Made)
     assert (made.ticket, made.first, made.batches, made.rows, made.last, made.ended) == (1, 0, 2, 4, True, False)
     assert made.record
@@ -457,7 +460,7 @@ def test_a_lane_fills_its_turns_and_says_what_is_left_over(worker: Start) -> Non
     assert (ended.ticket, ended.batches, ended.rows, ended.ended, ended.leftover) == (2, 2, 4, True, 1)
     after = started.receive(m.Made)
     assert (after.ticket, after.batches, after.last, after.ended, after.leftover) == (3, 0, True, True, 1)
-    batches = [*started.batches("feed", 2, 2), *started.batches("feed", 2, 2, 8192)]
+    batches = [*started.batches("feed", 2, 2), *started.batches("feed", 2, 2, segment=2)]
     assert [header for header, _ in batches] == [[2, 1, 0, 0], [2, 1, 0, 1], [2, 1, 0, 2], [2, 1, 0, 3]]
     assert [leaves[1] for _, leaves in batches] == [[0, 1], [2, 3], [4, 0], [1, 2]]
     assert batches[2][1][0] == [[0.0] * 3, [2.0] * 3]
@@ -469,11 +472,11 @@ def test_leftovers_of_several_lanes_meet_in_one_batch(worker: Start) -> None:
     started.list("declared")
     for lane in (0, 1, 3):
         started.start("declared", run=lane, lane=lane)
-        started.fill(run=lane, ticket=lane, batches=3, offset=4096)
+        started.fill(run=lane, ticket=lane, batches=3, segment=2)
         while not (ended := started.receive(m.Made)).last:
             pass  # a part: on a busy machine a turn takes longer than 10 ms
         assert (ended.ended, ended.leftover) == (True, (5, 0, 4, 2)[lane] % 2)
-    write = m.WriteRows(run=0, ticket=9, segment=1, offset=0, nbytes=4096, start=0, count=1, row=1, rows=2, index=4)
+    write = m.WriteRows(run=0, ticket=9, segment=1, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=4)
     started.send(write)
     assert started.receive(m.RowsWritten) == m.RowsWritten(0, 9)
     ((header, leaves),) = started.batches("declared", 2, 1)
@@ -513,8 +516,8 @@ def test_a_dropped_run_ends_between_two_batches(worker: Start, tmp_path: Path) -
     started = worker("slow_feed", "cleaning")
     started.list("slow_feed")
     started.start("slow_feed")
-    started.fill(ticket=1, batches=50, nbytes=1 << 16)
-    started.fill(ticket=2, index=50, batches=50, nbytes=1 << 16)
+    started.fill(ticket=1, batches=50)
+    started.fill(ticket=2, index=50, batches=50)
     assert not started.receive(m.Made).last
     started.send(m.DropRun(1))
     last = {}
@@ -558,23 +561,24 @@ def test_a_batch_that_is_too_large_waits_for_room_and_lets_others_by(worker: Sta
     assert listed.sample_nbytes == 8 + 2 * 16
     started.start("whole", run=1, lane=0)
     started.start("whole", run=2, lane=1)
-    started.fill(run=1, ticket=1, index=0)
+    started.map(4096, 3)
+    started.fill(run=1, ticket=1, index=0, segment=3)
     assert started.receive(m.Made).shapes == ((), (2, 4))
-    started.fill(run=1, ticket=2, index=1)
-    started.fill(run=1, ticket=3, index=2)
-    started.fill(run=2, ticket=4, index=0)
+    started.fill(run=1, ticket=2, index=1, segment=3)
+    started.fill(run=1, ticket=3, index=2, segment=3)
+    started.fill(run=2, ticket=4, index=0, segment=3)
     need = started.receive(m.NeedRoom)
     assert (need.run, need.ticket) == (1, 2)
-    assert need.nbytes == layout.lay_out(["int64", "int32"], [(), (5000, 4)]).stride
+    assert need.nbytes == layout.lay_out(["int64", "int32"], [(), (5000, 4)]).nbytes
     made = started.receive(m.Made)
     assert (made.run, made.ticket, made.rows) == (2, 4, 2)
-    started.fill(run=1, ticket=2, index=1, nbytes=need.nbytes, offset=65536)
+    started.fill(run=1, ticket=2, index=1, segment=1)
     made = started.receive(m.Made)
     assert (made.ticket, made.rows, made.shapes, made.last) == (2, 5000, ((), (5000, 4)), True)
-    places = layout.lay_out([leaf.dtype for leaf in leaf_list(listed.spec)], made.shapes)
-    count, x = places.views(started.memory, 65536)
+    slot_layout = layout.lay_out([leaf.dtype for leaf in leaf_list(listed.spec)], made.shapes)
+    (count,), (x,) = slot_layout.leaves(started.memory[1])
     assert (int(count), x.shape, bool(np.all(x == 5000))) == (5000, (5000, 4), True)
-    assert started.memory[65536 : 65536 + 32].view(np.int64).tolist() == [5000, 0, 0, 1]
+    assert slot_layout.headers(started.memory[1])[0, :4].tolist() == [5000, 0, 0, 1]
     assert started.receive(m.Made).ticket == 3
     started.fill(run=1, ticket=5, index=3)
     ended = started.receive(m.Made)
@@ -585,8 +589,9 @@ def test_a_dropped_run_that_waits_for_room_answers_its_tickets(worker: Start) ->
     started = worker("whole")
     started.list("whole")
     started.start("whole")
+    started.map(4096, 3)
     for ticket in range(3):
-        started.fill(ticket=ticket, index=ticket)
+        started.fill(ticket=ticket, index=ticket, segment=3)
     started.receive(m.Made)
     started.receive(m.NeedRoom)
     started.send(m.DropRun(1))
@@ -707,10 +712,10 @@ def test_leftover_rows_come_again_from_a_run_that_is_read_to_its_end_for_them(wo
     second.specs = first.specs
     second.send(m.SplitList(1, listed.nbytes), first.fd)
     second.send(m.StartRun(4, "feed", 1, 0, 1, made.record, listed.spec))
-    write = m.WriteRows(run=4, ticket=9, segment=1, offset=4096, nbytes=4096, start=0, count=1, row=1, rows=2, index=3)
+    write = m.WriteRows(run=4, ticket=9, segment=2, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=3)
     second.send(write)
     assert second.receive(m.RowsWritten) == m.RowsWritten(4, 9)
-    ((header, leaves),) = second.batches("feed", 2, 1, 4096)
+    ((header, leaves),) = second.batches("feed", 2, 1, segment=2)
     assert header == [2, 1, layout.TAIL_LANE, 3]
     assert (leaves[0][1], leaves[1][1]) == ([2.0] * 3, 3)
     second.send(write)  # of the same rows, for another merged batch, say
@@ -724,7 +729,7 @@ def test_leftover_rows_of_a_lane_that_has_a_full_batch_are_refused(worker: Start
     started = worker("feed")
     started.list("feed")
     started.start("feed")
-    write = m.WriteRows(run=1, ticket=9, segment=1, offset=0, nbytes=4096, start=0, count=1, row=1, rows=2, index=3)
+    write = m.WriteRows(run=1, ticket=9, segment=1, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=3)
     started.send(write)
     error = started.receive(m.RunFailed).error
     assert (error.kind, "a full batch, number 0" in error.message) == ("ProtocolError", True)
@@ -739,7 +744,7 @@ def test_leftover_rows_that_do_not_come_again_are_an_error_of_the_feed(worker: S
     started.fill(run=2, batches=9)
     record = started.made().record
     started.start("feed", run=3, record=record)
-    started.send(m.WriteRows(3, 9, 1, 0, 4096, start=0, count=2, row=0, rows=2, index=3))
+    started.send(m.WriteRows(3, 9, 1, 1 << 20, start=0, count=2, row=0, rows=2, index=3))
     error = started.receive(m.RunFailed).error
     assert error.kind == "FeedError"
     assert "lane 0 had 2 samples or more behind its last full batch, and only 1 when" in error.message
@@ -752,7 +757,7 @@ def test_user_code_that_raises_while_leftovers_are_read_again_fails_its_run(work
     started.fill(batches=3)
     record = started.made().record
     started.start("broken", run=2, record=record)
-    started.send(m.WriteRows(2, 9, 1, 0, 4096, start=0, count=1, row=0, rows=2, index=0))
+    started.send(m.WriteRows(2, 9, 1, 1 << 20, start=0, count=1, row=0, rows=2, index=0))
     failed = started.receive(m.RunFailed)
     assert (failed.run, failed.error.message) == (2, "breaks raised ValueError: no pixels in a.h5")
 
@@ -764,18 +769,19 @@ def test_the_rest_of_a_turn_is_made_where_it_belongs(worker: Start) -> None:
     first.fill(batches=1)
     record = first.receive(m.Made).record
     second.specs = first.specs
-    stride = layout.fixed_layout(first.specs["feed"], 2).stride
     second.send(m.SplitList(1, listed.nbytes), first.fd)
     second.send(m.StartRun(1, "feed", 0, 0, 1, record, listed.spec))
-    second.fill(index=1, batches=2, offset=stride, nbytes=2 * stride)
+    second.fill(index=1, batches=2, first=1)
     made = second.made()
     assert (made.first + made.batches, made.last) == (2, True)
-    assert not second.memory[:stride].any()
-    assert not second.memory[3 * stride :].any()
-    batches = second.batches("feed", 2, 2, stride)
+    batches = second.batches("feed", 2, 2, first=1)
     assert [(header[3], leaves[1]) for header, leaves in batches] == [(1, [2, 3]), (2, [4, 0])]
-    second.fill(index=3, batches=1, offset=stride, nbytes=stride - 64)
-    assert "1 batches do not fit a slot of" in second.failure().message
+    slot_layout = layout.fixed_layout(first.specs["feed"], 2, None)
+    for start, stop in slot_layout.regions(1, 2):
+        second.memory[1][start:stop] = 0
+    assert not second.memory[1].any()
+    second.fill(index=3, batches=2, first=slot_layout.batches - 1)
+    assert "2 batches from place 255 on do not fit a slot" in second.failure().message
 
 
 def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> None:
@@ -901,7 +907,7 @@ def test_shutdown_does_not_wait_for_a_turn(worker: Start) -> None:
     started = worker("slow_feed")
     started.list("slow_feed")
     started.start("slow_feed")
-    started.fill(batches=500, nbytes=1 << 16)
+    started.fill(batches=250)
     started.receive(m.Made)
     started.send(m.Shutdown())
     begun = time.monotonic()
@@ -915,7 +921,7 @@ def test_end_of_file_ends_it_at_once(worker: Start, busy: bool) -> None:
     if busy:
         started.list("slow_feed")
         started.start("slow_feed")
-        started.fill(batches=500, nbytes=1 << 16)
+        started.fill(batches=250)
     started.socket.close()
     begun = time.monotonic()
     assert started.wait() == 0
@@ -972,7 +978,8 @@ def test_segments_come_and_go(worker: Start) -> None:
     started.receive(m.Made)
     mapped = Path(f"/proc/{started.process.pid}/maps")
     assert "penstock-test" in mapped.read_text()
-    started.send(m.SegmentGone(1))
+    for segment in (1, 2):
+        started.send(m.SegmentGone(segment))
     started.list("feed")
     assert "penstock-test" not in mapped.read_text()
     fds = os.listdir(f"/proc/{started.process.pid}/fd")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import ProtocolError
-from penstock_proto.layout import BatchLayout, batch_spec, fixed_layout, is_fixed, lay_out
+from penstock_proto.layout import SlotLayout, batch_spec, fixed_layout, is_fixed, lay_out
 from penstock_proto.messages import FeedInfo, Slab
 from penstock_proto.spec import leaf_list, unflatten
 
@@ -22,43 +22,45 @@ class Cut:
 
     Attributes:
         spec: the spec of a batch.
-        fixed: the layout that every batch has, or None where batches differ.
+        fixed: the layout of every slot, or None where batches differ.
     """
 
     def __init__(self, info: FeedInfo) -> None:
         """Raises SpecError where the feed has a dtype that needs a package that is not installed."""
         self.spec = batch_spec(info.spec, info.batch_size, info.drop_remainder)
-        self.fixed: BatchLayout | None = None
+        self.fixed: SlotLayout | None = None
         if info.batch_size is not None and is_fixed(info.spec, info.batch_size):
-            self.fixed = fixed_layout(info.spec, info.batch_size)
+            self.fixed = fixed_layout(info.spec, info.batch_size, info.turn)
         self._leaves = leaf_list(self.spec)
-        self._turn = info.turn
+        self._full = info.batch_size
 
-    def layout(self, slab: Slab) -> BatchLayout:
-        """The layout of each batch in `slab`.
+    def layout(self, slab: Slab) -> SlotLayout:
+        """The layout of the slot in which `slab` lies.
 
         Raises:
             ProtocolError: the slab's sizes are not those that the feed's spec makes.
         """
         if self.fixed is not None:
-            layout, good = self.fixed, slab.batches <= self._turn and not slab.shapes
+            layout, good = self.fixed, not slab.shapes
+            good = good and (slab.batches == 1 or slab.rows == slab.batches * (self._full or 0))
         else:
-            good = slab.batches == 1 and len(slab.shapes) == len(self._leaves)
+            good = len(slab.shapes) == len(self._leaves)
             good = good and all(
                 len(shape) == len(leaf.shape)
                 and all(want is None or want == dim for want, dim in zip(leaf.shape, shape, strict=True))
                 for leaf, shape in zip(self._leaves, slab.shapes, strict=True)
             )
-            layout = lay_out([leaf.dtype for leaf in self._leaves], slab.shapes) if good else BatchLayout((), 0)
-        if not good or slab.nbytes != slab.batches * layout.stride:
+            layout = lay_out([leaf.dtype for leaf in self._leaves], slab.shapes) if good else SlotLayout((), 0, 0)
+        good = good and slab.first + slab.batches <= layout.batches
+        if not good or slab.nbytes != layout.nbytes_of(slab.batches):
             raise ProtocolError(f"{slab} does not fit the feed's batches, {self.spec}")
         return layout
 
-    def batches(self, slab: Slab, layout: BatchLayout, memory: npt.NDArray[np.uint8]) -> Iterator[Any]:
-        """The batches of a slab in the feed's structure: arrays over `memory`, trimmed to the rows that each has."""
-        for start in range(0, slab.nbytes, layout.stride):
-            views = layout.views(memory, start)
+    def batches(self, slab: Slab, layout: SlotLayout, slot: npt.NDArray[np.uint8]) -> Iterator[Any]:
+        """The batches of a slab in the feed's structure: arrays over its `slot`, trimmed to the rows that each has."""
+        leaves = layout.leaves(slot)
+        for place in range(slab.first, slab.first + slab.batches):
+            batch = [leaf[place] for leaf in leaves]
             if self.fixed is not None:
-                rows = int(memory[start : start + 8].view(np.int64)[0])
-                views = [view[:rows] for view in views]
-            yield unflatten(self.spec, views)
+                batch = [leaf[: slab.rows // slab.batches] for leaf in batch]
+            yield unflatten(self.spec, batch)

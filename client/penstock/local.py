@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable, ledger, seqpacket
 from penstock_proto.codec import encode, from_server
-from penstock_proto.layout import ALIGN
 from penstock_proto.messages import (
     Failed,
     Greeting,
@@ -193,9 +192,9 @@ class LocalTransport:
     def _slab(self, slab: Slab) -> Received:
         layout = self._cut.layout(slab)
         segment = self._segments.get(slab.segment)
-        if segment is None or slab.offset % ALIGN or slab.offset + slab.nbytes > segment.nbytes:
-            raise ProtocolError(f"{slab} names no place in a segment that was sent")
-        return Received(slab, layout, segment.root(slab.offset, slab.nbytes, self._released.append, slab.seq))
+        if segment is None or layout.nbytes > segment.nbytes:
+            raise ProtocolError(f"{slab} names no slot that was sent")
+        return Received(slab, layout, segment.root(layout.nbytes, self._released.append, slab.seq))
 
     def send(self, data: bytes) -> bool:
         """Send one message, if there is room; returns whether it was sent (or need not be: the daemon is gone)."""

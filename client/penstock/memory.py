@@ -67,9 +67,9 @@ class Mapping:
         self._memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._address = address_of(np.frombuffer(self._memory, np.uint8))
 
-    def root(self, offset: int, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
-        """The root of `nbytes` bytes at `offset`, which must lie inside."""
-        return Root(self._memory, self._address + offset, nbytes, gone, token)
+    def root(self, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
+        """The root of its first `nbytes` bytes, which it must have."""
+        return Root(self._memory, self._address, nbytes, gone, token)
 
 
 class Pool:

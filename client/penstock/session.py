@@ -253,8 +253,10 @@ class Session:
         counts["copies"] += copy
 
     def _copied(self, item: Received) -> Received:
-        private = self._pool.take(item.slab.nbytes)
-        np.copyto(np.asarray(private), np.asarray(item.root))
+        private = self._pool.take(item.layout.nbytes)
+        source, target = np.asarray(item.root), np.asarray(private)
+        for start, stop in item.layout.regions(item.slab.first, item.slab.batches):
+            np.copyto(target[start:stop], source[start:stop])
         return Received(item.slab, item.layout, private)
 
     def place(self, consumed: int | None, unread: int) -> tuple[Position, int]:

@@ -17,7 +17,7 @@ import collections
 from dataclasses import dataclass
 
 from penstock_proto import EndOfStream, IncompleteEpoch, PenstockError, ProtocolError, StateMismatch, StreamClosed
-from penstock_proto.layout import BatchLayout
+from penstock_proto.layout import SlotLayout
 from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, LaneEnded, Leave, Passed, Slab
 from penstock_proto.position import Position
 
@@ -29,10 +29,10 @@ MAX_RELEASED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A slab that is here: its message, the layout of its batches, and the root of its memory."""
+    """A slab that is here: its message, the layout of its slot, and the root of the slot's memory."""
 
     slab: Slab
-    layout: BatchLayout
+    layout: SlotLayout
     root: Root
 
 

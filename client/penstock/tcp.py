@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import zmq
 
 from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable
@@ -33,7 +32,7 @@ from penstock_proto.messages import (
 
 from .address import Address
 from .cut import Cut
-from .memory import Pool, Root
+from .memory import Pool
 from .notes import Notes
 from .stream import Received
 
@@ -53,6 +52,30 @@ back."""
 
 class _Broke(Exception):
     """The connection broke before the answer came."""
+
+
+class _Arriving:
+    """A slab of which not all has come: its slot in our memory, and the region of that which is being filled."""
+
+    __slots__ = ("_regions", "at", "received", "slot", "stop")
+
+    def __init__(self, received: Received) -> None:
+        slab = received.slab
+        self.received = received
+        self.slot = np.asarray(received.root)
+        self._regions = iter(received.layout.regions(slab.first, slab.batches))
+        self.at, self.stop = next(self._regions)
+
+    def whole_with(self, nbytes: int) -> bool:
+        """So many bytes more have come. Whether that was all."""
+        self.at += nbytes
+        if self.at < self.stop:
+            return False
+        region = next(self._regions, None)
+        if region is None:
+            return True
+        self.at, self.stop = region
+        return False
 
 
 class TcpTransport:
@@ -84,10 +107,7 @@ class TcpTransport:
             self._poller.register(notes.bell.socket, zmq.POLLIN)
         self._cut: Cut | None = None
         self._pool = Pool(keep=CREDIT)
-        self._slab: Slab | None = None
-        self._root: Root | None = None
-        self._view: npt.NDArray[np.uint8] | None = None
-        self._filled = 0
+        self._slab: _Arriving | None = None
         self._said = self._heard = self._pinged = time.monotonic()
 
     def hello(self, timeout: float, watch: Callable[[], None] | None = None) -> Welcome:
@@ -280,28 +300,26 @@ class TcpTransport:
 
     def _begin(self, slab: Slab) -> None:
         if self._slab is not None or self._cut is None:
-            raise ProtocolError(f"slab {slab.seq} came before slab {self._slab and self._slab.seq} was whole")
-        self._cut.layout(slab)
-        self._slab = slab
-        self._root = self._pool.take(slab.nbytes)
-        self._view = np.asarray(self._root)
-        self._filled = 0
+            before = self._slab and self._slab.received.slab.seq
+            raise ProtocolError(f"slab {slab.seq} came before slab {before} was whole")
+        layout = self._cut.layout(slab)
+        self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes)))
 
     def _chunk(self, chunk: Chunk) -> Received | None:
-        slab, root, view = self._slab, self._root, self._view
-        if slab is None or root is None or view is None or self._cut is None:
+        arriving = self._slab
+        if arriving is None:
             raise ProtocolError(f"{chunk} came before its slab")
-        if chunk.seq != slab.seq or chunk.start != self._filled or not self._socket.getsockopt(zmq.RCVMORE):
-            raise ProtocolError(f"{chunk} came; to come was slab {slab.seq} from byte {self._filled}")
-        room = view[self._filled : self._filled + MAX_CHUNK]
+        seq, at = arriving.received.slab.seq, arriving.at
+        if (chunk.seq, chunk.start) != (seq, at) or not self._socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError(f"{chunk} came; to come was slab {seq} from byte {at}")
+        room = arriving.slot[at : min(at + MAX_CHUNK, arriving.stop)]
         nbytes = self._socket.recv_into(room.data)
         if not 0 < nbytes <= room.nbytes or self._socket.getsockopt(zmq.RCVMORE):
-            raise ProtocolError(f"{chunk} has {nbytes} bytes, and slab {slab.seq} room for {room.nbytes}")
-        self._filled += nbytes
-        if self._filled < slab.nbytes:
+            raise ProtocolError(f"{chunk} has {nbytes} bytes, and slab {seq} room for {room.nbytes}")
+        if not arriving.whole_with(nbytes):
             return None
-        self._slab = self._root = self._view = None
-        return Received(slab, self._cut.layout(slab), root)
+        self._slab = None
+        return arriving.received
 
     def send(self, data: bytes) -> bool:
         """Send one message, if there is room; returns whether it was sent."""

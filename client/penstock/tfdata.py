@@ -1,10 +1,11 @@
 """A session's stream as a `tf.data.Dataset`. Only this file and keras.py import TensorFlow.
 
-A slab comes out of `from_generator` as one uint8 tensor [batches, stride], which aliases its slot, and the graph cuts
-it: into batches by `from_tensor_slices`, and a batch into leaves by slice and bitcast. So an element costs TensorFlow
-one component, however many leaves it has. Slices alias where they begin and end at a multiple of 64; so a large leaf
-that does not end at one comes as a component of its own, where a slab is one batch. Leaves of a feed that is not fixed
-all do. While no data is there the generator yields elements of no batches, which is how TensorFlow notices a `break`.
+A slab comes out of `from_generator` as one uint8 tensor, which aliases its slot. The graph cuts it into leaves, each of
+all of its batches, by slice and bitcast, and those into batches by `from_tensor_slices`. So a slab costs TensorFlow one
+component however many leaves it has, and a batch next to nothing. Slices alias where they begin and end at a multiple
+of 64; so a large leaf that does not end at one comes as a component of its own, where a slab is one batch. Leaves of a
+feed that is not fixed all do. While no data is there the generator yields elements of no batches, which is how
+TensorFlow notices a `break`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from penstock_proto import PenstockError
-from penstock_proto.layout import ALIGN, LeafPlace
+from penstock_proto.layout import ALIGN, HEADER, LeafPlace
 from penstock_proto.messages import End
 from penstock_proto.spec import Leaf, leaf_list, unflatten
 
@@ -38,6 +39,8 @@ from .stream import Received, Refused
 
 OWN_COMPONENT = 16 * 1024
 """From this many bytes on a leaf that the graph could not cut without a copy is a component of its own."""
+_FIRST, _BATCHES = 4, 5
+"""The words of a slab's first header in which the graph finds its place in the slot and how many batches it has."""
 
 
 def dataset(reader: Reader) -> tf.data.Dataset:
@@ -46,15 +49,13 @@ def dataset(reader: Reader) -> tf.data.Dataset:
     source = tf.data.Dataset.from_generator(
         _begin, args=(_token(reader, form),), output_signature=tuple(form.signature())
     )
-    batches = source.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
-    if reader.cardinality is None:
-        result = batches.map(form.cut)
-    else:
+    result = source.flat_map(form.batches)
+    if reader.cardinality is not None:
         # Keras counts its steps by the cardinality. That of `assert_cardinality` would make the first epoch after a
         # resume, which is shorter, an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
-        nothing = tf.data.Dataset.from_tensors(form.nothing()).unbatch().repeat()
-        counted = tf.data.Dataset.zip(batches.concatenate(nothing), tf.data.Dataset.range(reader.cardinality))
-        result = counted.map(form.cut_counted)
+        nothing = tf.data.Dataset.from_tensors(form.nothing()).flat_map(form.batches).repeat()
+        counted = tf.data.Dataset.zip(result.concatenate(nothing), tf.data.Dataset.range(reader.cardinality))
+        result = counted.map(lambda batch, _: batch)  # which TensorFlow does without a call
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # Its thread holds up the end of an iterator: `break` then takes seconds now and then, also in plain tf.data.
@@ -68,7 +69,7 @@ class _Form:
 
     Attributes:
         leaves: the leaves of a batch, with the batch dimension where there is one.
-        places: where they lie in a batch of a fixed feed, else empty.
+        places: where they lie in a slot of a fixed feed, else empty.
         own: which leaves are components of their own.
     """
 
@@ -76,11 +77,11 @@ class _Form:
     leaves: list[Leaf]
     places: tuple[LeafPlace, ...]
     own: tuple[bool, ...]
-    stride: int
 
     def signature(self) -> list[tf.TensorSpec]:
-        """The components: the slab [batches, stride] if any leaf is cut from it, then the leaves of their own."""
-        specs = [] if all(self.own) else [tf.TensorSpec([None, self.stride], tf.uint8)]
+        """The components: the slot from the slab's first header on if any leaf is cut from it, then the leaves of their
+        own."""
+        specs = [] if all(self.own) else [tf.TensorSpec([None], tf.uint8)]
         for leaf, own in zip(self.leaves, self.own, strict=True):
             if own:
                 specs.append(tf.TensorSpec([None, *leaf.shape], leaf.dtype))
@@ -88,49 +89,54 @@ class _Form:
 
     def nothing(self) -> tuple[npt.NDArray[Any], ...]:
         """The components of no batch."""
-        return tuple(
+        parts = [
             np.zeros([0, *(dim or 0 for dim in spec.shape[1:])], spec.dtype.as_numpy_dtype) for spec in self.signature()
-        )
+        ]
+        if not all(self.own):
+            parts[0] = np.zeros(HEADER, np.uint8)
+        return tuple(parts)
 
     def components(self, item: Received) -> tuple[npt.NDArray[Any], ...]:
         """The components of a slab, over its memory."""
-        memory = np.asarray(item.root)
-        parts = [] if all(self.own) else [memory.reshape(item.slab.batches, -1)]
+        slab, slot = item.slab, np.asarray(item.root)
+        parts = []
+        if not all(self.own):
+            parts.append(slot[HEADER * slab.first :])
+            # The header is the consumer's now, and has room to tell the graph where in the slot it is.
+            parts[0][:HEADER].view(np.int64)[_FIRST : _BATCHES + 1] = slab.first, slab.batches
         if any(self.own):
-            views = item.layout.views(memory)
-            rows = int(memory[:8].view(np.int64)[0]) if self.places else None
-            for view, own in zip(views, self.own, strict=True):
+            for leaf, own in zip(item.layout.leaves(slot), self.own, strict=True):
                 if own:
-                    parts.append((view if rows is None else view[:rows])[None])
+                    parts.append(leaf[:, : slab.rows] if self.places else leaf)
         return tuple(parts)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def cut_counted(self, parts: tuple[tf.Tensor, ...], _: tf.Tensor) -> Any:
-        """As `cut`, for components in a tuple beside their number."""
-        return self.cut(*parts)
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def cut(self, *parts: tf.Tensor) -> Any:
-        """The feed's structure of one batch, out of the components without their first dimension."""
+    def batches(self, *parts: tf.Tensor) -> tf.data.Dataset:
+        """The batches of a slab, in the feed's structure, out of its components."""
         rest = iter(parts)
-        batch = None if all(self.own) else next(rest)
-        rows = None if batch is None else tf.bitcast(batch[:8], tf.int64)
+        slot = None if all(self.own) else next(rest)
+        header = None if slot is None else tf.bitcast(tf.reshape(slot[:HEADER], [HEADER // 8, 8]), tf.int64)
         flat = []
         for i, (leaf, own) in enumerate(zip(self.leaves, self.own, strict=True)):
-            tensor = next(rest) if own else _cut(batch, rows, leaf, self.places[i].offset)
-            tensor.set_shape(leaf.shape)
+            tensor = next(rest) if own else _cut(slot, header, leaf, self.places[i])
+            tensor.set_shape([None, *leaf.shape])
             flat.append(tensor)
-        return unflatten(self.reader.cut.spec, flat)
+        return tf.data.Dataset.from_tensor_slices(unflatten(self.reader.cut.spec, flat))
 
 
-def _cut(batch: tf.Tensor, rows: tf.Tensor, leaf: Leaf, offset: int) -> tf.Tensor:
-    """A leaf of a fixed feed out of one batch, uint8 [stride]. No copy where its end is a multiple of 64 bytes."""
+def _cut(slot: tf.Tensor, header: tf.Tensor, leaf: Leaf, place: LeafPlace) -> tf.Tensor:
+    """A leaf of all batches of a slab out of its slot, of which `slot` begins with the slab's first header.
+
+    No copy where it begins and ends at a multiple of 64 bytes.
+    """
     dtype = tf.as_dtype(leaf.dtype)
     row = [dim or 0 for dim in leaf.shape[1:]]
-    count = rows if leaf.shape[0] is None else tf.constant(leaf.shape[0], tf.int64)
-    nbytes = count * (math.prod(row) * dtype.size)
-    part = tf.slice(batch, tf.constant([offset], tf.int64), tf.reshape(nbytes, [1]))
-    shape = [count, *(tf.constant(dim, tf.int64) for dim in row)]
+    batches = header[_BATCHES]
+    rows = header[0] if leaf.shape[0] is None else tf.constant(leaf.shape[0], tf.int64)
+    start = tf.minimum(batches, 1) * (place.offset + header[_FIRST] * (place.nbytes - HEADER))
+    nbytes = batches * rows * (math.prod(row) * dtype.size)
+    part = tf.slice(slot, tf.reshape(start, [1]), tf.reshape(nbytes, [1]))
+    shape = [batches, rows, *(tf.constant(dim, tf.int64) for dim in row)]
     if dtype.size == 1:
         part = tf.reshape(part, tf.stack(shape))
         return tf.cast(part, tf.bool) if dtype == tf.bool else tf.bitcast(part, dtype)
@@ -141,12 +147,12 @@ def _form(reader: Reader) -> _Form:
     leaves = leaf_list(reader.cut.spec)
     layout = reader.cut.fixed
     if layout is None:
-        return _Form(reader, leaves, (), (True,) * len(leaves), 0)
+        return _Form(reader, leaves, (), (True,) * len(leaves))
     own = tuple(
         reader.info.turn == 1 and place.nbytes >= OWN_COMPONENT and (place.nbytes % ALIGN != 0 or leaf.dtype == "bool")
         for leaf, place in zip(leaves, layout.places, strict=True)
     )
-    return _Form(reader, leaves, layout.places, own, layout.stride)
+    return _Form(reader, leaves, layout.places, own)
 
 
 class _Epoch:

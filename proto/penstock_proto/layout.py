@@ -1,17 +1,18 @@
-"""How a batch lies in memory: a header, then every leaf at a multiple of 64 bytes.
+"""How batches lie in a slot: their headers, then leaf by leaf, each leaf of all batches one after another.
 
-`tf.data.Dataset.from_generator` takes an array without a copy only where its address is a multiple of 64, so every
-offset here is one. A batch is
+So a leaf of consecutive batches is one array [batches, batch size, ...], which TensorFlow takes apart without a look at
+each batch. `tf.data.Dataset.from_generator` takes an array without a copy only where its address is a multiple of 64,
+so each leaf begins at one. A slot with room for n batches is
 
-    0    int64 rows, int64 epoch, int64 lane, int64 index of the batch in its lane (native order), zeros to 64
-    64   leaf 0: rows * row bytes, padded to a multiple of 64
-    ...  leaf 1, ...
+    0     headers, 64 bytes each: int64 (native order) rows, epoch, lane, index in its lane; the rest is the consumer's
+    64 n  leaf 0 of batch 0, of batch 1, ...; padded to a multiple of 64 behind the last
+    ...   leaf 1, ...
 
-A *fixed* feed (batch size and every sample dimension known) lays every batch out as a full one, `stride` bytes, of
-which the first `rows` rows of each leaf are filled; a slab is n such batches one after another. Any other feed has one
-batch in a slab, laid out by the shapes that its message carries.
+A slab is a run of those batches, from place `first` on. Only the last batch of an epoch may have fewer rows than the
+others, and then it is a slab by itself. A *fixed* feed (batch size and every sample dimension known) has room for a
+turn in each slot. Any other feed has one batch in a slot, laid out by the shapes that its message carries.
 
-This file knows no segment, slot or message.
+This file knows no segment and no message.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from .spec import Leaf, Spec, leaf_list, map_leaves, numpy_dtype
 
 ALIGN = 64
 HEADER = 64
+"""Bytes of a batch's header."""
 TAIL_LANE = -1
 """The lane in the header of a batch that was merged from leftovers."""
+TURN_NBYTES = 1 << 20
+"""Bytes of a turn, about, unless the feed says how many batches it has."""
 
 
 def aligned(nbytes: int) -> int:
@@ -39,7 +43,7 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeafPlace:
-    """Where one leaf of a batch lies: byte offset from the batch's start, dtype, whole shape, bytes."""
+    """Where one leaf lies in a slot: byte offset of the first batch's; dtype, whole shape and bytes of each batch's."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -48,40 +52,66 @@ class LeafPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLayout:
-    """Where each leaf of one batch lies, and how many bytes the batch takes (a multiple of 64)."""
+class SlotLayout:
+    """Where everything lies in a slot that has room for `batches` batches, `nbytes` in all (a multiple of 64)."""
 
     places: tuple[LeafPlace, ...]
-    stride: int
+    batches: int
+    nbytes: int
 
-    def views(self, buffer: npt.NDArray[np.uint8], start: int = 0) -> list[npt.NDArray[Any]]:
-        """One array over `buffer` (uint8, one dimension) for each leaf of the batch at `start`; no copy."""
+    def headers(self, slot: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """The headers over the bytes of a slot, [batches, 8]."""
+        return slot[: self.batches * HEADER].view(np.int64).reshape(self.batches, -1)
+
+    def leaves(self, slot: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """One array [batches, ...] for each leaf over the bytes of a slot; no copy."""
         return [
-            buffer[start + p.offset : start + p.offset + p.nbytes].view(p.dtype).reshape(p.shape) for p in self.places
+            slot[p.offset : p.offset + self.batches * p.nbytes].view(p.dtype).reshape(self.batches, *p.shape)
+            for p in self.places
         ]
 
+    def regions(self, first: int, batches: int) -> list[tuple[int, int]]:
+        """Where the bytes of a slab lie in its slot, as (start, stop), in order."""
+        if batches == self.batches:
+            return [(0, self.nbytes)]
+        found = [(HEADER * first, HEADER * (first + batches))]
+        for p in self.places:
+            if p.nbytes:
+                found.append((p.offset + first * p.nbytes, p.offset + (first + batches) * p.nbytes))
+        return found
 
-def lay_out(dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> BatchLayout:
-    """The layout of a batch whose leaves have these dtypes and whole shapes."""
+    def nbytes_of(self, batches: int) -> int:
+        """Bytes of a slab of so many batches: what its regions add up to."""
+        if batches == self.batches:
+            return self.nbytes
+        return batches * (HEADER + sum(p.nbytes for p in self.places))
+
+
+def lay_out(dtypes: Sequence[str], shapes: Sequence[Sequence[int]], batches: int = 1) -> SlotLayout:
+    """The layout of a slot for batches whose leaves have these dtypes and whole shapes."""
     places = []
-    offset = HEADER
+    offset = batches * HEADER
     for name, shape in zip(dtypes, shapes, strict=True):
         dtype = numpy_dtype(name)
         nbytes = math.prod(shape) * dtype.itemsize
         places.append(LeafPlace(offset, dtype, tuple(shape), nbytes))
-        offset += aligned(nbytes)
-    return BatchLayout(tuple(places), offset)
+        offset += aligned(batches * nbytes)
+    return SlotLayout(tuple(places), batches, offset)
 
 
 def is_fixed(spec: Spec, batch_size: int | None) -> bool:
-    """Whether all batches of the feed have the one layout of a full batch."""
+    """Whether all batches of the feed but the last of an epoch have one shape."""
     return batch_size is not None and all(leaf.static for leaf in leaf_list(spec))
 
 
-def fixed_layout(spec: Spec, batch_size: int) -> BatchLayout:
-    """The layout of a full batch of a fixed feed, of which `spec` describes one sample."""
+def fixed_layout(spec: Spec, batch_size: int, turn: int | None) -> SlotLayout:
+    """The layout of the slots of a fixed feed, of which `spec` describes one sample.
+
+    They have room for `turn` batches; None: for as many as make about 1 MiB, 1 to 256.
+    """
     sample = leaf_list(spec)
-    return lay_out([leaf.dtype for leaf in sample], [(batch_size, *_static(leaf)) for leaf in sample])
+    dtypes, shapes = [leaf.dtype for leaf in sample], [(batch_size, *_static(leaf)) for leaf in sample]
+    return lay_out(dtypes, shapes, turn or max(1, min(256, TURN_NBYTES // lay_out(dtypes, shapes).nbytes)))
 
 
 def _static(leaf: Leaf) -> tuple[int, ...]:
@@ -99,8 +129,3 @@ def batch_spec(spec: Spec, batch_size: int | None, drop_remainder: bool) -> Spec
         return spec
     rows = batch_size if drop_remainder else None
     return map_leaves(lambda leaf: Leaf(leaf.dtype, (rows, *leaf.shape)), spec)
-
-
-def default_turn(stride: int) -> int:
-    """How many batches the order takes from a lane in turn: as many as make about 1 MiB, 1 to 256."""
-    return max(1, min(256, (1 << 20) // stride))

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from . import errors
 from .spec import Spec
 
-VERSION = 2
+VERSION = 3
 """The protocol's version. Both ends must have the same."""
 
 MAX_TEXT = 32 * 1024
@@ -281,10 +281,10 @@ class Slab(Message, frozen=True):
     """One slab: `batches` consecutive batches of one turn, `nbytes` bytes in all.
 
     `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
-    leftovers). Over unix it lies at `offset` of `segment`; over ZeroMQ those are 0 and `nbytes` follow in Chunks.
-    `shapes`: whole shapes of the leaves where the feed is not fixed (then `batches` is 1), else empty. `rows` is the
-    number of rows in all its batches. `record`: the lane's restart record behind its last batch (empty for merged
-    batches and for indexable feeds).
+    leftovers). It is the batches from place `first` of a slot on (layout.py): over unix that slot is `segment`, over
+    ZeroMQ `segment` is 0 and the bytes follow in Chunks. `shapes`: whole shapes of the leaves where the feed is not
+    fixed (then `batches` is 1), else empty. `rows` is the number of rows in all its batches; several are all full.
+    `record`: the lane's restart record behind its last batch (empty for merged batches and for indexable feeds).
     """
 
     seq: Count
@@ -295,7 +295,7 @@ class Slab(Message, frozen=True):
     rows: Count
     nbytes: Count
     segment: Index = 0
-    offset: Count = 0
+    first: Count = 0
     shapes: Shapes = ()
     record: Record = b""
 
@@ -315,7 +315,7 @@ class Passed(Message, frozen=True):
 
 
 class Chunk(Message, frozen=True):
-    """Header of one piece of slab `seq`, from byte `start`; the bytes are the next frame. (ZeroMQ only)"""
+    """Header of one piece of slab `seq`, from byte `start` of its slot; the bytes are the next frame. (ZeroMQ only)"""
 
     seq: Count
     start: Count
@@ -403,20 +403,21 @@ class StartRun(Message, frozen=True):
 
 
 class Fill(Message, frozen=True):
-    """Make the run's next turn: up to `batches` batches, the first being number `index` of the lane, into
-    `nbytes` bytes at `offset` of `segment`. Answered by Made messages, the last of which has `last` set."""
+    """Make the run's next turn: up to `batches` batches, the first being number `index` of the lane, from place `first`
+    of a slot on, which is `segment` with its `nbytes` bytes. Answered by Made messages, the last of which has `last`
+    set."""
 
     run: Count
     ticket: Count
     index: Count
     batches: Annotated[int, Meta(ge=1, le=2**16)]
     segment: Index
-    offset: Count
     nbytes: Count
+    first: Count = 0
 
 
 class WriteRows(Message, frozen=True):
-    """Write `count` leftover rows of an ended run, from its row `start`, to row `row` of the batch at `offset`.
+    """Write `count` leftover rows of an ended run, from its row `start`, to row `row` of the first batch in a slot.
 
     `rows`, `index`: the merged batch's row count and its number among the epoch's merged batches, for its header.
     Answered by RowsWritten.
@@ -425,7 +426,6 @@ class WriteRows(Message, frozen=True):
     run: Count
     ticket: Count
     segment: Index
-    offset: Count
     nbytes: Count
     start: Count
     count: Count

@@ -207,7 +207,7 @@ class Consumers:
             rows=slab.rows,
             nbytes=slab.nbytes,
             segment=segment.number if local else 0,
-            offset=slab.start if local else 0,
+            first=slab.first,
             shapes=slab.shapes,
             record=slab.record,
         )
@@ -216,7 +216,9 @@ class Consumers:
             session.peer.send(message)
         elif self._router.send(session.routing_id, message):
             session.sending.append((slab.seq, segment))
-            self._router.send_bytes(session.routing_id, slab.seq, segment.view(slab.start, slab.nbytes))
+            layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
+            for start, stop in layout.regions(slab.first, slab.batches):
+                self._router.send_bytes(session.routing_id, slab.seq, start, segment.view(start, stop))
 
     def send(self, reader: int, message: m.Message) -> None:
         """Send a message to a reader."""

@@ -491,8 +491,8 @@ class Daemon:
             index=command.index,
             batches=command.batches,
             segment=segment.number,
-            offset=command.start,
-            nbytes=segment.nbytes - command.start,
+            nbytes=segment.nbytes,
+            first=command.first,
         )
         self._tell(command.worker, fill)
 
@@ -503,7 +503,6 @@ class Daemon:
             run=command.run,
             ticket=command.ticket,
             segment=segment.number,
-            offset=0,
             nbytes=segment.nbytes,
             start=command.start,
             count=command.count,

@@ -58,14 +58,14 @@ class FindSlot:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Have `worker` fill the ticket's slot from byte `start` on with up to `batches` batches, from number `index`."""
+    """Have `worker` fill the ticket's slot from place `first` on with up to `batches` batches, from number `index`."""
 
     worker: int
     run: int
     ticket: int
     index: int
     batches: int
-    start: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,12 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send one slab to a reader: `nbytes` bytes from byte `start` of the ticket's slot. Other fields as in
+    """Send one slab to a reader: `batches` batches from place `first` of the ticket's slot on. Other fields as in
     messages.Slab."""
 
     reader: int
     ticket: int
-    start: int
+    first: int
     nbytes: int
     seq: int
     epoch: int

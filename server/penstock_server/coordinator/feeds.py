@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
-from penstock_proto.layout import ALIGN, HEADER, default_turn, fixed_layout, is_fixed, lay_out
-from penstock_proto.messages import FeedInfo, FeedPlan
+from penstock_proto.layout import ALIGN, HEADER, SlotLayout, fixed_layout, is_fixed, lay_out
+from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
 from penstock_proto.spec import Spec, leaf_list
 
 from ..feed import block_samples
@@ -60,12 +60,12 @@ class ServedFeed:
         self.skipped: deque[Skipped] = deque(maxlen=100)
         self.skipped_count = 0
         self._dtypes = [leaf.dtype for leaf in leaf_list(spec)]
+        self._layout: SlotLayout | None = None
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
-            self._stride = fixed_layout(spec, plan.batch_size).stride
-            self.turn = plan.turn or default_turn(self._stride)
-            self.slot_nbytes = whole_pages(self._stride * self.turn)
+            self._layout = fixed_layout(spec, plan.batch_size, plan.turn)
+            self.turn = self._layout.batches
+            self.slot_nbytes = whole_pages(self._layout.nbytes)
         else:
-            self._stride = 0
             self.turn = 1
             self.slot_nbytes = whole_pages(HEADER + sample_nbytes + ALIGN * len(self._dtypes))
         self.info = FeedInfo(
@@ -105,13 +105,11 @@ class ServedFeed:
 
     def nbytes_of(self, part: Part) -> int:
         """Bytes of a part of a turn in its slot."""
-        if self._stride:
-            return part.batches * self._stride
-        return lay_out(self._dtypes, part.shapes).stride
+        return self.layout(part.shapes).nbytes_of(part.batches)
 
-    def start_of(self, part: Part) -> int:
-        """Where a part of a turn begins in its slot."""
-        return part.first * self._stride
+    def layout(self, shapes: Shapes) -> SlotLayout:
+        """That of a slot; of one batch with leaves of these whole shapes where the feed is not fixed."""
+        return self._layout or lay_out(self._dtypes, shapes)
 
     def _samples(self) -> int | None:
         return self.plan.length if self.plan.length is not None else self.plan.samples

@@ -413,9 +413,8 @@ class Making:
                 continue
             worker, run = lane.run or self._start(epoch, key, lane)
             turn.fillers = [(worker, run)]
-            start = self.feed.start_of(Part(turn.made, 0, 0, ()))
             turn.base = turn.made
-            self._do(do.Fill(worker, run, turn.ticket, turn.index + turn.made, turn.batches - turn.made, start))
+            self._do(do.Fill(worker, run, turn.ticket, turn.index + turn.made, turn.batches - turn.made, turn.made))
 
     def _start(self, epoch: Epoch, key: int, lane: Lane) -> Filler:
         """Open a run for the lane: at home, or, where workers came or went, with the worker that has fewest lanes."""

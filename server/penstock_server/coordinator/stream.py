@@ -407,7 +407,7 @@ class Stream:
             do.Deliver(
                 reader=reader.number,
                 ticket=turn.ticket,
-                start=self.feed.start_of(part),
+                first=part.first,
                 nbytes=nbytes,
                 seq=reader.send(epoch.number, turn, part, nbytes),
                 epoch=epoch.number,

@@ -42,11 +42,11 @@ class Segment:
     """ZeroMQ may still send from it for a session that is gone: it must not be written again."""
     _memory: Bytes | None = None
 
-    def view(self, start: int, nbytes: int) -> Bytes:
+    def view(self, start: int, stop: int) -> Bytes:
         """Some of the segment's bytes, mapped into this process at first use (only slabs for the network need that)."""
         if self._memory is None:
             self._memory = np.frombuffer(mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
-        return self._memory[start : start + nbytes]
+        return self._memory[start:stop]
 
     def drop(self) -> None:
         """Close the fd. A mapping goes when the last frame that ZeroMQ still sends from it has gone."""

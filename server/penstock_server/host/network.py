@@ -76,14 +76,15 @@ class Router:
         """Send a message; False if the peer is gone."""
         return self._send([peer, encode(message, MAX_STATUS if isinstance(message, Status) else MAX_MESSAGE)])
 
-    def send_bytes(self, peer: bytes, seq: int, data: Bytes) -> bool:
-        """Send the bytes of slab `seq` in pieces, straight from `data`; False if the peer is gone.
+    def send_bytes(self, peer: bytes, seq: int, start: int, data: Bytes) -> bool:
+        """Send bytes of slab `seq`, from byte `start` of its slot, in pieces straight from `data`; False if the peer is
+        gone.
 
         ZeroMQ refers to `data` until it has sent them, or has given the peer up.
         """
         whole = data.data
-        for start in range(0, len(whole), CHUNK):
-            if not self._send([peer, encode(Chunk(seq, start)), whole[start : start + CHUNK]]):
+        for at in range(0, len(whole), CHUNK):
+            if not self._send([peer, encode(Chunk(seq, start + at)), whole[at : at + CHUNK]]):
                 return False
         return True
 

@@ -16,8 +16,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from penstock_proto import FeedError, GeneratorError, PenstockError, ProtocolError, codec, layout, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.spec import leaf_list
@@ -299,20 +297,21 @@ class Worker:
         except PenstockError as error:
             self._fail(run.number, None, error)
 
-    def _fill_turn(self, fill: m.Fill, run: Run, batch_layout: layout.BatchLayout) -> None:
+    def _fill_turn(self, fill: m.Fill, run: Run, slot_layout: layout.SlotLayout) -> None:
         """A turn of a fixed feed: batches one after another, reported in parts where they take their time."""
         source = run.batches
         _go_to(source, fill.index)
-        room = fill.nbytes // batch_layout.stride
-        if fill.batches > room:
-            raise ProtocolError(f"{fill.batches} batches do not fit a slot of {fill.nbytes} bytes")
-        slot = self._segments.batches(batch_layout, fill.segment, fill.offset, room)
+        if fill.first + fill.batches > slot_layout.batches:
+            raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit a slot")
+        slot = self._segments.batches(slot_layout, fill.segment)
+        full = run.served.plan.batch_size
         first = at = rows = 0
         ended = False
         reported = time.monotonic()
         while at < fill.batches:
+            place = fill.first + at
             try:
-                made = source.next_batch([leaf[at] for leaf in slot.leaves])
+                made = source.next_batch([leaf[place] for leaf in slot.leaves])
             except PenstockError:
                 if at > first:
                     self._report(fill, source, first, at, rows)  # what was made before is not lost
@@ -320,7 +319,10 @@ class Worker:
             if not made:
                 ended = True
                 break
-            slot.headers[at] = made, run.epoch, run.lane, source.index - 1
+            if made != full and at > first:  # an epoch's last batch, which is a slab by itself
+                self._report(fill, source, first, at, rows)
+                first, rows = at, 0
+            slot.headers[place, :4] = made, run.epoch, run.lane, source.index - 1
             rows += made
             at += 1
             if at == fill.batches:
@@ -350,17 +352,17 @@ class Worker:
         batch, run.held = run.held, []
         assert run.served.spec is not None
         shapes = tuple(leaf.shape for leaf in batch)
-        places = layout.lay_out([leaf.dtype for leaf in leaf_list(run.served.spec)], shapes)
-        if places.stride > fill.nbytes:
+        slot_layout = layout.lay_out([leaf.dtype for leaf in leaf_list(run.served.spec)], shapes)
+        if slot_layout.nbytes > fill.nbytes:
             run.held = [leaf.copy() for leaf in batch]  # the generator may reuse its buffers in another lane
             run.waiting = fill.ticket
-            self._send(m.NeedRoom(run=fill.run, ticket=fill.ticket, nbytes=places.stride))
+            self._send(m.NeedRoom(run=fill.run, ticket=fill.ticket, nbytes=slot_layout.nbytes))
             return
-        memory = self._segments.slot(fill.segment, fill.offset, places.stride)
-        for view, leaf in zip(places.views(memory), batch, strict=True):
-            view[...] = leaf
+        slot = self._segments.batches(slot_layout, fill.segment)
+        for room, leaf in zip(slot.leaves, batch, strict=True):
+            room[0] = leaf
         rows = next((shape[0] for shape in shapes if shape), 1)
-        memory[:32].view(np.int64)[:] = rows, run.epoch, run.lane, source.index - 1
+        slot.headers[0, :4] = rows, run.epoch, run.lane, source.index - 1
         self._report(fill, source, 0, 1, rows, last=True, shapes=shapes)
 
     def _report(
@@ -398,8 +400,8 @@ class Worker:
             self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
             return
         self._end(run)
-        lane, batch_layout = run.batches, run.served.layout
-        if batch_layout is None or message.start + message.count > lane.leftover:
+        lane, slot_layout = run.batches, run.served.layout
+        if slot_layout is None or message.start + message.count > lane.leftover:
             if run.read_again:
                 raise FeedError(
                     f"lane {run.lane} had {message.start + message.count} samples or more behind its last full batch, "
@@ -409,10 +411,10 @@ class Worker:
             raise ProtocolError(
                 f"rows {message.start} to {message.start + message.count} of a run with {lane.leftover} rows left over"
             )
-        slot = self._segments.batches(batch_layout, message.segment, message.offset, 1)
+        slot = self._segments.batches(slot_layout, message.segment)
         for target, rows in zip(slot.leaves, lane.leftover_rows, strict=True):
             target[0, message.row : message.row + message.count] = rows[message.start : message.start + message.count]
-        slot.headers[0] = message.rows, run.epoch, layout.TAIL_LANE, message.index
+        slot.headers[0, :4] = message.rows, run.epoch, layout.TAIL_LANE, message.index
         self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
 
     def _end(self, run: Run) -> None:

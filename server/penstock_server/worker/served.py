@@ -27,8 +27,8 @@ class ServedFeed:
         self.feed = feed
         self.plan = plan
         self.spec: Spec | None = None
-        self.layout: layout.BatchLayout | None = None
-        """That of a full batch; None where batches vary."""
+        self.layout: layout.SlotLayout | None = None
+        """That of its slots; None where batches vary."""
         self._collate: Collate | None = None
         if plan.spec is not None:
             self.learn(plan.spec)
@@ -41,7 +41,7 @@ class ServedFeed:
         self._collate = None
         self.layout = None
         if self.plan.batch_size is not None:
-            self.layout = layout.fixed_layout(spec, self.plan.batch_size)
+            self.layout = layout.fixed_layout(spec, self.plan.batch_size, self.plan.turn)
 
     @property
     def needs_a_look(self) -> bool:

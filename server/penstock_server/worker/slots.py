@@ -11,20 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import ProtocolError
-from penstock_proto.layout import BatchLayout
-
-_CACHED = 1024  # slots of a segment whose arrays are kept
+from penstock_proto.layout import SlotLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Arrays over the batches of a slot of a fixed feed: row k of each belongs to batch k.
+    """Arrays over the batches of a slot: row k of each belongs to batch k.
 
-    `headers`: int64 [batches, 4]; `leaves`: [batches, batch size, ...].
+    `headers`: int64 [batches, 8]; `leaves`: [batches, batch size, ...].
     """
 
+    layout: SlotLayout
     headers: npt.NDArray[np.int64]
-    leaves: tuple[npt.NDArray[Any], ...]
+    leaves: list[npt.NDArray[Any]]
 
 
 class Segments:
@@ -32,7 +31,7 @@ class Segments:
 
     def __init__(self) -> None:
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
-        self._batches: dict[int, dict[tuple[int, int, int], Batches]] = {}
+        self._batches: dict[int, Batches] = {}
 
     def add(self, segment: int, nbytes: int, fd: int) -> None:
         """Map a segment, and close `fd`."""
@@ -40,43 +39,22 @@ class Segments:
             self._memory[segment] = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
         finally:
             os.close(fd)
-        self._batches[segment] = {}
 
     def remove(self, segment: int) -> None:
         """Let go of a segment; it is unmapped with the last array over it."""
-        del self._memory[segment], self._batches[segment]
+        del self._memory[segment]
+        self._batches.pop(segment, None)
 
-    def slot(self, segment: int, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a slot.
-
-        Raises:
-            ProtocolError: it lies outside the segment.
-        """
-        memory = self._memory.get(segment)
-        if memory is None or offset + nbytes > len(memory):
-            raise ProtocolError(f"a slot of {nbytes} bytes at {offset} of segment {segment}, which is not mapped")
-        return memory[offset : offset + nbytes]
-
-    def batches(self, layout: BatchLayout, segment: int, offset: int, count: int) -> Batches:
-        """Arrays over `count` consecutive batches of this layout. They are kept, as making them takes some 10 us.
+    def batches(self, layout: SlotLayout, segment: int) -> Batches:
+        """Arrays over the slot that is this segment. They are kept, as making them takes some 10 us.
 
         Raises:
-            ProtocolError: they lie outside the segment.
+            ProtocolError: the segment is smaller than the slot, or not mapped.
         """
-        cache = self._batches.get(segment, {})
-        key = offset, count, id(layout)
-        found = cache.get(key)
-        if found is None:
-            if len(cache) >= _CACHED:
-                cache.clear()
-            found = cache[key] = _over(self.slot(segment, offset, count * layout.stride), layout, count)
+        found = self._batches.get(segment)
+        if found is None or found.layout is not layout:
+            memory = self._memory.get(segment)
+            if memory is None or layout.nbytes > len(memory):
+                raise ProtocolError(f"a slot of {layout.nbytes} bytes in segment {segment}, which is not mapped")
+            found = self._batches[segment] = Batches(layout, layout.headers(memory), layout.leaves(memory))
         return found
-
-
-def _over(memory: npt.NDArray[np.uint8], layout: BatchLayout, count: int) -> Batches:
-    headers: npt.NDArray[np.int64] = np.ndarray((count, 4), np.int64, memory, 0, (layout.stride, 8))
-    leaves = []
-    for place in layout.places:
-        inner = np.ndarray(place.shape, place.dtype, memory, place.offset).strides
-        leaves.append(np.ndarray((count, *place.shape), place.dtype, memory, place.offset, (layout.stride, *inner)))
-    return Batches(headers, tuple(leaves))
