@@ -12,7 +12,7 @@ from reference import batches_of_lanes, epoch_length
 
 from penstock_proto import GeneratorError
 from penstock_proto.layout import TAIL_LANE
-from penstock_server.coordinator.order import EpochOrder, LaneVisits, Leftover, RangeVisits, Turn
+from penstock_server.coordinator.order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Leftover, RangeVisits, Turn
 
 quick = settings(derandomize=True, deadline=None, max_examples=300)
 
@@ -47,7 +47,7 @@ def merged(turn: Turn, lengths: list[int], batch_size: int) -> tuple[tuple[int, 
 
 
 def play(
-    order: EpochOrder, lengths: list[int], batch_size: int, *, ahead: int, exact: bool, seed: int
+    order: EpochOrder, lengths: list[int], batch_size: int, *, ahead: int, seed: int
 ) -> list[tuple[tuple[int, int], ...]]:
     """Make visits up to `ahead` in front, close open turns at random, and take what may be taken."""
     chance = random.Random(seed)
@@ -63,8 +63,9 @@ def play(
                 order.closed(turn)
             else:
                 close(order, turn, lengths[turn.lane], batch_size)
-        while closed := [i for i, turn in enumerate(order.window[:1] if exact else order.window) if turn.closed]:
-            turn = order.taken(chance.choice(closed))
+        while (ready := order.next()) is not None and (ahead % 2 or chance.random() < 0.7):
+            turn = ready
+            order.taken(turn)
             if turn.lane == TAIL_LANE:
                 stream.append(merged(turn, lengths, batch_size))
             else:
@@ -77,8 +78,8 @@ def play(
 def test_exact_order_is_that_of_the_reference_whatever_is_ready_first(
     lengths: list[int], batch_size: int, turn: int, drop_remainder: bool, ahead: int, seed: int
 ) -> None:
-    order = EpochOrder(LaneVisits(len(lengths), turn), batch_size=batch_size, drop_remainder=drop_remainder, exact=True)
-    stream = play(order, lengths, batch_size, ahead=ahead, exact=True, seed=seed)
+    order = ExactOrder(LaneVisits(len(lengths), turn), batch_size=batch_size, drop_remainder=drop_remainder)
+    stream = play(order, lengths, batch_size, ahead=ahead, seed=seed)
     lanes = [[(lane, number) for number in range(length)] for lane, length in enumerate(lengths)]
     assert stream == list(batches_of_lanes(lanes, batch_size=batch_size, turn=turn, drop_remainder=drop_remainder))
     dropped = sum(lengths) - sum(map(len, stream))
@@ -90,10 +91,8 @@ def test_exact_order_is_that_of_the_reference_whatever_is_ready_first(
 def test_fast_order_has_every_sample_once_in_as_many_batches(
     lengths: list[int], batch_size: int, turn: int, drop_remainder: bool, ahead: int, seed: int
 ) -> None:
-    order = EpochOrder(
-        LaneVisits(len(lengths), turn), batch_size=batch_size, drop_remainder=drop_remainder, exact=False
-    )
-    stream = play(order, lengths, batch_size, ahead=ahead, exact=False, seed=seed)
+    order = FastOrder(LaneVisits(len(lengths), turn), batch_size=batch_size, drop_remainder=drop_remainder)
+    stream = play(order, lengths, batch_size, ahead=ahead, seed=seed)
     assert len(stream) == epoch_length(sum(lengths), batch_size, drop_remainder=drop_remainder)
     came = Counter(row for batch in stream for row in batch)
     assert came <= Counter((lane, number) for lane, length in enumerate(lengths) for number in range(length))
@@ -101,7 +100,7 @@ def test_fast_order_has_every_sample_once_in_as_many_batches(
 
 
 def test_leftovers_come_right_behind_the_visit_that_completes_a_batch() -> None:
-    order = EpochOrder(LaneVisits(3, 1), batch_size=4, drop_remainder=False, exact=True)
+    order = ExactOrder(LaneVisits(3, 1), batch_size=4, drop_remainder=False)
     turns = [order.visit() for _ in range(3)]
     for turn, length in zip(reversed(turns), (9, 2, 3), strict=True):  # lanes 2, 1, 0: the head is closed last
         assert turn is not None
@@ -112,8 +111,8 @@ def test_leftovers_come_right_behind_the_visit_that_completes_a_batch() -> None:
 
 
 def test_a_lane_that_ends_with_a_whole_turn_ends_at_its_next_visit() -> None:
-    order = EpochOrder(LaneVisits(2, 2), batch_size=1, drop_remainder=False, exact=True)
-    assert play(order, [2, 5], 1, ahead=1, exact=True, seed=0) == [
+    order = ExactOrder(LaneVisits(2, 2), batch_size=1, drop_remainder=False)
+    assert play(order, [2, 5], 1, ahead=1, seed=0) == [
         ((0, 0),),
         ((0, 1),),
         ((1, 0),),
@@ -124,15 +123,15 @@ def test_a_lane_that_ends_with_a_whole_turn_ends_at_its_next_visit() -> None:
     ]
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_an_epoch_without_lanes_or_without_batches_is_finished_at_once(exact: bool) -> None:
-    assert EpochOrder(LaneVisits(0, 1), batch_size=4, drop_remainder=False, exact=exact).finished
-    assert EpochOrder(RangeVisits(0, 1), batch_size=4, drop_remainder=True, exact=exact).finished
+@pytest.mark.parametrize("kind", [ExactOrder, FastOrder])
+def test_an_epoch_without_lanes_or_without_batches_is_finished_at_once(kind: type[ExactOrder | FastOrder]) -> None:
+    assert kind(LaneVisits(0, 1), batch_size=4, drop_remainder=False).finished
+    assert kind(RangeVisits(0, 1), batch_size=4, drop_remainder=True).finished
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_nothing_is_merged_behind_an_error(exact: bool) -> None:
-    order = EpochOrder(LaneVisits(2, 1), batch_size=4, drop_remainder=False, exact=exact)
+@pytest.mark.parametrize("kind", [ExactOrder, FastOrder])
+def test_nothing_is_merged_behind_an_error(kind: type[ExactOrder | FastOrder]) -> None:
+    order = kind(LaneVisits(2, 1), batch_size=4, drop_remainder=False)
     first, second = order.visit(), order.visit()
     assert first is not None
     assert second is not None
@@ -140,7 +139,7 @@ def test_nothing_is_merged_behind_an_error(exact: bool) -> None:
     first.error = GeneratorError("no")
     first.closed = True
     order.closed(first)
-    assert order.window == [first, second]
+    assert list(order.window) == [first, second]
     assert order.more
 
 

@@ -11,7 +11,7 @@ from penstock_proto.messages import FeedPlan, LaneEnded
 from penstock_proto.position import Position
 
 from .feeds import ServedFeed, SplitsInfo
-from .order import EpochOrder, LaneVisits, Part, RangeVisits, Turn
+from .order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Part, RangeVisits, Turn
 
 Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
@@ -61,6 +61,42 @@ class Lane:
         return any(turn.fillers for turn in self.turns)
 
 
+class Groups:
+    """The groups in which lanes take turns apart from each other: how many turns of each are being made, and which
+    group has fewest. Of those with as few it is the one that has waited longest."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._filling = [0] * count
+        self._by_filling: list[dict[int, None]] = [dict.fromkeys(range(count))]
+        self._over: set[int] = set()
+
+    def least(self, below: int) -> int | None:
+        """The group that has fewest, if it has fewer than `below`."""
+        return next((group for groups in self._by_filling[:below] for group in groups), None)
+
+    def begins(self, group: int) -> None:
+        """One turn more of the group is being made."""
+        self._move(group, self._filling[group] + 1)
+
+    def ends(self, group: int) -> None:
+        """One turn of it is made."""
+        self._move(group, self._filling[group] - 1)
+
+    def over(self, group: int) -> None:
+        """The group has no lanes any more."""
+        self._over.add(group)
+        del self._by_filling[self._filling[group]][group]
+
+    def _move(self, group: int, filling: int) -> None:
+        before, self._filling[group] = self._filling[group], filling
+        if group not in self._over:
+            del self._by_filling[before][group]
+            if filling == len(self._by_filling):
+                self._by_filling.append({})
+            self._by_filling[filling][group] = None
+
+
 @dataclass(slots=True, eq=False)
 class Epoch:
     """See the file's head.
@@ -70,8 +106,7 @@ class Epoch:
         listings, listing_deaths: how often that was asked for, and how often it ended its worker.
         error: why there are no splits.
         failing: whether a turn in the order has an error: nothing behind it needs to be made.
-        groups: in how many groups lanes take turns apart from each other: one in exact order.
-        filling: how many turns of each group are being made.
+        groups: in fast order, the groups in which lanes take turns apart from each other.
         moved: whether workers came or went, so that lanes may have to move.
         skip: how many batches are to be made and dropped first.
         skipped: the splits that were left out, by lane and number within it.
@@ -92,8 +127,7 @@ class Epoch:
     lanes: dict[int, Lane] = field(default_factory=dict)
     error: PenstockError | None = None
     failing: bool = False
-    groups: int = 1
-    filling: list[int] = field(default_factory=list)
+    groups: Groups | None = None
     moved: bool = False
     skip: int = 0
     skipped: set[tuple[int, int]] = field(default_factory=set)
@@ -112,8 +146,8 @@ class Epoch:
         """
         plan, position = feed.plan, self.position
         self.splits = splits
-        self.groups = groups
-        self.filling = [0] * groups
+        exact = plan.order == "exact"
+        self.groups = None if exact else Groups(groups)
         if position is not None:
             check(position, plan, splits)
             self.skip, self.batches, self.rows = position.skip, position.batches, position.rows
@@ -128,12 +162,8 @@ class Epoch:
                 self.lanes[place.lane] = Lane(index=place.index, record=place.record, border=False)
             for lane in position.ended if position else ():
                 self.lanes[lane.lane] = Lane(index=lane.index, record=lane.record, ended=True)
-        self.order = EpochOrder(
-            visits,
-            batch_size=plan.batch_size,
-            drop_remainder=plan.drop_remainder,
-            exact=plan.order == "exact",
-            position=position,
+        self.order = (ExactOrder if exact else FastOrder)(
+            visits, batch_size=plan.batch_size, drop_remainder=plan.drop_remainder, position=position
         )
 
     @property

@@ -81,7 +81,8 @@ class Making:
         self._tickets[turn.ticket] = epoch, turn
         self.slots_used += 1
         if turn.lane != TAIL_LANE:
-            epoch.filling[turn.group] += 1
+            if epoch.groups is not None:
+                epoch.groups.begins(turn.group)
             epoch.lane(self._key(turn)).turns.append(turn)
         self._do(do.FindSlot(turn.ticket, self.slot_nbytes))
 
@@ -104,11 +105,10 @@ class Making:
             if lane.run is not None:
                 self._drop(lane)
         if epoch.order is not None:
-            for turn in epoch.order.window:
+            for turn in epoch.order.drop():
                 turn.parts.clear()
                 if turn.ticket != -1:
                     self.settle(epoch, turn)
-            epoch.order.window.clear()
 
     # --- events from the host and from workers ---
 
@@ -144,8 +144,9 @@ class Making:
             part = replace(part, first=turn.base + part.first) if turn.base else part
             turn.made += part.batches
             lane.index, lane.failures = turn.index + turn.made, 0
-            if not turn.settled:
+            if not turn.settled and epoch.order is not None:
                 turn.parts.append(part)
+                epoch.order.came(turn)
         if part is not None or ended:
             lane.record, lane.border, lane.skip = record, border, ()
         if last:
@@ -473,7 +474,8 @@ class Making:
         """Nobody fills the turn's slot any more."""
         turn.closed = True
         if turn.lane != TAIL_LANE:
-            epoch.filling[turn.group] -= 1
+            if epoch.groups is not None:
+                epoch.groups.ends(turn.group)
             epoch.lane(self._key(turn)).turns.remove(turn)
         if turn.settled:
             self._give_back(turn)
@@ -484,6 +486,8 @@ class Making:
         """The stream fails when this turn is next."""
         turn.error = error
         epoch.failing = True
+        if not turn.settled and epoch.order is not None:
+            epoch.order.came(turn)
 
     def _give_back(self, turn: Turn) -> None:
         """The turn leaves production; its slot is free unless the consumer still has slabs of it."""

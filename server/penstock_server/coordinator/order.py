@@ -14,7 +14,9 @@ This file knows no slot, no credit, no worker and no socket.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from penstock_proto import PenstockError
@@ -66,8 +68,8 @@ class Turn:
     """Of a turn that ended its lane: how many lanes had ended before."""
     # Kept by the stream: the group of visits that it is of, and the worker of an indexable one; the slot's ticket (-1:
     # none yet) and size, and whether the slot is there; how many batches are made, and were when its present filler
-    # began; the (worker, run)s that still fill it; how many slabs of it are out at the consumer; and whether the order
-    # is done with it (all sent, or its epoch closed).
+    # began; the (worker, run)s that still fill it; how many slabs of it are out at the consumer; whether the order
+    # is done with it (all sent, or its epoch closed); and, in fast order, whether it is among those that are ready.
     group: int = 0
     worker: int = 0
     ticket: int = -1
@@ -78,6 +80,12 @@ class Turn:
     fillers: list[tuple[int, int]] = field(default_factory=list)
     out: int = 0
     settled: bool = False
+    queued: bool = False
+
+    @property
+    def shows(self) -> bool:
+        """Whether something of it can be dealt: a part, its error or its end."""
+        return bool(self.parts) or self.closed or self.error is not None
 
 
 class LaneVisits:
@@ -162,16 +170,24 @@ class RangeVisits:
         """Ranges do not end early."""
 
 
-class EpochOrder:
+class EpochOrder(ABC):
     """The turns of one epoch in stream order: those in the window (made or being made), and those to come.
+
+    Which of them may be dealt next say its two kinds, `ExactOrder` and `FastOrder`.
 
     Args:
         visits: where new turns come from.
         batch_size: rows in a full batch; None where items are whole batches (then nothing is left over).
         drop_remainder: leave out the last, smaller batch.
-        exact: leftovers count in stream order; otherwise in the order in which lanes happen to end.
         position: where the order begins; None at the start of the epoch.
+
+    Attributes:
+        window: the turns that were visited or merged, and not taken.
+        ungranted: the merged batches among them that have no slot yet.
+        dropped_rows: what is left over of the epoch and left out.
     """
+
+    window: Collection[Turn]
 
     def __init__(
         self,
@@ -179,20 +195,16 @@ class EpochOrder:
         *,
         batch_size: int | None,
         drop_remainder: bool,
-        exact: bool,
         position: Position | None = None,
     ) -> None:
         self._visits = visits
         self._batch_size = batch_size
         self._drop_remainder = drop_remainder
-        self._exact = exact
         self._ended: set[int] = set()
         self._accumulator: deque[Leftover] = deque()
         self._accumulated = 0
         self._merged = 0
-        self._resolved = 0
         self._flushed = False
-        self.window: list[Turn] = []
         self.ungranted: deque[Turn] = deque()
         self.dropped_rows = 0
         if position is not None:
@@ -213,30 +225,43 @@ class EpochOrder:
         """Make the next visit of the group, and put it at the window's end; None if its lanes have ended."""
         turn = self._visits.next(group)
         if turn is not None:
-            self.window.append(turn)
+            self._visited(turn)
         return turn
 
+    @abstractmethod
+    def came(self, turn: Turn) -> None:
+        """Something of `turn` can be dealt: a part, or its error."""
+
+    @abstractmethod
+    def next(self) -> Turn | None:
+        """The turn of which something is to be dealt next: a part, its error or its end. None if that is not there."""
+
+    @abstractmethod
     def closed(self, turn: Turn) -> None:
         """`turn` is complete: `closed`, `ended` and `leftover` are set. Merged batches that follow are added."""
-        if turn.ended:
-            self._visits.ended(turn.lane)
-        if not self._exact and turn in self.window:
-            self._resolve(self.window.index(turn))
-        while self._exact and self._resolved < len(self.window) and self.window[self._resolved].closed:
-            self._resolved += 1 + self._resolve(self._resolved)
-        self._flush()
 
-    def taken(self, position: int = 0) -> Turn:
-        """Take the turn at `position` (0 in exact order) out of the window; it must be closed."""
-        if position < self._resolved:
-            self._resolved -= 1
-        turn = self.window.pop(position)
-        self._flush()
-        return turn
+    @abstractmethod
+    def taken(self, turn: Turn) -> None:
+        """Take `turn`, which `next` gave and which is closed, out of the window."""
 
-    def _resolve(self, position: int) -> int:
-        """Count what the closed turn at `position` leaves over; returns how many merged batches now follow it."""
-        turn = self.window[position]
+    @abstractmethod
+    def drop(self) -> list[Turn]:
+        """Take all turns out of the window."""
+
+    @abstractmethod
+    def _visited(self, turn: Turn) -> None:
+        """The turn was visited."""
+
+    @abstractmethod
+    def _settled(self) -> bool:
+        """Whether all that is left over of the turns in the window is counted."""
+
+    @abstractmethod
+    def _insert(self, turn: Turn, position: int | None) -> None:
+        """Put a merged batch into the window, in exact order at `position` (None: at the end)."""
+
+    def _resolve(self, turn: Turn, position: int | None = None) -> int:
+        """Count what the closed turn leaves over; returns how many merged batches follow it, from `position` on."""
         if not turn.ended or turn.lane in self._ended or turn.error is not None:
             return 0
         turn.number = len(self._ended)
@@ -246,10 +271,9 @@ class EpochOrder:
         self._accumulate(Leftover(turn.lane, 0, turn.leftover))
         count = 0
         while self._accumulated >= self._batch_size:
+            self._merge(self._batch_size, None if position is None else position + count)
             count += 1
-            # In any order a merged batch comes behind the ends of its lanes, so that a position behind it has them.
-            self._insert(position + count if self._exact else len(self.window), self._batch_size)
-        return count if self._exact else 0
+        return count
 
     def _accumulate(self, leftover: Leftover) -> None:
         self._accumulator.append(leftover)
@@ -268,25 +292,20 @@ class EpochOrder:
             if gone < lane.leftover:
                 self._accumulate(Leftover(lane.lane, gone, lane.leftover - gone))
         while self._accumulated >= self._batch_size:
-            self._insert(len(self.window), self._batch_size)
+            self._merge(self._batch_size)
 
     def _flush(self) -> None:
         """At the epoch's end, what is left over becomes the last batch."""
-        if self._flushed or self.more:
-            return
-        if self._exact:
-            settled = self._resolved == len(self.window)
-        else:
-            settled = all(turn.closed for turn in self.window if turn.lane != TAIL_LANE)
-        if not settled:
+        if self._flushed or self.more or not self._settled():
             return
         self._flushed = True
         if self._accumulated and self._drop_remainder:
             self.dropped_rows = self._accumulated
         elif self._accumulated:
-            self._insert(len(self.window), self._accumulated)
+            self._merge(self._accumulated)
 
-    def _insert(self, position: int, rows: int) -> None:
+    def _merge(self, rows: int, position: int | None = None) -> None:
+        """Make a merged batch of the first `rows` rows that are left over."""
         leftovers = []
         missing = rows
         while missing:
@@ -299,5 +318,143 @@ class EpochOrder:
         self._accumulated -= rows
         turn = Turn(TAIL_LANE, self._merged, 1, tuple(leftovers))
         self._merged += 1
-        self.window.insert(position, turn)
+        self._insert(turn, position)
         self.ungranted.append(turn)
+
+
+class ExactOrder(EpochOrder):
+    """Turns are dealt in the order of the visits, and leftovers count in it."""
+
+    window: list[Turn]
+
+    def __init__(
+        self,
+        visits: LaneVisits | RangeVisits,
+        *,
+        batch_size: int | None,
+        drop_remainder: bool,
+        position: Position | None = None,
+    ) -> None:
+        self.window = []
+        self._resolved = 0
+        super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
+
+    def came(self, turn: Turn) -> None:
+        """See EpochOrder. It has its place."""
+
+    def next(self) -> Turn | None:
+        """See EpochOrder."""
+        turn = self.window[0] if self.window else None
+        return turn if turn is not None and turn.shows else None
+
+    def closed(self, turn: Turn) -> None:
+        """See EpochOrder."""
+        if turn.ended:
+            self._visits.ended(turn.lane)
+        window = self.window
+        while self._resolved < len(window) and window[self._resolved].closed:
+            behind = self._resolved + 1
+            self._resolved = behind + self._resolve(window[self._resolved], behind)
+        self._flush()
+
+    def taken(self, turn: Turn) -> None:
+        """See EpochOrder."""
+        assert turn is self.window[0]
+        del self.window[0]
+        if self._resolved:
+            self._resolved -= 1
+        self._flush()
+
+    def drop(self) -> list[Turn]:
+        """See EpochOrder."""
+        dropped, self.window = self.window, []
+        return dropped
+
+    def _visited(self, turn: Turn) -> None:
+        self.window.append(turn)
+
+    def _settled(self) -> bool:
+        return self._resolved == len(self.window)
+
+    def _insert(self, turn: Turn, position: int | None) -> None:
+        self.window.insert(len(self.window) if position is None else position, turn)
+
+
+class FastOrder(EpochOrder):
+    """Turns are dealt as they are ready, and leftovers count in the order in which lanes happen to end.
+
+    Merged batches come one after the other here too, that a count of them says which; and each behind the ends of its
+    lanes, so that a position behind it has them.
+    """
+
+    window: dict[Turn, None]
+
+    def __init__(
+        self,
+        visits: LaneVisits | RangeVisits,
+        *,
+        batch_size: int | None,
+        drop_remainder: bool,
+        position: Position | None = None,
+    ) -> None:
+        self.window = {}
+        self._open = 0
+        """Visits in the window that are not closed."""
+        self._ready: deque[Turn] = deque()
+        self._merges: deque[Turn] = deque()
+        """The merged batches in the window."""
+        super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
+
+    def came(self, turn: Turn) -> None:
+        """See EpochOrder."""
+        if not turn.queued and (turn.lane != TAIL_LANE or turn is self._merges[0]):
+            turn.queued = True
+            self._ready.append(turn)
+
+    def next(self) -> Turn | None:
+        """See EpochOrder."""
+        while self._ready:
+            turn = self._ready[0]
+            if turn.shows:
+                return turn
+            self._ready.popleft().queued = False
+        return None
+
+    def closed(self, turn: Turn) -> None:
+        """See EpochOrder."""
+        if turn.lane != TAIL_LANE:
+            self._open -= 1
+        if turn.ended:
+            self._visits.ended(turn.lane)
+        self.came(turn)
+        self._resolve(turn)
+        self._flush()
+
+    def taken(self, turn: Turn) -> None:
+        """See EpochOrder."""
+        assert turn is self._ready[0]
+        self._ready.popleft()
+        del self.window[turn]
+        if turn.lane == TAIL_LANE:
+            self._merges.popleft()
+            if self._merges and self._merges[0].shows:
+                self.came(self._merges[0])
+        self._flush()
+
+    def drop(self) -> list[Turn]:
+        """See EpochOrder."""
+        dropped = list(self.window)
+        for queue in (self.window, self._ready, self._merges):
+            queue.clear()
+        return dropped
+
+    def _visited(self, turn: Turn) -> None:
+        self.window[turn] = None
+        self._open += 1
+
+    def _settled(self) -> bool:
+        return not self._open
+
+    def _insert(self, turn: Turn, position: int | None) -> None:
+        self.window[turn] = None
+        self._merges.append(turn)

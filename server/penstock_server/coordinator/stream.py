@@ -27,7 +27,6 @@ from penstock_proto import (
     WorkerDied,
 )
 from penstock_proto import messages as m
-from penstock_proto.layout import TAIL_LANE
 from penstock_proto.position import Position
 
 from . import commands as do
@@ -375,10 +374,8 @@ class Stream:
             return
         if not self._dealing.goes_on(epoch):
             return
-        window = epoch.order.window
-        position = 0
-        while position < len(window):
-            turn = window[position]
+        order = epoch.order
+        while (turn := order.next()) is not None:
             while turn.parts:
                 if epoch.skip:
                     self._skip(epoch, turn)
@@ -390,15 +387,11 @@ class Stream:
                 self.fail(turn.error)
                 return
             if turn.closed:
-                epoch.order.taken(position)
+                order.taken(turn)
                 self._lane_ended(epoch, turn)
                 self.making.settle(epoch, turn)
-            elif self._exact or turn.lane == TAIL_LANE:
-                return  # also in fast order merged batches come one after the other, that a count of them says which
-            else:
-                position += 1
-        if epoch.order.finished and self._dealing.ends(epoch):
-            self._end(epoch, epoch.order)
+        if order.finished and self._dealing.ends(epoch):
+            self._end(epoch, order)
 
     def send(self, epoch: Epoch, reader: Reader, turn: Turn, part: Part) -> None:
         """Send a slab with this part of the turn."""
@@ -507,25 +500,25 @@ class Stream:
         if not self._exact:
             return 0
         if order.ungranted:
-            return int(order.window[0] is not order.ungranted[0])
+            return int(next(iter(order.window)) is not order.ungranted[0])
         return int(bool(order.window))
 
     def _next_visit(self, epoch: Epoch, order: EpochOrder) -> Turn | None:
         """The next visit: in fast order in the group that has least to do, if any has little enough."""
-        if self._exact:
+        groups = epoch.groups
+        if groups is None:
             turn = order.visit()
             if turn is not None and self._indexable:
                 turn.worker = self._crew.home(turn.index // self.feed.turn)
             return turn
-        most = max(1, self.share.production // epoch.groups)
-        for group in sorted(range(epoch.groups), key=epoch.filling.__getitem__):
-            if epoch.filling[group] >= most:
-                break
+        most = max(1, self.share.production // groups.count)
+        while (group := groups.least(most)) is not None:
             turn = order.visit(group)
             if turn is not None:
                 turn.group = group
                 turn.worker = self._crew.home(group)
                 return turn
+            groups.over(group)
         return None
 
     def _close_epoch(self, epoch: Epoch) -> None:
