@@ -12,7 +12,7 @@ No process, socket, clock or byte of memory is real. Samples are (epoch, split, 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -936,6 +936,13 @@ class World:
         hold(coordinator.reserved <= coordinator.memory, "more memory is reserved than allowed")
         hold(self.arena.nbytes <= coordinator.reserved, f"slots take {self.arena.nbytes} of {coordinator.reserved}")
         for stream in coordinator.streams.values():
+            for epoch in stream._epochs:
+                lanes = [lane for lane in epoch.lanes.values() if lane.run is not None]
+                hold(+epoch.runs == Counter(lane.run[0] for lane in lanes if lane.run), "lanes are counted wrong")
+                loads = Counter(lane.run[0] for lane in lanes if lane.run and not lane.ended)
+                hold(+epoch.loads == loads, "lanes that have not ended are counted wrong")
+            nbytes = sum(turn.nbytes for _, turn in stream.making._tickets.values())
+            hold(stream.making.nbytes == nbytes, "bytes are counted wrong")
             hold(stream.making.nbytes <= stream.reserved, f"stream {stream.number} holds more than it may")
             # Fewer larger slots may stand beside old ones, and those of readers that left a group beside fewer others'.
             if not (self.feeds[stream.feed.name].growth or stream._dealing.shared):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from penstock_proto import PenstockError
 from penstock_proto.messages import Begun, End, Failed, LaneEnded, Opened, Passed, Shapes
 
 
-@dataclass(frozen=True, slots=True)
-class ListSplits:
+class ListSplits(Struct, frozen=True):
     """Have `worker` list the splits of `feed` for `epoch`; the answer names `run`."""
 
     worker: int
@@ -19,15 +19,13 @@ class ListSplits:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetSplits:
+class ForgetSplits(Struct, frozen=True):
     """Nothing will refer to this list of splits again."""
 
     splits: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartRun:
+class StartRun(Struct, frozen=True):
     """Open a run in `worker`: one lane of an epoch, or the epoch of an indexable feed (lane 0, splits 0).
 
     `record`, `skip`, `careful`: as in messages.StartRun.
@@ -44,8 +42,7 @@ class StartRun:
     careful: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FindSlot:
+class FindSlot(Struct, frozen=True):
     """Give `ticket` a slot of at least `nbytes`; answered by `Coordinator.slot_found` or `no_slot`.
 
     Slots are found for the tickets of one stream in the order of these commands. A ticket that has a slot already (too
@@ -56,8 +53,7 @@ class FindSlot:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(Struct, frozen=True):
     """Have `worker` fill the ticket's slot from place `first` on with up to `batches` batches, from number `index`."""
 
     worker: int
@@ -68,8 +64,7 @@ class Fill:
     first: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRows:
+class WriteRows(Struct, frozen=True):
     """Have `worker` write `count` leftover rows of the run, from its row `start`, to row `row` of merged batch `index`
     of `rows` rows, in the ticket's slot."""
 
@@ -83,23 +78,20 @@ class WriteRows:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropRun:
+class DropRun(Struct, frozen=True):
     """The run is not needed any more. What it was to fill and did not, it answers with no batches."""
 
     worker: int
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(Struct, frozen=True):
     """Nobody reads or writes the ticket's slot any more."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """Send one slab to a reader: `batches` batches from place `first` of the ticket's slot on. Other fields as in
     messages.Slab."""
 
@@ -121,39 +113,34 @@ Said: TypeAlias = Begun | Passed | LaneEnded | End | Opened | Failed
 """What a reader is told besides slabs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """Send a message to a reader."""
 
     reader: int
     message: Said
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """Call `Coordinator.retry(run)` in so many seconds."""
 
     seconds: float
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(Struct, frozen=True):
     """The worker was to leave, and has no work any more: end it."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class FeedReady:
+class FeedReady(Struct, frozen=True):
     """The feed can be consumed. `splits` is how many it has now (0 for an indexable feed)."""
 
     feed: str
     splits: int
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseStart:
+class RefuseStart(Struct, frozen=True):
     """A feed cannot be served at all: the daemon ends with this error."""
 
     error: PenstockError

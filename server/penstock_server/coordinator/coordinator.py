@@ -491,7 +491,8 @@ class Coordinator:
         stream.advance()
         if stream.done:
             self.streams.pop(stream.number, None)
-        self._retire()
+        if self.crew.leaving:
+            self._retire()
 
     def _retire(self) -> None:
         """End the workers that are to leave and do nothing any more."""

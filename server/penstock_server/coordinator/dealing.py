@@ -5,8 +5,9 @@ A stream calls these with each part of a turn that stands next; they send it, or
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from penstock_proto import ConnectionLost
 from penstock_proto.messages import End, LaneEnded

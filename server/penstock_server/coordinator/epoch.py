@@ -108,6 +108,7 @@ class Epoch:
         failing: whether a turn in the order has an error: nothing behind it needs to be made.
         groups: in fast order, the groups in which lanes take turns apart from each other.
         moved: whether workers came or went, so that lanes may have to move.
+        runs, loads: how many lanes each worker makes, and how many of these have not ended.
         skip: how many batches are to be made and dropped first.
         skipped: the splits that were left out, by lane and number within it.
         deaths: of an indexable feed: how often each turn, by its first batch, ended its worker.
@@ -129,6 +130,8 @@ class Epoch:
     failing: bool = False
     groups: Groups | None = None
     moved: bool = False
+    runs: Counter[int] = field(default_factory=Counter)
+    loads: Counter[int] = field(default_factory=Counter)
     skip: int = 0
     skipped: set[tuple[int, int]] = field(default_factory=set)
     deaths: Counter[int] = field(default_factory=Counter)
@@ -167,6 +170,11 @@ class Epoch:
         )
 
     @property
+    def granting(self) -> bool:
+        """Whether visits are still to be made, as far as can be known."""
+        return self.order is None or self.order.more
+
+    @property
     def in_round(self) -> int:
         """Batches in the round."""
         return sum(isinstance(item, tuple) for item in self.round)
@@ -178,13 +186,25 @@ class Epoch:
             lane = self.lanes[key] = Lane()
         return lane
 
-    def loads(self, hands: list[int]) -> dict[int, int]:
-        """How many lanes that have not ended each of these workers makes."""
-        loads = dict.fromkeys(hands, 0)
-        for lane in self.lanes.values():
-            if lane.run is not None and not lane.ended and lane.run[0] in loads:
-                loads[lane.run[0]] += 1
-        return loads
+    def start(self, lane: Lane, filler: Filler) -> None:
+        """The lane is made by this run from now on."""
+        lane.run = filler
+        self.runs[filler[0]] += 1
+        self.loads[filler[0]] += not lane.ended
+
+    def stop(self, lane: Lane) -> Filler:
+        """The lane's run makes it no longer; returns which that was."""
+        assert lane.run is not None
+        filler, lane.run = lane.run, None
+        self.runs[filler[0]] -= 1
+        self.loads[filler[0]] -= not lane.ended
+        return filler
+
+    def end(self, lane: Lane) -> None:
+        """The lane has no further full batch."""
+        if not lane.ended and lane.run is not None:
+            self.loads[lane.run[0]] -= 1
+        lane.ended = True
 
 
 def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from penstock_proto.layout import ALIGN, HEADER, SlotLayout, fixed_layout, is_fixed, lay_out
 from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
@@ -20,8 +21,7 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // 4096) * 4096
 
 
-@dataclass(frozen=True, slots=True)
-class SplitsInfo:
+class SplitsInfo(Struct, frozen=True):
     """A list of splits: the number under which it is known, how many it holds, and its SHA-256."""
 
     number: int
@@ -29,8 +29,7 @@ class SplitsInfo:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Struct, frozen=True):
     """The rest of a split that was left out after `samples` samples; `why` says what had happened."""
 
     split: str

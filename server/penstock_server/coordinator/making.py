@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock_proto import GeneratorError, PenstockError, ProtocolError, WorkerDied
 from penstock_proto.layout import TAIL_LANE
@@ -36,6 +37,7 @@ class Making:
     Attributes:
         slot_nbytes: bytes of a new slot.
         slots_used: how many slots are being filled or wait for their place.
+        nbytes: bytes of all slots, those at the consumer among them.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Making:
         self.feed = feed
         self.slot_nbytes = feed.slot_nbytes
         self.slots_used = 0
+        self.nbytes = 0
         self._indexable = feed.plan.length is not None
         self._epochs = epochs
         self._crew = crew
@@ -64,11 +67,6 @@ class Making:
         """How many slots there are, those at the consumer among them."""
         return len(self._tickets)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these slots."""
-        return sum(turn.nbytes for _, turn in self._tickets.values())
-
     def has(self, ticket: int) -> bool:
         """Whether the ticket is known still."""
         return ticket in self._tickets
@@ -80,6 +78,7 @@ class Making:
         turn.nbytes = self.slot_nbytes
         self._tickets[turn.ticket] = epoch, turn
         self.slots_used += 1
+        self.nbytes += turn.nbytes
         if turn.lane != TAIL_LANE:
             if epoch.groups is not None:
                 epoch.groups.begins(turn.group)
@@ -103,7 +102,7 @@ class Making:
         """Nothing of the epoch is wanted any more."""
         for lane in epoch.lanes.values():
             if lane.run is not None:
-                self._drop(lane)
+                self._drop(epoch, lane)
         if epoch.order is not None:
             for turn in epoch.order.drop():
                 turn.parts.clear()
@@ -154,7 +153,8 @@ class Making:
             complete = ended or turn.made == turn.batches
             if turn.settled or complete:
                 turn.ended, turn.leftover = ended, leftover
-                lane.ended = ended and not self._indexable
+                if ended and not self._indexable:
+                    epoch.end(lane)
                 self._close_turn(epoch, turn)
             elif lane.letting_go is None:
                 said = f"a worker made {turn.made} of {turn.batches} batches and did not say that the lane has ended"
@@ -184,6 +184,7 @@ class Making:
     def need_room(self, ticket: int) -> None:
         """The next batch of the ticket's turn did not fit; slots are large enough for it now."""
         epoch, turn = self._tickets[ticket]
+        self.nbytes += self.slot_nbytes - turn.nbytes
         turn.nbytes = self.slot_nbytes
         turn.slot, turn.fillers = False, []
         self._do(do.FindSlot(ticket, self.slot_nbytes))
@@ -226,7 +227,7 @@ class Making:
             lost: set[int] = set()
             for key, lane in epoch.lanes.items():
                 if lane.run is not None and lane.run[0] == worker:
-                    run, lane.run = lane.run[1], None
+                    _, run = epoch.stop(lane)
                     if blamed is not None and blamed[0] == run:
                         self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, run)
@@ -262,9 +263,10 @@ class Making:
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""
         for epoch in self._epochs:
-            for lane in epoch.lanes.values():
-                if worker in [filler[0] for filler in (lane.run, lane.letting_go) if filler is not None]:
-                    return True
+            if epoch.runs[worker] or any(
+                lane.letting_go is not None and lane.letting_go[0] == worker for lane in epoch.lanes.values()
+            ):
+                return True
         return any(filler[0] == worker for _, turn in self._tickets.values() for filler in turn.fillers)
 
     def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
@@ -273,13 +275,13 @@ class Making:
             return
         if self._indexable or lane.ended:
             if lane.run[0] in self._crew.leaving and not lane.busy and not self._merges_of(epoch, lane.run[1]):
-                self._drop(lane)
+                self._drop(epoch, lane)
             return
         if not lane.border:
             return
-        loads = epoch.loads(self._crew.hands)
-        if lane.run[0] in loads and loads[lane.run[0]] - min(loads.values()) < 2:
-            if max(loads.values()) - min(loads.values()) < 2 and not self._crew.leaving:
+        loads = [epoch.loads[worker] for worker in self._crew.hands]
+        if lane.run[0] in self._crew.hands and epoch.loads[lane.run[0]] - min(loads) < 2:
+            if max(loads) - min(loads) < 2 and not self._crew.leaving:
                 epoch.moved = False
             return
         self._let_go(epoch, lane)
@@ -288,16 +290,14 @@ class Making:
         """Have the lane's run dropped; another goes on when it has answered."""
         if self._indexable or lane.ended:
             return  # its turns are all that it still does
-        run = lane.run
-        assert run is not None
-        self._drop(lane)
+        run = self._drop(epoch, lane)
         if lane.busy:
             lane.letting_go = run
 
-    def _drop(self, lane: Lane) -> None:
-        assert lane.run is not None
-        self._do(do.DropRun(*lane.run))
-        lane.run = None
+    def _drop(self, epoch: Epoch, lane: Lane) -> Filler:
+        run = epoch.stop(lane)
+        self._do(do.DropRun(*run))
+        return run
 
     def _went_by(self, epoch: Epoch, lane: Lane) -> None:
         """The lane's run has ended its work on a turn."""
@@ -344,7 +344,7 @@ class Making:
         self._do(do.Retry(min(30.0, 0.1 * 2 ** min(times, 10)), run))
 
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
-        self._drop(lane)
+        self._drop(epoch, lane)
         self._unassign(lane, run[1])
         if self.feed.plan.on_error == "retry" and isinstance(error, GeneratorError) and not lane.ended:
             lane.failures += 1
@@ -422,16 +422,16 @@ class Making:
         if self._indexable:
             worker = key if key in self._crew.hands else self._crew.home(key)
         elif epoch.moved:
-            loads = epoch.loads(self._crew.hands)
-            worker = min(loads, key=lambda number: (loads[number], number))
+            worker = min(self._crew.hands, key=epoch.loads.__getitem__)
         else:
             worker = self._crew.home(key)
-        lane.run = worker, next(self._ids)
+        run = worker, next(self._ids)
+        epoch.start(lane, run)
         number = 0 if self._indexable else key
         splits = epoch.splits.number if epoch.splits else 0
         self._do(
             do.StartRun(
-                *lane.run,
+                *run,
                 feed=self.feed.name,
                 epoch=epoch.number,
                 lane=number,
@@ -441,7 +441,7 @@ class Making:
                 careful=self._careful or lane.careful,
             )
         )
-        return lane.run
+        return run
 
     def _write_leftovers(self, epoch: Epoch, turn: Turn, wanted: set[Leftover]) -> None:
         """Have those leftovers of a merged batch written that are wanted (again)."""
@@ -497,4 +497,5 @@ class Making:
 
     def _free(self, turn: Turn) -> None:
         del self._tickets[turn.ticket]
+        self.nbytes -= turn.nbytes
         self._do(do.Free(turn.ticket))

@@ -19,14 +19,15 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from penstock_proto import PenstockError
 from penstock_proto.layout import TAIL_LANE
 from penstock_proto.messages import Shapes
 from penstock_proto.position import Position
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """Batches of a turn that are ready: `batches` of them from position `first` of the turn.
 
     `record`: the lane's restart record behind the last of them.
@@ -39,8 +40,7 @@ class Part:
     record: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(Struct, frozen=True):
     """`count` rows from row `start` of what `lane` has left over."""
 
     lane: int
@@ -104,40 +104,35 @@ class LaneVisits:
             live -= {lane.lane for lane in position.ended}
             for place in position.places:
                 self._next[place.lane] = place.index
-        self._live = [[lane for lane in range(group, lanes, groups) if lane in live] for group in range(groups)]
-        self._cursors = [self._first(group) for group in self._live]
-        self._count = len(live)
+        self._live = [deque(lane for lane in range(group, lanes, groups) if lane in live) for group in range(groups)]
+        for group in self._live:
+            group.rotate(-self._first(group))
+        self._ended = {*range(lanes)} - live
+        self._lanes = lanes
 
     @property
     def exhausted(self) -> bool:
         """Whether every lane is known to have ended."""
-        return not self._count
+        return len(self._ended) == self._lanes
 
     def next(self, group: int = 0) -> Turn | None:
         """The next visit to a lane of the group; None if all of them have ended."""
         live = self._live[group]
-        if not live:
-            return None
-        position = self._cursors[group] % len(live)
-        self._cursors[group] = position + 1
-        lane = live[position]
-        index = self._next[lane]
-        batches = self._turn - index % self._turn
-        self._next[lane] = index + batches
-        return Turn(lane, index, batches)
+        while live:
+            lane = live.popleft()
+            if lane not in self._ended:
+                live.append(lane)
+                index = self._next[lane]
+                batches = self._turn - index % self._turn
+                self._next[lane] = index + batches
+                return Turn(lane, index, batches)
+        return None
 
     def ended(self, lane: int) -> None:
         """The lane has ended: it is not visited again."""
-        group = lane % len(self._live)
-        live = self._live[group]
-        if lane in live:
-            position = live.index(lane)
-            del live[position]
-            self._count -= 1
-            if position < self._cursors[group]:
-                self._cursors[group] -= 1
+        self._ended.add(lane)
 
-    def _first(self, live: list[int]) -> int:
+    def _first(self, live: Collection[int]) -> int:
         """Where in `live` the next visit goes."""
         for position, lane in enumerate(live):
             if self._next[lane] % self._turn:

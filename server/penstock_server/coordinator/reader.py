@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from penstock_proto import ProtocolError
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Struct, frozen=True):
     """A slab that was sent: its number, its bytes, and what it holds of which epoch."""
 
     seq: int

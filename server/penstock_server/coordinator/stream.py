@@ -16,7 +16,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock_proto import (
     DaemonStopped,
@@ -469,18 +470,15 @@ class Stream:
 
     def _grant(self) -> None:
         # The next epoch's first batches are made while the consumer validates or saves.
-        if (
-            len(self._epochs) < 2
-            and self._stopping is None
-            and all(epoch.order is not None and not epoch.order.more for epoch in self._epochs)
-        ):
+        if len(self._epochs) < 2 and self._stopping is None and not (self._epochs and self._epochs[0].granting):
             self._open_next_epoch()
         for epoch in self._epochs:
             order = epoch.order
             if order is None:
                 return
             while order.ungranted or (order.more and not epoch.failing):
-                if self.making.slots_used >= self.share.production - self._kept_for_head(epoch, order):
+                spare = self.share.production - self.making.slots_used
+                if spare <= 0 or spare <= self._kept_for_head(epoch, order):
                     return
                 if order.ungranted:
                     self.making.hold(epoch, order.ungranted.popleft())
