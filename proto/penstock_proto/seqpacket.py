@@ -5,14 +5,31 @@ Used between the daemon and its workers (an inherited socketpair) and between th
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import socket
+import threading
 
 from .codec import MAX_MESSAGE
 from .errors import ProtocolError
 
 MAX_FDS = 4
+
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_ROOM_FOR_FDS = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
+
+
+class _Buffer(threading.local):
+    """Where a thread's datagrams arrive. Room for the largest, asked for anew, would cost each of them 10 us and more:
+    malloc maps that much memory apart."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray(MAX_MESSAGE + 1)
+
+
+_buffer = _Buffer()
 
 
 def send(connection: socket.socket, data: bytes, fd: int | None = None) -> None:
@@ -36,13 +53,24 @@ def receive(connection: socket.socket) -> tuple[bytes, int | None]:
         OSError: the peer is gone.
         ProtocolError: a datagram larger than a message may be, or with more than one fd.
     """
-    data, fds, flags, _ = socket.recv_fds(connection, MAX_MESSAGE + 1, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-    if len(fds) > 1 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    arrived = _buffer.bytes
+    count, control, flags, _ = connection.recvmsg_into([arrived], _ROOM_FOR_FDS, _CLOSE_ON_EXEC)
+    fds = _fds(control) if control else []
+    if len(fds) > 1 or flags & _CUT:
         for fd in fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
         raise ProtocolError("an oversized datagram, or one with more than one fd")
-    if fds and not data:
+    if fds and not count:
         os.close(fds[0])  # an empty datagram counts as end of file
         fds = []
-    return data, fds[0] if fds else None
+    return bytes(memoryview(arrived)[:count]), fds[0] if fds else None
+
+
+def _fds(control: list[tuple[int, int, bytes]]) -> list[int]:
+    """The fds in ancillary data, which is cut where there was no room for all."""
+    fds = array.array("i")
+    for level, kind, data in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()

@@ -63,6 +63,11 @@ class Arena:
         self._free: list[Segment] = []
         self._growing = 0
 
+    @property
+    def spare(self) -> bool:
+        """Whether there are free segments."""
+        return bool(self._free)
+
     def reuse(self, nbytes: int) -> Segment | None:
         """A free segment that holds `nbytes` and is not more than twice as large, the smallest, or None."""
         fits = [s for s in self._free if nbytes <= s.nbytes <= max(2 * nbytes, _PAGE)]

@@ -80,8 +80,9 @@ class Slots:
 
     def trim(self) -> None:
         """Give back what the streams' shares do not need."""
-        for segment in self._arena.trim(self._reserved()):
-            self._gone(segment)
+        if self._arena.spare:
+            for segment in self._arena.trim(self._reserved()):
+                self._gone(segment)
 
     async def stop(self) -> None:
         """Grant nothing more."""
