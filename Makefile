@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench recovery soak fuzz ci clean
+.PHONY: help setup demo test lint types docs bench recovery scaling soak fuzz ci clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench: $(READY) ## how fast batches get into tensors, beside other ways
 
 recovery: $(READY) ## how long a stream pauses when a worker, the daemon or the link goes
 	$(BIN)/python benchmarks/recovery.py $(ARGS)
+
+scaling: $(READY) ## what the coordinator takes to decide, with many lanes, workers and streams
+	$(BIN)/python benchmarks/coordinator.py $(ARGS)
 
 soak: $(READY) ## the long-running tests
 	$(BIN)/python -m pytest -m soak --timeout 0 -o faulthandler_timeout=0 $(ARGS)
