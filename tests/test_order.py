@@ -12,7 +12,16 @@ from reference import batches_of_lanes, epoch_length
 
 from penstock_proto import GeneratorError
 from penstock_proto.layout import TAIL_LANE
-from penstock_server.coordinator.order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Leftover, RangeVisits, Turn
+from penstock_server.coordinator.order import (
+    EpochOrder,
+    ExactOrder,
+    FastOrder,
+    LaneVisits,
+    Leftover,
+    Part,
+    RangeVisits,
+    Turn,
+)
 
 quick = settings(derandomize=True, deadline=None, max_examples=300)
 
@@ -108,6 +117,33 @@ def test_leftovers_come_right_behind_the_visit_that_completes_a_batch() -> None:
     assert [turn.lane for turn in order.window] == [0, 1, TAIL_LANE, 2]
     assert order.window[2].leftovers == (Leftover(0, 0, 3), Leftover(1, 0, 1))
     assert list(order.ungranted) == [order.window[2]]
+
+
+def test_in_fast_order_visits_come_as_they_are_ready_and_merged_batches_one_after_the_other() -> None:
+    order = FastOrder(LaneVisits(4, 1), batch_size=2, drop_remainder=False)
+    turns = [order.visit() for _ in range(4)]
+    for turn in reversed(turns):
+        assert turn is not None
+        close(order, turn, 1, 2)
+    for turn in reversed(turns):
+        assert order.next() is turn
+        order.taken(turn)
+    first, second = order.ungranted
+    assert [part.lane for part in (*first.leftovers, *second.leftovers)] == [3, 2, 1, 0]
+    second.closed = True
+    order.closed(second)
+    assert order.next() is None
+    first.parts.append(Part(0, 1, 2, ()))
+    order.came(first)
+    assert order.next() is first
+    first.parts.clear()
+    assert order.next() is None
+    first.closed = True
+    order.closed(first)
+    for turn in (first, second):
+        assert order.next() is turn
+        order.taken(turn)
+    assert order.finished
 
 
 def test_a_lane_that_ends_with_a_whole_turn_ends_at_its_next_visit() -> None:
