@@ -329,7 +329,7 @@ class Worker:
         samples = feed.lane(start.epoch, start.lane)
         for _ in range(index * (feed.batch_size or 1)):
             next(samples)
-        self.runs[start.run] = Run(feed, start.epoch, samples, index, careful=start.careful)
+        self.runs[start.run] = Run(feed, start.epoch, samples, index, careful=start.careful > 0)
 
     def fill(self, fill: Fill) -> None:
         """It makes `batches` batches from number `index`, and puts them at `base` of the slot."""

@@ -14,7 +14,7 @@ import pytest
 
 from penstock_proto import StartError
 from penstock_server import DictSpec, Feed, Leaf, TupleSpec
-from penstock_server.feed import block_samples, mixing_warning, wants
+from penstock_server.feed import ENDLESS, block_samples, mixing_warning, segment_count, wants, workers_warning
 from penstock_server.importing import load
 
 
@@ -80,6 +80,12 @@ def no_yield(path: str) -> None:
         (alone, {"drop_remainder": 1}, "drop_remainder is 1"),
         (alone, {"batch_size": None, "drop_remainder": True}, "cannot work with batch_size=None"),
         (alone, {"batch_size": None, "turn": 2}, "turn= is 1 with batch_size=None"),
+        (by_split, {"splits": [1], "segment": 5}, "segment= is for generators without splits="),
+        ([1, 2], {"segment": 5}, "segment= is for generators: an indexable object is divided by its indices"),
+        (by_shard, {"segment": 5}, "asks for shard, which is for generators without segment="),
+        (asks_too_much, {"segment": 5}, "asks for size"),
+        (alone, {"segment": 0}, "segment is 0; it can be 1 to"),
+        (alone, {"segment": 5, "epochs": 2}, "epochs=2 has no meaning where an epoch has no end: give samples="),
         (alone, {"spec": "float32"}, "it is a Leaf, TupleSpec or DictSpec"),
         (alone, {"spec": TupleSpec(())}, "spec has no leaves"),
         (alone, {"spec": Leaf("int64", (None,))}, "need one shape. Pad them, or yield whole batches"),
@@ -129,8 +135,24 @@ def test_a_generator_that_cannot_be_divided_is_one_lane_and_says_how_to_divide_i
     assert "cannot be divided" in plan.warnings[0]
     assert "splits=" in plan.warnings[0]
     assert "shard" in plan.warnings[0]
+    assert "segment=" in plan.warnings[0]
     plan = Feed(by_shard, batch_size=4, lanes=8).plan("train")
     assert (plan.lanes, plan.warnings) == (8, ())
+
+
+def test_a_generator_that_is_cut_into_segments_has_as_many_as_its_samples_take_or_no_end() -> None:
+    plan = Feed(with_all, segment=10, batch_size=4).plan("train")
+    assert (plan.lanes, plan.warnings, plan.endless, plan.drop_remainder) == (16, (), True, True)
+    assert segment_count(plan) == ENDLESS
+    assert workers_warning(plan, ENDLESS, 15) is not None
+    assert str(ENDLESS) not in str(workers_warning(plan, ENDLESS, 15))
+    plan = Feed(with_all, segment=10, samples=101, epochs=3, batch_size=4, shuffle=50).plan("train")
+    assert (segment_count(plan), plan.endless, plan.drop_remainder) == (11, False, False)
+    assert "of its 11 segments, because 11 lanes share them: make segment= smaller" in str(mixing_warning(plan, 11))
+    for generate, warned in ((alone, True), (by_split, False), (lambda rng: iter(()), False), (lambda n=3: n, True)):
+        assert len(Feed(generate, segment=10, batch_size=4).plan("train").warnings) == warned
+    assert not wants(lambda n=3: iter(()), has_splits=False, segments=True).split
+    assert wants(by_split, has_splits=False, segments=True).split
 
 
 def test_a_declared_spec_is_taken_as_it_is_meant() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf, TupleSpec
 from penstock_server import Feed
 from penstock_server.doing import DoingPage
+from penstock_server.feed import ENDLESS, segment_count
 from penstock_server.worker.collate import ReadyBatches, Rows
 from penstock_server.worker.indexed import IndexRun
 from penstock_server.worker.lane import MAX_SKIPPED, LaneRun
@@ -77,7 +79,7 @@ class Lanes:
 
     feed: Feed
     plan: FeedPlan
-    splits: list[Any]
+    splits: Sequence[Any]
     epoch: int = 0
     told: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -560,3 +562,128 @@ def test_any_batch_of_an_indexable_source_can_be_made_at_any_time(shuffle: int) 
     if shuffle:
         later, rows = indexed(shuffle, epoch=1)
         assert [i for j in range(3) for i, _, _ in batch(later, rows, j)] != order
+
+
+# --- segments ---
+
+
+def made_up(segment: int, rng: np.random.Generator) -> Iterator[Any]:
+    """Without end, but for some segments that end early, or at once."""
+    for i in itertools.islice(itertools.count(), segment % 4 if segment % 3 == 0 else None):
+        yield np.array([segment, i]), rng.random()
+
+
+def made_up_blindly() -> Iterator[Any]:
+    """It knows no more than its random numbers."""
+    while True:
+        yield np.array([random.randrange(1000), np.random.randint(1000)]), random.random()
+
+
+@st.composite
+def segmented_feeds(draw: st.DrawFn) -> Lanes:
+    shuffle = draw(st.sampled_from([0, 1, 20, 60]))
+    feed = Feed(
+        draw(st.sampled_from([made_up, made_up_blindly])),
+        segment=draw(st.integers(1, 9)),
+        batch_size=draw(st.integers(1, 6)),
+        lanes=draw(st.integers(1, 5)),
+        shuffle=shuffle,
+        interleave=draw(st.integers(1, 5)) if shuffle else None,
+        seed=draw(st.integers(0, 3)),
+    )
+    plan = feed.plan("feed")
+    return Lanes(feed, plan, range(segment_count(plan)), draw(st.integers(0, 2)))
+
+
+@settings(deadline=None)
+@given(segmented_feeds(), st.data())
+def test_an_endless_lane_goes_on_from_any_record(lanes: Lanes, data: st.DataObject) -> None:
+    lane = data.draw(st.integers(0, lanes.count - 1))
+    run = lanes.lane(lane)
+    records, batches = [run.record()], []
+    for _ in range(25):
+        batches.append(lanes.next_batch(run))
+        records.append(run.record())
+    assert all(len(batch) == lanes.plan.batch_size for batch in batches)
+    at = data.draw(st.integers(0, 25))
+    again = lanes.lane(lane, records[at])
+    assert again.record() == records[at]
+    assert [lanes.next_batch(again) for _ in range(25 - at)] == batches[at:]
+    assert [sample for batch in batches for sample in batch] != [batches[0][0]] * len(batches) * len(batches[0])
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.sampled_from([0, 30]))
+def test_with_a_number_of_samples_the_last_segment_is_cut_to_fit(samples: int, segment: int, shuffle: int) -> None:
+    def endless(number: int) -> Iterator[Any]:
+        for i in itertools.count():
+            yield np.array([number, i]), 0.0
+
+    feed = Feed(endless, segment=segment, samples=samples, batch_size=4, lanes=3, shuffle=shuffle)
+    plan = feed.plan("feed")
+    lanes = Lanes(feed, plan, range(segment_count(plan)))
+    read = [(n, i) for lane in range(lanes.count) for batch in lanes.rest(lanes.lane(lane)) for n, i, _ in batch]
+    assert sorted(read) == [divmod(at, segment) for at in range(samples)]
+
+
+def test_deep_in_an_endless_lane_no_more_is_read_again_than_its_open_segment() -> None:
+    started: list[int] = []
+    made = []
+
+    def counting(segment: int) -> Iterator[Any]:
+        started.append(segment)
+        for i in itertools.count():
+            made.append((segment, i))
+            yield np.array([segment, i]), 0.0
+
+    feed = Feed(counting, segment=10, batch_size=4, lanes=2)
+    lanes = Lanes(feed, feed.plan("feed"), range(ENDLESS))
+    run = lanes.lane(1)
+    for _ in range(1000):
+        lanes.next_batch(run)
+    assert started == list(range(1, 2 * len(started), 2))
+    assert len(made) == 4000
+    assert len(run.record()) < 100
+    started.clear()
+    made.clear()
+    again = lanes.lane(1, run.record())
+    assert run.border
+    lanes.next_batch(again)
+    assert (started, len(made)) == ([801], 4)
+    lanes.next_batch(again)
+    started.clear()
+    made.clear()
+    assert lanes.next_batch(lanes.lane(1, again.record())) == lanes.next_batch(again)
+    assert started == [801, 803, 803]
+    assert len(made) == 8 + 4 + 2
+
+
+@pytest.mark.parametrize("shuffle", [0, 20])
+def test_what_was_left_out_of_an_endless_lane_does_not_add_up(shuffle: int) -> None:
+    def breaking(segment: int) -> Iterator[Any]:
+        yield np.array([segment, 0]), 0.0
+        raise OSError("no more")
+
+    feed = Feed(breaking, segment=10, batch_size=4, lanes=1, shuffle=shuffle, on_error="skip")
+    lanes = Lanes(feed, feed.plan("feed"), range(ENDLESS))
+    run = lanes.lane(0)
+    batches = [lanes.next_batch(run) for _ in range(2 * MAX_SKIPPED // 4 + 1)]
+    assert len(lanes.told) > 2 * MAX_SKIPPED
+    assert len(run.record()) < 1000
+    again = lanes.lane(0, run.record())
+    assert lanes.next_batch(again) == lanes.next_batch(run)
+    assert sorted(n for batch in batches for n, _, _ in batch)[:-40] == list(range(len(batches) * 4 - 40))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_segments_that_yield_nothing_are_an_error_in_the_end(on_error: str) -> None:
+    def drying_up(segment: int) -> Iterator[Any]:
+        if segment < 10:
+            yield np.array([segment, 0]), 0.0
+
+    feed = Feed(drying_up, segment=10, batch_size=4, lanes=1, on_error=on_error)
+    lanes = Lanes(feed, feed.plan("feed"), range(ENDLESS))
+    run = lanes.lane(0)
+    assert len(lanes.next_batch(run) + lanes.next_batch(run)) == 8
+    with pytest.raises(FeedError, match="yields nothing any more: 1001 segments of lane 0") as caught:
+        lanes.next_batch(run)
+    assert "\n  in segment 1010" in str(caught.value)

@@ -787,7 +787,7 @@ def test_the_rest_of_a_turn_is_made_where_it_belongs(worker: Start) -> None:
 def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> None:
     started, other = worker("feed"), worker("feed")
     listed = started.list("feed")
-    started.send(m.StartRun(1, "feed", 1, 0, 1, careful=True))
+    started.send(m.StartRun(1, "feed", 1, 0, 1, careful=2**62))
     started.fill(batches=4)
     parts = [started.receive(m.Made) for _ in range(4)]
     assert [(part.first, part.batches, part.last) for part in parts] == [(i, 1, i == 3) for i in range(4)]
@@ -804,7 +804,7 @@ def test_splits_that_break_are_skipped_and_told_once_before_what_comes_behind(wo
     started, other = worker("failing"), worker("failing")
     listed = started.list("failing")
     assert listed.spec == Leaf("int64", (2,))  # of the first that yields anything
-    started.send(m.StartRun(1, "failing", 0, 0, 1, careful=True))
+    started.send(m.StartRun(1, "failing", 0, 0, 1, careful=2**62))
     started.fill(batches=9)
     skipped = started.receive(m.SplitSkipped)
     assert (skipped.run, skipped.number, skipped.split, skipped.samples) == (1, 0, "(0, 5, 0)", 0)
@@ -847,7 +847,7 @@ def test_a_feed_of_which_every_split_breaks_says_why(worker: Start) -> None:
 def test_after_a_death_the_page_names_the_split_and_the_stream_goes_on_without_it(worker: Start) -> None:
     started, other = worker("deadly", watched=True), worker("deadly")
     listed = started.list("deadly")
-    started.send(m.StartRun(6, "deadly", 0, 0, 1, careful=True))
+    started.send(m.StartRun(6, "deadly", 0, 0, 1, careful=2**62))
     started.fill(run=6, batches=9)
     assert started.wait() == -signal.SIGKILL
     made = [started.receive(m.Made) for _ in range(4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +27,7 @@ class Reader:
     Attributes:
         cut: how slabs are cut into batches.
         info: what the daemon says of the feed.
-        cardinality: batches in an epoch (of one rank), or None where that is not known.
+        cardinality: batches in an epoch (of one rank), `math.inf` where it has no end, or None where that is not known.
         session: the open session.
         by_dataset: whether TensorFlow reads it, and so takes more than is consumed.
         unread: how many batches of the last slab were not read yet; each slab has a box of its own.
@@ -64,8 +65,10 @@ class Reader:
         notes = Notes()
         way = dial(notes, begin, dial.timeout)
         self.info, self.cut = way.info, way.cut
-        self.cardinality = way.info.batches
-        if self.cardinality is not None and dial.who.world_size:
+        self.cardinality: int | float | None = way.info.batches
+        if way.info.endless:
+            self.cardinality = math.inf
+        elif self.cardinality is not None and dial.who.world_size:
             self.cardinality //= dial.who.world_size
         elif dial.who.shares:
             self.cardinality = None

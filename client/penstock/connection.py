@@ -32,7 +32,7 @@ class Connection:
         element_spec: the spec of a batch. The batch dimension is None, as the last batch may be smaller, or the batch
             size where the feed was made with `drop_remainder=True`.
         cardinality: batches in an epoch (for a rank: of its own), or None where that is not known, as for a group's
-            consumer.
+            consumer. `math.inf` where an epoch has no end (the feed has `segment=` and no `samples=`).
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -40,7 +40,7 @@ class Connection:
         self._dataset: tf.data.Dataset | None = None
         self.info: FeedInfo = reader.info
         self.element_spec: Spec = reader.cut.spec
-        self.cardinality: int | None = reader.cardinality
+        self.cardinality: int | float | None = reader.cardinality
 
     def batches(self) -> Iterator[Any]:
         """An iterator over the NumPy batches of one epoch, the next of the stream.

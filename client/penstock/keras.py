@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -74,6 +75,10 @@ class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.value = json.loads(text)
 
 
+class _Enough:
+    """What `stop_training` is where only the rest of an epoch has ended, and not the training."""
+
+
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves the model with its place in the data, and makes `fit` go on there after a crash, also within an epoch.
 
@@ -82,13 +87,16 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     connection at once, and `fit` restores the model as it begins. It then goes on in the epoch that was interrupted,
     and the remaining batches are those that an undisturbed run would have got. Later epochs have their full length.
 
+    Where the stream has no end (`Feed(segment=)` without `samples=`), an epoch is what `fit(steps_per_epoch=)` says.
+
     Args:
         connection: from `penstock.connect`, not read yet. `fit` gets its `dataset()`, or one made from it in which an
             element is still one batch, in order (`map` and `prefetch`, not `shuffle`, `filter`, `take` or `batch`).
         directory: where checkpoints are kept, one directory for each training.
         every: steps after which a checkpoint is saved, besides at the end of each epoch; None: only there. Within
             epochs nothing is saved where `fit` does not know their length (the feed has no `samples=`, or a `filter`
-            hides it) or has `steps_per_epoch=` (for which it must get `dataset().repeat()`).
+            hides it) or has `steps_per_epoch=` (for which it must get `dataset().repeat()`), unless the stream has no
+            end.
         keep: how many checkpoints are kept.
 
     Raises:
@@ -114,6 +122,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
         self._quiet = contextlib.ExitStack()
         self._rest_ends = -1
+        self._before = 0
+        self._enough = _Enough()
         self._values: list[tuple[Any, Any]] = []
         if self._latest is not None:
             self._progress = self._read(self._latest)
@@ -159,8 +169,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             model._initial_epoch = self.initial_epoch  # as keras.callbacks.BackupAndRestore does
         self._epoch = self.initial_epoch
         steps, batches = self.params.get("steps"), self._connection.cardinality
-        self._by_epochs = steps in (None, batches)
-        self._within = steps is not None and steps == batches
+        self._endless = batches == math.inf
+        if self._endless and steps is None:
+            raise ValueError("the stream has no end, so fit needs steps_per_epoch=: how many steps an epoch has")
+        self._by_epochs = steps in (None, batches) and not self._endless
+        self._within = steps is not None and (self._endless or steps == batches)
         if not self._within and self._every is not None:
             logger.warning(
                 "%s is saved at the ends of epochs only, as fit counts %s steps in an epoch and the feed has %s "
@@ -174,22 +187,31 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         """Note where the epoch begins. Called by Keras."""
         self._epoch = epoch
         self._begin = self._consumed
-        if self._progress is not None and self._progress["within"] and epoch == self.initial_epoch:
-            self._rest_ends = (self._connection.cardinality or 0) - _read(self._progress["state"])
+        resumed = self._progress is not None and epoch == self.initial_epoch
+        self._before = self._progress.get("step", 0) if self._progress is not None and resumed else 0
+        if self._endless:
+            return
+        if self._progress is not None and self._progress["within"] and resumed:
+            self._rest_ends = int(self._connection.cardinality or 0) - _read(self._progress["state"])
             self._quiet.enter_context(warnings.catch_warnings())  # the rest of an epoch is shorter, as it should be
             warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count, and save now and then. Called by Keras."""
         self._consumed = self._begin + batch + 1
+        step = self._before + batch + 1
+        if self._endless and self._before and step >= self.params["steps"] and not self.model.stop_training:
+            self.model.stop_training = self._enough  # ends this epoch; `on_epoch_end` takes it back
         if batch + 1 == self._rest_ends:
             # Keras then tries one step more, whose draws of random numbers count although it finds no data.
             self._values = [(variable, variable.numpy()) for variable in self._variables]
         if self._every is None or self._consumed - self._saved < self._every or not self._within:
             return
+        if self._endless and step >= self.params["steps"]:
+            return  # the epoch's end saves, which comes now
         state = self._connection.state_dict(self._consumed)
-        if _read(state) not in (0, self._connection.cardinality):  # else the epoch's end saves, which comes now
-            self._save(state, self._epoch, within=True)
+        if _read(state) not in (0, self._connection.cardinality):  # likewise
+            self._save(state, self._epoch, step)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Undo what Keras did behind the last step. Called by Keras, before validation."""
@@ -199,6 +221,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         """Save. Called by Keras, after validation."""
         self._undo()
         self._quiet.close()
+        if self.model.stop_training is self._enough:
+            self.model.stop_training = False
         state = self._connection.state_dict(self._consumed)
         if self._by_epochs and _read(state) not in (0, self._connection.cardinality):
             raise ValueError(
@@ -206,7 +230,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 f"epoch {state['position']['epoch']}: an element of the dataset that fit gets must be one batch, in "
                 "order, so make it of connection.dataset() with map and prefetch alone"
             )
-        self._save(state, epoch + 1, within=False)
+        self._save(state, epoch + 1, 0)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Let a later `fit` begin where it is told to. Called by Keras."""
@@ -219,12 +243,14 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         for variable, value in values:
             variable.assign(value)
 
-    def _save(self, state: dict[str, Any], epoch: int, within: bool) -> None:
+    def _save(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        """Save, behind so many steps of the epoch."""
         assert self._manager is not None
         self._checkpoint.progress.value = {
             "consumed": self._consumed,
             "epoch": epoch,
-            "within": within,
+            "step": step,
+            "within": step > 0,
             "state": state,
             "variables": self._shapes,
         }

@@ -50,7 +50,9 @@ def dataset(reader: Reader) -> tf.data.Dataset:
         _begin, args=(_token(reader, form),), output_signature=tuple(form.signature())
     )
     result = source.flat_map(form.batches)
-    if reader.cardinality is not None:
+    if reader.info.endless:
+        result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    elif reader.cardinality is not None:
         # Keras counts its steps by the cardinality. That of `assert_cardinality` would make the first epoch after a
         # resume, which is shorter, an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
         nothing = tf.data.Dataset.from_tensors(form.nothing()).flat_map(form.batches).repeat()

@@ -55,10 +55,10 @@ class PenstockError(Exception):
 
     def __str__(self) -> str:
         place = [
-            f"{word} {value}"
-            for word, value in (("feed", self.feed), ("worker", self.worker), ("split", self.split))
-            if value is not None
+            f"{word} {value}" for word, value in (("feed", self.feed), ("worker", self.worker)) if value is not None
         ]
+        if self.split is not None:
+            place.append(self.split if self.split.startswith("segment ") else f"split {self.split}")
         text = self.message
         if place:
             text += f"\n  in {', '.join(place)}"

@@ -79,8 +79,8 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     """What a consumer must know of a feed.
 
     `spec` describes one sample where `batch_size` is given, and one batch where it is None. `turn` is how many
-    batches a slab holds at the most. `batches` and `samples` are those of an epoch, where known. `shuffle` and
-    `interleave` are as in FeedPlan.
+    batches a slab holds at the most. `batches` and `samples` are those of an epoch, where known. `shuffle`,
+    `interleave` and `segment` are as in FeedPlan.
     """
 
     name: Name
@@ -96,6 +96,12 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     samples: Count | None
     shuffle: Count = 0
     interleave: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch has no end."""
+        return self.segment is not None and self.samples is None
 
 
 # --- client to daemon -------------------------------------------------------------------------------------------------
@@ -387,8 +393,8 @@ class StartRun(Message, frozen=True):
     `record` is empty for a fresh start, or a restart record to go on from. `spec` is the feed's where it is not
     declared: the one that was seen in the answer to its first ListSplits, which only that worker knows. `skip`: numbers
     (within the lane) of splits of which nothing more is read from the record on, or from the next block on where the
-    record stands within one. `careful`: a worker died at this lane, so every batch is reported at once, that the next
-    death is found where it happens.
+    record stands within one. `careful`: the first so many batches of the run are reported at once, as a worker died at
+    this lane and the next death is to be found where it happens, or as they are dealt one by one.
     """
 
     run: Count
@@ -399,7 +405,7 @@ class StartRun(Message, frozen=True):
     record: Record = b""
     spec: Spec | None = None
     skip: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
-    careful: bool = False
+    careful: Count = 0
 
 
 class Fill(Message, frozen=True):
@@ -461,7 +467,9 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     `spec` is the declared one or None; `turn` is None where the default depends on the spec. `length` is the number of
     samples of an indexable feed, else None. `static_splits` says that `splits` is no function: one list for all epochs.
     `lanes` is 1 where the generator cannot be divided. `on_error`: what becomes of a split in which user code raises,
-    or that has ended its worker `attempts` times. `warnings` are for the log.
+    or that has ended its worker `attempts` times. `warnings` are for the log. `segment`: the most samples of one run of
+    a generator that is run again and again, for segment 0, 1, ...; these are its splits. Without `samples` there is no
+    last one.
     """
 
     name: Name
@@ -481,6 +489,17 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     on_error: Annotated[str, Meta(pattern="^(raise|skip|retry)$")] = "raise"
     attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
     warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+    segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch has no end."""
+        return self.segment is not None and self.samples is None
+
+    @property
+    def piece(self) -> str:
+        """What one of its splits is called."""
+        return "split" if self.segment is None else "segment"
 
 
 class StartFailed(Message, frozen=True):
@@ -491,6 +510,9 @@ class StartFailed(Message, frozen=True):
 
 class SplitsListed(Message, frozen=True):
     """Answer to ListSplits; its fd holds the list. `digest` is the SHA-256 of it.
+
+    Without an fd `nbytes` is 0: an indexable feed has no splits (`count` 0), and segments are numbers, of which there
+    are 2**62 where they have no end.
 
     `spec` is that of the first sample of the first split and `sample_nbytes` the bytes of that sample (or ready batch),
     both only for the answer to the first listing of a feed (epoch 0 and no spec known), else None and 0.

@@ -83,6 +83,7 @@ _DECIDING = (
     "interleave",
     "drop_remainder",
     "samples",
+    "segment",
 )
 
 _decoder = msgspec.msgpack.Decoder(Position)

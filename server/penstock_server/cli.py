@@ -218,11 +218,15 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"worker   {worker['number']}: {_worker(worker)}"
     for feed in state["feeds"]:
         epoch = f", {feed['batches']} batches an epoch" if feed["batches"] is not None else ""
+        if feed.get("segment") is not None:
+            epoch += f", segments of {_count(feed['segment'], 'sample')}{'' if epoch else ', without end'}"
         yield f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}"
         skipped = feed.get("skipped", [])
         for split in skipped:
+            name = _word(split.get("split"))
             yield (
-                f"skipped  {feed['name']}, epoch {split.get('epoch')}: split {_word(split.get('split'))} after "
+                f"skipped  {feed['name']}, epoch {split.get('epoch')}: "
+                f"{name if name.startswith('segment ') else f'split {name}'} after "
                 f"{_count(split.get('samples', 0), 'sample')}: {_word(split.get('why'))}"
             )
         more = feed.get("skipped_count", 0) - len(skipped)

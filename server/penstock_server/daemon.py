@@ -239,7 +239,8 @@ class Daemon:
                     "turn": feed.info.turn,
                     "lanes": feed.info.lanes,
                     "order": feed.info.order,
-                    "splits": feed.static_splits.count if feed.static_splits else None,
+                    "splits": feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
+                    "segment": feed.plan.segment,
                     "on_error": feed.plan.on_error,
                     "skipped_count": feed.skipped_count,
                     "skipped": [
@@ -365,9 +366,9 @@ class Daemon:
         feed = self._coordinator.split_skipped(message.run, message.number, skipped)
         if feed is not None:
             log.warning(
-                "feed %s: the rest of split %s is left out after %d samples: %s",
+                "feed %s: the rest of %s is left out after %d samples: %s",
                 feed.name,
-                message.split,
+                message.split if feed.plan.segment is not None else f"split {message.split}",
                 message.samples,
                 why,
             )

@@ -21,6 +21,9 @@ INTERLEAVE = 4
 
 MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
 
+ENDLESS = 2**62
+"""The number of segments where they have no end: more than are ever read."""
+
 
 @dataclass(frozen=True, eq=False)
 class Feed:
@@ -37,6 +40,12 @@ class Feed:
     A generator without `rng` finds `random` and `numpy.random` seeded in the same way. In place of a generator, an
     object with `__len__` and `__getitem__` serves its items, each once an epoch.
 
+    A generator that makes its samples up, perhaps without end, has no splits. With `segment` it is run again and again,
+    for segment 0, 1, 2, ..., each with random numbers of its own, and each run is ended after so many samples. Segments
+    are dealt to workers as splits are, and a segment is what has to be read again after a fault. The generator may take
+    the segment's number as its first parameter. One that neither does so nor draws random numbers would yield the same
+    samples in each segment. Without `samples` such a feed has no end: one epoch, of which nobody sees the last batch.
+
     Attributes:
         generate: the generator function, or the indexable object.
         splits: the work list, or a function without parameters that returns it (run once an epoch). Its items must
@@ -49,6 +58,9 @@ class Feed:
         seed: 0 to 2**62. The stream is a function of the feed and its seed.
         epochs: how many epochs a stream has; None: no end.
         samples: samples in an epoch, where known beforehand: then the number of steps is known too.
+        segment: samples after which a generator without `splits` is ended and run again (batches where `batch_size` is
+            None). It may end sooner by itself. With `samples` an epoch has as many segments as those take, the last one
+            perhaps shorter; without, it has no end, and `epochs` cannot be given.
         drop_remainder: drop the last batch of an epoch where it is not full.
         lanes: sequences that an epoch is dealt into, the most workers that can run at once. Part of the order.
         turn: batches that the order takes from a lane in turn; by default as many as make about 1 MiB.
@@ -74,6 +86,7 @@ class Feed:
     seed: int = 0
     epochs: int | None = None
     samples: int | None = None
+    segment: int | None = None
     drop_remainder: bool = False
     lanes: int = 16
     turn: int | None = None
@@ -89,6 +102,7 @@ class Feed:
         _whole("seed", self.seed, 0, 2**62)
         _whole("epochs", self.epochs, 1, 2**62, optional=True)
         _whole("samples", self.samples, 1, 2**62, optional=True)
+        _whole("segment", self.segment, 1, 2**62, optional=True)
         _whole("lanes", self.lanes, 1, 2**16)
         _whole("turn", self.turn, 1, 2**16, optional=True)
         _whole("attempts", self.attempts, 1, 1000)
@@ -117,7 +131,25 @@ class Feed:
             self._check_indexable()
         else:
             object.__setattr__(self, "splits", _checked_splits(self.splits))
-            wants(self.generate, has_splits=self.splits is not None)
+            self._check_segment()
+            self._wants()
+
+    def _wants(self) -> Wants:
+        return wants(self.generate, has_splits=self.splits is not None, segments=self.segment is not None)
+
+    def _check_segment(self) -> None:
+        if self.segment is None:
+            return
+        if self.splits is not None:
+            raise ValueError(
+                "segment= is for generators without splits=, to which a segment is what a split is: leave one of them "
+                "out"
+            )
+        if self.samples is None and self.epochs is not None:
+            raise ValueError(
+                f"epochs={self.epochs} has no meaning where an epoch has no end: give samples= (how many an epoch "
+                "has), or leave epochs= out"
+            )
 
     def _check_indexable(self) -> None:
         if isinstance(self.generate, type):
@@ -126,6 +158,8 @@ class Feed:
             raise TypeError(f"{shown(self.generate)} has no numbered samples: give a list of samples or a generator")
         if self.splits is not None:
             raise ValueError("splits= is for generators: an indexable object is divided by its indices; leave it out")
+        if self.segment is not None:
+            raise ValueError("segment= is for generators: an indexable object is divided by its indices; leave it out")
         if self.on_error == "skip":
             raise ValueError(
                 "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ answer with "
@@ -149,14 +183,24 @@ class Feed:
         if length is not None:
             lanes = 1
             samples = length if self.batch_size is not None else None
-        elif self.splits is None and not wants(self.generate, has_splits=False).shard:
+        elif self.segment is not None:
+            asked = self._wants()
+            if not asked.split and not asked.rng:
+                warnings.append(
+                    f"feed {name} is cut into segments, and its generator takes neither `rng` nor the segment's number "
+                    "(as first parameter): it must draw from random or numpy.random, which are seeded for each "
+                    "segment, or all segments are the same"
+                )
+        elif self.splits is None and not self._wants().shard:
             lanes = 1
             warnings.append(
                 f"feed {name} cannot be divided, so one worker makes all of it: give splits= (a list of files or "
-                "ranges, passed to the generator one by one), or let the generator take `shard` and yield every "
-                "count-th sample from index, where index, count = shard"
+                "ranges, passed to the generator one by one), or segment=N where it makes samples up at random, to "
+                "run it again for every N samples, or let it take `shard` and yield every count-th sample from index, "
+                "where index, count = shard"
             )
         interleave = self.interleave or (INTERLEAVE if self.shuffle else 1)
+        endless = self.segment is not None and self.samples is None
         return FeedPlan(
             name=name,
             spec=self.spec,
@@ -170,11 +214,12 @@ class Feed:
             epochs=self.epochs,
             samples=samples,
             length=length,
-            drop_remainder=self.drop_remainder,
+            drop_remainder=self.drop_remainder or (endless and self.batch_size is not None),  # none is ever smaller
             static_splits=not callable(self.splits),
             on_error=self.on_error,
             attempts=self.attempts,
             warnings=tuple(warnings),
+            segment=self.segment,
         )
 
 
@@ -188,8 +233,8 @@ class Wants:
     shard: bool
 
 
-def wants(generate: Any, *, has_splits: bool) -> Wants:
-    """What `generate` is to be given.
+def wants(generate: Any, *, has_splits: bool, segments: bool = False) -> Wants:
+    """What `generate` is to be given. The number of its segment it gets as the split, if it must be given one.
 
     Raises:
         TypeError: it is no function, or asks for what it cannot be given.
@@ -218,14 +263,15 @@ def wants(generate: Any, *, has_splits: bool) -> Wants:
             f"{name} asks for {', '.join(surplus)}: a generator can ask for the split (its first parameter), rng, "
             "epoch and shard; give the others defaults or bind them with functools.partial"
         )
-    if required and not has_splits:
+    if required and not has_splits and not segments:
         raise ValueError(f"{name} asks for a split ({required[0]}), but there are none: give splits=")
-    if has_splits and "shard" in named:
-        raise ValueError(f"{name} asks for shard, which is for generators without splits=: leave one of them out")
+    if (has_splits or segments) and "shard" in named:
+        option = "splits=" if has_splits else "segment="
+        raise ValueError(f"{name} asks for shard, which is for generators without {option}: leave one of them out")
     for p in parameters:
         if p.name in named and p.kind is p.POSITIONAL_ONLY:
             raise TypeError(f"{name} takes {p.name} by position only: remove the `/`")
-    return Wants(has_splits, "rng" in named, "epoch" in named, "shard" in named)
+    return Wants(has_splits or bool(required), "rng" in named, "epoch" in named, "shard" in named)
 
 
 def is_indexable(source: Any) -> bool:
@@ -244,6 +290,12 @@ def check_name(name: str) -> str:
     return name
 
 
+def segment_count(plan: FeedPlan) -> int:
+    """How many segments an epoch has: ENDLESS if there is no last one."""
+    assert plan.segment is not None
+    return ENDLESS if plan.samples is None else -(-plan.samples // plan.segment)
+
+
 def block_samples(shuffle: int, lanes: int, batch_size: int | None) -> int:
     """Samples in a lane's shuffle block: `shuffle / lanes`, rounded up to whole batches; 0 without shuffling.
 
@@ -260,9 +312,12 @@ def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
         return None
     fewest, most = n_splits // lanes, -(-n_splits // lanes)
     mixed = str(most) if fewest == most else f"{fewest} or {most}"
+    finer = (
+        "divide the input more finely (row ranges of files, say)" if plan.segment is None else "make segment= smaller"
+    )
     text = (
-        f"feed {plan.name} shuffles, but each batch mixes only {mixed} of its {n_splits} splits, "
-        f"because {lanes} lanes share them: divide the input more finely (row ranges of files, say)"
+        f"feed {plan.name} shuffles, but each batch mixes only {mixed} of its {n_splits} {plan.piece}s, "
+        f"because {lanes} lanes share them: {finer}"
     )
     fewer = max(1, n_splits // plan.interleave)
     if fewer < lanes:
@@ -277,8 +332,9 @@ def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
     enough = -(-lanes // most)
     if plan.length is not None or plan.order != "exact" or enough >= workers:
         return None
+    counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {n_splits} {plan.piece}s"
     return (
-        f"feed {plan.name} has {lanes} lanes (lanes={plan.lanes}, {n_splits} splits), with which {workers} workers run "
+        f"feed {plan.name} has {lanes} lanes ({counted}), with which {workers} workers run "
         f"no faster than {enough}: numbers of workers that divide the lanes are best"
     )
 

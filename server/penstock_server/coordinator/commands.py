@@ -39,7 +39,7 @@ class StartRun(Struct, frozen=True):
     splits: int
     record: bytes = b""
     skip: tuple[int, ...] = ()
-    careful: bool = False
+    careful: int = 0
 
 
 class FindSlot(Struct, frozen=True):

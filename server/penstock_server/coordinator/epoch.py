@@ -13,6 +13,10 @@ from penstock_proto.position import Position
 from .feeds import ServedFeed, SplitsInfo
 from .order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Part, RangeVisits, Turn
 
+REMEMBERED = 1024
+"""Splits of a lane of which it is known how often they ended a worker, or that they were left out: the latest. (A lane
+of an endless feed has no end of them.)"""
+
 Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
 
@@ -32,7 +36,8 @@ class Lane:
         failures: how often that happened at this record.
         deaths: how often each split (by its number within the lane) ended its worker.
         skip: splits to leave out from the record on.
-        careful: whether each batch is to be reported at once.
+        skipped: the latest splits that were left out.
+        careful: how many batches from the record on are to be reported at once.
         error: why it cannot be gone on with.
     """
 
@@ -47,8 +52,16 @@ class Lane:
     failures: int = 0
     deaths: Counter[int] = field(default_factory=Counter)
     skip: tuple[int, ...] = ()
-    careful: bool = False
+    skipped: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    careful: int = 0
     error: PenstockError | None = None
+
+    def blame(self, split: int) -> int:
+        """The split has ended its worker; returns how often by now."""
+        self.deaths[split] += 1
+        if len(self.deaths) > REMEMBERED:
+            del self.deaths[next(iter(self.deaths))]
+        return self.deaths[split]
 
     @property
     def waits(self) -> bool:
@@ -110,7 +123,6 @@ class Epoch:
         moved: whether workers came or went, so that lanes may have to move.
         runs, loads: how many lanes each worker makes, and how many of these have not ended.
         skip: how many batches are to be made and dropped first.
-        skipped: the splits that were left out, by lane and number within it.
         deaths: of an indexable feed: how often each turn, by its first batch, ended its worker.
         batches, rows: sent or passed over, counted from the start of the epoch.
         round: where there are several readers: the batches of the next round, with the lanes that ended among them.
@@ -133,7 +145,6 @@ class Epoch:
     runs: Counter[int] = field(default_factory=Counter)
     loads: Counter[int] = field(default_factory=Counter)
     skip: int = 0
-    skipped: set[tuple[int, int]] = field(default_factory=set)
     deaths: Counter[int] = field(default_factory=Counter)
     batches: int = 0
     rows: int = 0

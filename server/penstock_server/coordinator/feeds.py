@@ -81,6 +81,7 @@ class ServedFeed:
             samples=self._samples(),
             shuffle=plan.shuffle,
             interleave=plan.interleave,
+            segment=plan.segment,
         )
 
     @cached_property

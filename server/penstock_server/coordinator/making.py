@@ -15,12 +15,17 @@ from msgspec.structs import replace
 
 from penstock_proto import GeneratorError, PenstockError, ProtocolError, WorkerDied
 from penstock_proto.layout import TAIL_LANE
+from penstock_proto.messages import FeedPlan
 
+from ..feed import block_samples
 from . import commands as do
 from .crew import Crew
 from .epoch import Epoch, Filler, Lane
 from .feeds import ServedFeed, Skipped
 from .order import Leftover, Part, Turn
+
+ALL = 2**62
+"""More batches than a lane ever has."""
 
 
 class Making:
@@ -204,9 +209,9 @@ class Making:
     def split_skipped(self, run: int, number: int, skipped: Skipped) -> bool:
         """The run leaves out the rest of a split; one that replays says so again. Returns whether it is new."""
         for epoch in self._epochs:
-            for key, lane in epoch.lanes.items():
-                if lane.run is not None and lane.run[1] == run and (key, number) not in epoch.skipped:
-                    epoch.skipped.add((key, number))
+            for lane in epoch.lanes.values():
+                if lane.run is not None and lane.run[1] == run and number not in lane.skipped:
+                    lane.skipped.append(number)
                     self.feed.skip(replace(skipped, epoch=epoch.number))
                     return True
         return False
@@ -315,13 +320,13 @@ class Making:
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
         """A worker died while it read a split of the lane. Once too often, and the feed says what becomes of it."""
         plan, (run, split, name) = self.feed.plan, blamed
-        lane.careful = True
+        lane.careful = _batches_at_stake(plan)
         if self._indexable:  # the work that goes elsewhere is a turn
-            deaths, split = epoch.deaths, next((turn.index for turn in lane.turns if turn.fillers), 0)
+            split = next((turn.index for turn in lane.turns if turn.fillers), 0)
+            epoch.deaths[split] += 1
+            count = epoch.deaths[split]
         else:
-            deaths = lane.deaths
-        deaths[split] += 1
-        count = deaths[split]
+            count = lane.blame(split)
         if count < plan.attempts or plan.on_error == "retry":
             if count > 1 and not self._indexable:
                 self._pause(lane, run, count)
@@ -330,10 +335,10 @@ class Making:
         else:
             mend = "If memory ran out, fewer workers or a smaller shuffle need less"
             if plan.on_error == "raise" and not self._indexable:
-                mend += '; Feed(on_error="skip") leaves such splits out'
+                mend += f'; Feed(on_error="skip") leaves such {plan.piece}s out'
             lane.error = WorkerDied(
-                f"a split ended its worker process {count} times in epoch {epoch.number}, the last time it {how}. "
-                f"{mend}",
+                f"a {plan.piece} ended its worker process {count} times in epoch {epoch.number}, the last time it "
+                f"{how}. {mend}",
                 feed=self.feed.name,
                 worker=worker,
                 split=name or None,
@@ -438,7 +443,7 @@ class Making:
                 splits=splits,
                 record=lane.record,
                 skip=lane.skip,
-                careful=self._careful or lane.careful,
+                careful=ALL if self._careful else lane.careful,
             )
         )
         return run
@@ -499,3 +504,12 @@ class Making:
         del self._tickets[turn.ticket]
         self.nbytes -= turn.nbytes
         self._do(do.Free(turn.ticket))
+
+
+def _batches_at_stake(plan: FeedPlan) -> int:
+    """Within how many batches of a lane the splits that are open come to their ends. (An endless lane is not to be
+    careful for ever.)"""
+    if plan.segment is None:
+        return ALL
+    rows = plan.interleave * plan.segment + block_samples(plan.shuffle, plan.lanes, plan.batch_size)
+    return min(ALL, -(-rows // (plan.batch_size or 1)))

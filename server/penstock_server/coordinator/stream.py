@@ -40,8 +40,9 @@ from .memory import Share
 from .order import EpochOrder, Part, Turn
 from .reader import Reader
 
-IDS_PER_STREAM = 1 << 32
-"""Runs and tickets of stream s are numbered from s * IDS_PER_STREAM, so that an id tells its stream."""
+IDS_PER_STREAM = 1 << 40
+"""Runs and tickets of stream s are numbered from s * IDS_PER_STREAM, so that an id tells its stream. A stream lives for
+as long as its trainer: at 10,000 turns a second that many last for three years, and a daemon has 4 million streams."""
 
 
 class Stream:
@@ -130,7 +131,17 @@ class Stream:
     @property
     def delivered(self) -> bool:
         """Whether the consumers have all that was promised."""
-        return self._closing or all(reader.delivered for reader in self.readers)
+        if self._closing:
+            return True
+        if not self._cut_short:
+            return all(reader.delivered for reader in self.readers)
+        again = any(epoch.again for epoch in self._epochs if self.reading(epoch))
+        return not again and all(reader.gone or reader.handed == reader.sent for reader in self.readers)
+
+    @property
+    def _cut_short(self) -> bool:
+        """Whether the daemon wants to stop within an epoch that has no end: then what was sent is all."""
+        return self._stopping is not None and self.feed.plan.endless
 
     @property
     def epoch_batches(self) -> int:
@@ -194,6 +205,7 @@ class Stream:
             self.end()
         else:
             self._close_passed()
+            self._stop_when_delivered()
 
     def cut(self, reader: Reader, handed: int) -> None:
         """The reader is cut off, but its tensors may live."""
@@ -214,7 +226,7 @@ class Stream:
             self._stop_production()
 
     def stop(self, reason: DaemonStopped) -> None:
-        """The daemon wants to stop: the epoch that is being read goes on to its end, and none begins."""
+        """The daemon wants to stop: the epoch that is being read goes on to its end, if it has one, and none begins."""
         self._stopping = reason
         self._stop_when_delivered()
 
@@ -373,7 +385,7 @@ class Stream:
             self.fail(epoch.error)
         if epoch.order is None or self.error is not None:
             return
-        if not self._dealing.goes_on(epoch):
+        if not self._dealing.goes_on(epoch) or self._cut_short:
             return
         order = epoch.order
         while (turn := order.next()) is not None:

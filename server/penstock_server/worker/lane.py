@@ -1,8 +1,8 @@
 """The order of a lane's samples: which split comes when, how they mix, and how to go on from a record.
 
-A lane has every C-th split of the (permuted) list. Without shuffling its samples come in order. With shuffling,
-`interleave` splits are open at once and fill a block in equal runs, and the block is permuted. Either way the sequence
-is cut into batches, and what remains at the end is the leftover.
+A lane has every C-th split of the (permuted) list, or every C-th segment. Without shuffling its samples come in order.
+With shuffling, `interleave` splits are open at once and fill a block in equal runs, and the block is permuted. Either
+way the sequence is cut into batches, and what remains at the end is the leftover.
 
 A split that is skipped yields so many samples and then ends: what the lane is from there on follows from that, so the
 number is part of the record, and whoever goes on from it has the same lane without the generator being run beyond.
@@ -29,6 +29,9 @@ from .collate import Collate
 
 MAX_SKIPPED = 1024
 """Splits of a lane that may be skipped: they stay in its record."""
+
+MAX_EMPTY = 1000
+"""Segments in a row that may end without a sample where there is no last one."""
 
 _SAME_AGAIN = "a stream can go on elsewhere only if a split always yields the same samples"
 
@@ -125,7 +128,12 @@ class LaneRun:
         self._lane = lane
         self._n_splits = n_splits
         self._count = len(range(lane, n_splits, self._lanes))  # splits of this lane
-        self._split_key = make_key(plan.seed, epoch, "splits") if plan.shuffle else None
+        self._segment = plan.segment
+        self._piece = plan.piece
+        self._endless = plan.endless
+        self._empty = 0  # splits in a row that had no sample
+        permuted = plan.shuffle and plan.segment is None  # segments differ by their random numbers alone
+        self._split_key = make_key(plan.seed, epoch, "splits") if permuted else None
         self._block_key = (plan.seed, epoch, "block", lane)
         self._collate = collate
         self._open_split = open_split
@@ -202,6 +210,9 @@ class LaneRun:
             return self._resume
         place = self._last or self._block_start or self._place()
         made = self._taken // self._batch_rows
+        if self._endless and self._skipped:  # those that are never read again from here would become ever more
+            seated = {seat[0] for seat in place.seats if seat is not None}
+            self._skipped = {n: end for n, end in self._skipped.items() if n >= place.next or n in seated}
         skipped = tuple(self._skipped.items())
         return msgspec.structs.replace(place, made=made, index=self.index, skipped=skipped)
 
@@ -267,10 +278,21 @@ class LaneRun:
                 self._next += 1
                 taken = self._seats[seat] = number, self._opened(number)
             row = self._read_split(*taken, store, row, stop)
-            if row < stop:
+            if row < stop or taken[1].taken == self._segment:  # of a whole segment nothing has to be read again
                 self._seats[seat] = None
                 taken[1].close()
+                self._count_empty(taken[1].taken)
         return row
+
+    def _count_empty(self, samples: int) -> None:
+        """A split has ended with so many samples. Segments that yield nothing must not go by for ever."""
+        self._empty = 0 if samples else self._empty + 1
+        if self._endless and self._empty > MAX_EMPTY:
+            raise FeedError(
+                f"the feed yields nothing any more: {self._empty} segments of lane {self._lane} in a row ended without "
+                "a sample; let the generator yield at least one, or raise where it cannot",
+                split=f"segment {self._index_of(self._next - 1)}",
+            )
 
     def _read_split(self, number: int, split: Split, store: Any, row: int, stop: int) -> int:
         limit, before = self._skipped.get(number), split.taken
@@ -286,8 +308,8 @@ class LaneRun:
             return row + split.taken - before
         if filled < end and limit is not None:
             raise FeedError(
-                f"split {number} of lane {self._lane} yielded {limit} samples, and only {split.taken} when it was run "
-                f"again: {_SAME_AGAIN}"
+                f"{self._piece} {number} of lane {self._lane} yielded {limit} samples, and only {split.taken} when it "
+                f"was run again: {_SAME_AGAIN}"
             )
         return filled
 
@@ -319,8 +341,8 @@ class LaneRun:
         """Let a split end after so many samples, here and wherever this lane is read again."""
         if len(self._skipped) >= MAX_SKIPPED:
             raise FeedError(
-                f"too many splits were skipped: {MAX_SKIPPED} of lane {self._lane}, which has {self._count}. "
-                "What is wrong with them is in the log",
+                f"too many {self._piece}s were skipped: {MAX_SKIPPED} of lane {self._lane}"
+                f"{'' if self._endless else f', which has {self._count}'}. What is wrong with them is in the log",
                 split=None if error is None else error.split,
                 remote_traceback=None if error is None else error.remote_traceback,
             ) from error

@@ -18,9 +18,10 @@ from typing import Any
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, ProtocolError, codec, layout, seqpacket
 from penstock_proto import messages as m
-from penstock_proto.spec import leaf_list
+from penstock_proto.spec import Spec, leaf_list
 
 from ..doing import DoingPage
+from ..feed import segment_count
 from .indexed import IndexRun
 from .lane import LaneRun
 from .randomness import GlobalRandomness
@@ -41,8 +42,8 @@ class Run:
     epoch: int
     lane: int
     batches: LaneRun | IndexRun
-    careful: bool = False
-    """Report every batch at once."""
+    careful: int = 0
+    """Report each batch before this one at once."""
     read_again: bool = False
     """It was read again for its leftover alone."""
     closed: bool = False
@@ -159,10 +160,14 @@ class Worker:
         feed, plan = served.feed, served.plan
         if plan.length is not None:
             spec, nbytes = look_at_item(served, self._randomness, self._page, message.run)
-            digest = hashlib.sha256(f"indexable {plan.length}".encode()).digest()
-            self._send(
-                m.SplitsListed(run=message.run, count=0, nbytes=0, digest=digest, spec=spec, sample_nbytes=nbytes)
+            self._send_listed(message.run, 0, f"indexable {plan.length}", spec, nbytes)
+            return
+        if plan.segment is not None:
+            count = segment_count(plan)
+            spec, nbytes = look_at_splits(
+                served, range(count), message.epoch, self._randomness, self._page, message.run
             )
+            self._send_listed(message.run, count, f"segments {plan.segment} {plan.samples}", spec, nbytes)
             return
         splits = list_splits(feed, plan, message.epoch, self._randomness, self._page, message.run)
         spec, nbytes = look_at_splits(served, splits, message.epoch, self._randomness, self._page, message.run)
@@ -186,6 +191,11 @@ class Worker:
         finally:
             os.close(fd)
 
+    def _send_listed(self, run: int, count: int, what: str, spec: Spec | None, nbytes: int) -> None:
+        """Answer for a feed that has no list."""
+        digest = hashlib.sha256(what.encode()).digest()
+        self._send(m.SplitsListed(run=run, count=count, nbytes=0, digest=digest, spec=spec, sample_nbytes=nbytes))
+
     # --- runs ---
 
     def _start(self, message: m.StartRun) -> None:
@@ -205,17 +215,22 @@ class Worker:
             )
         else:
             batches = self._lane(message, served)
-        self._runs[message.run] = Run(
-            message.run, served, message.epoch, message.lane, batches, careful=message.careful
-        )
+        careful = batches.index + message.careful
+        self._runs[message.run] = Run(message.run, served, message.epoch, message.lane, batches, careful)
 
     def _lane(self, message: m.StartRun, served: ServedFeed) -> LaneRun:
-        splits = self._lists.get(message.splits)
+        splits: SplitList | range | None
+        if served.plan.segment is not None:
+            splits = range(segment_count(served.plan))
+        else:
+            splits = self._lists.get(message.splits)
         if splits is None:
             raise ProtocolError(f"a run of splits {message.splits}, which this worker was not given")
         opener = SplitOpener(served.feed, served.plan, self._randomness, self._page, message.run)
 
         def item(number: int, index: int) -> Any:
+            if isinstance(splits, range):
+                return index
             self._page.enter(message.run, number, f"item {index} of the list of splits")
             try:
                 return splits[index]
@@ -240,7 +255,7 @@ class Worker:
             served.plan,
             epoch=message.epoch,
             lane=message.lane,
-            n_splits=splits.count,
+            n_splits=len(splits),
             collate=served.collate,
             open_split=open_split,
             record=message.record,
@@ -327,7 +342,7 @@ class Worker:
             at += 1
             if at == fill.batches:
                 break
-            if run.careful or time.monotonic() - reported > _PART_SECONDS:
+            if source.index < run.careful or time.monotonic() - reported > _PART_SECONDS:
                 self._report(fill, source, first, at, rows)
                 first, rows = at, 0
                 reported = time.monotonic()

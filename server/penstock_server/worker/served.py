@@ -5,6 +5,7 @@ Nothing here knows runs, slots or messages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, layout
@@ -15,7 +16,7 @@ from ..doing import DoingPage
 from ..feed import Feed
 from .collate import Collate, ReadyBatches, Rows, infer_spec, nbytes_of
 from .indexed import item_failed
-from .lane import MAX_SKIPPED
+from .lane import MAX_EMPTY, MAX_SKIPPED
 from .randomness import GlobalRandomness
 from .splits import SplitOpener
 
@@ -76,7 +77,7 @@ class ServedFeed:
 
 
 def look_at_splits(
-    served: ServedFeed, splits: list[Any], epoch: int, randomness: GlobalRandomness, page: DoingPage, run: int
+    served: ServedFeed, splits: Sequence[Any], epoch: int, randomness: GlobalRandomness, page: DoingPage, run: int
 ) -> tuple[Spec | None, int]:
     """Read the first sample of a feed, unless what it tells is known.
 
@@ -93,7 +94,7 @@ def look_at_splits(
         return None, served.declared_nbytes
     opener = SplitOpener(served.feed, served.plan, randomness, page, run)
     raised: list[GeneratorError] = []
-    for index, split in enumerate(splits):
+    for index, split in enumerate(splits[:MAX_EMPTY] if served.plan.endless else splits):
         try:
             opened = opener.open(split, index, epoch)
             try:
@@ -107,7 +108,11 @@ def look_at_splits(
                 break
     if raised:
         raise raised[0]
-    raise FeedError(f"the feed yields nothing: all of its {len(splits)} splits were read, and none yielded a sample")
+    if served.plan.endless:
+        raise FeedError(f"the feed yields nothing: the first {MAX_EMPTY} segments ended without a sample")
+    raise FeedError(
+        f"the feed yields nothing: all of its {len(splits)} {served.plan.piece}s were read, and none yielded a sample"
+    )
 
 
 def look_at_item(

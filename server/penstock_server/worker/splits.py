@@ -114,7 +114,10 @@ class SplitList:
         """Maps `nbytes` of `fd`, which the caller may close afterwards."""
         # Before Linux 6.7 a write-sealed memfd can only be mapped private.
         self._data = mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        self.count = int.from_bytes(self._data[:8], sys.byteorder)
+        self._count = int.from_bytes(self._data[:8], sys.byteorder)
+
+    def __len__(self) -> int:
+        return self._count
 
     def __getitem__(self, index: int) -> Any:
         """The split with this index.
@@ -138,13 +141,16 @@ class SplitOpener:
 
     Args:
         page: says which split user code reads, for `run`.
+
+    Of a feed that is cut into segments a split is the segment's number, which is its index as well.
     """
 
     def __init__(
         self, feed: Feed, plan: FeedPlan, randomness: GlobalRandomness, page: DoingPage, run: int = -1
     ) -> None:
         self._generate: Callable[..., Any] = feed.generate  # type: ignore[assignment]
-        self._wants = wants(feed.generate, has_splits=feed.splits is not None)
+        self._wants = wants(feed.generate, has_splits=feed.splits is not None, segments=feed.segment is not None)
+        self._plan = plan
         self._seed = plan.seed
         self._randomness = randomness
         self._page = page
@@ -180,7 +186,16 @@ class SplitOpener:
             raise GeneratorError(
                 f"{name} returned {shown(samples)}, which is no iterator: {_mend(samples)}", split=place
             )
-        return OpenSplit(samples, name, place, state, self._randomness, self._page, self._run, number)
+        return OpenSplit(
+            samples, name, place, state, self._randomness, self._page, self._run, number, self._most(index)
+        )
+
+    def _most(self, index: int) -> int | None:
+        """The samples after which the split is ended, if it is a segment."""
+        segment, samples = self._plan.segment, self._plan.samples
+        if segment is None or samples is None:
+            return segment
+        return min(segment, samples - index * segment)
 
     def show(self, split: Any) -> str:
         """A short text that shows `split`, or the generator where it takes none."""
@@ -189,6 +204,8 @@ class SplitOpener:
     def _place(self, split: Any) -> str | None:
         if self._wants.shard:
             return f"shard {split[0]} of {split[1]}"
+        if self._plan.segment is not None:
+            return f"segment {split}"
         return shown(split) if self._wants.split else None
 
 
@@ -198,6 +215,8 @@ class OpenSplit:
     Attributes:
         taken: samples read so far.
         place: a short text that shows the split, or None where the generator takes none.
+
+    It is ended after `most` samples, if that is given.
     """
 
     def __init__(
@@ -210,11 +229,13 @@ class OpenSplit:
         page: DoingPage,
         run: int,
         number: int,
+        most: int | None = None,
     ) -> None:
         self.taken = 0
         self.place = place
         self._generator = samples
-        self._samples = page.counting(samples)
+        counted = page.counting(samples)
+        self._samples = counted if most is None else islice(counted, most)
         self._name = name
         self._state = state
         self._randomness = randomness
@@ -222,6 +243,7 @@ class OpenSplit:
         self._run = run
         self._number = number
         self._text = place or name
+        self._piece = "split" if most is None else "segment"
 
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended.
@@ -235,7 +257,9 @@ class OpenSplit:
             end = collate.fill(store, row, stop, self._samples)
         except BadSample as error:
             number = self.taken + error.row - row
-            raise SpecError(f"{error.message} (number {number} of its split, from 0)", split=self.place) from None
+            raise SpecError(
+                f"{error.message} (number {number} of its {self._piece}, from 0)", split=self.place
+            ) from None
         except Raised as raised:
             self.taken += raised.row - row
             raise _failed(self._name, self.place, raised.error) from raised.error
@@ -275,8 +299,8 @@ class OpenSplit:
             self._page.leave()
         if self.taken < count:
             raise FeedError(
-                f"{self._name} yielded {count} samples of a split, and only {self.taken} when it was run again: "
-                "a stream can go on elsewhere only if a split always yields the same samples",
+                f"{self._name} yielded {count} samples of a {self._piece}, and only {self.taken} when it was run "
+                f"again: a stream can go on elsewhere only if a {self._piece} always yields the same samples",
                 split=self.place,
             )
 
