@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from simulation import SimFeed, World
 
-from penstock_proto import DaemonStopped
+from penstock_proto import DaemonStopped, WorkerDied
 
 
 def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it_is_lost_then() -> None:
@@ -41,6 +41,25 @@ def test_a_daemon_that_stops_waits_until_all_was_handed_over() -> None:
     assert consumer.read[0] == list(world.feeds["train"].expected(0))
     assert consumer.reader.handed == consumer.reader.sent
     assert 0 in consumer.ended
+
+
+@pytest.mark.parametrize("first", ["fails", "is lost"])
+def test_a_groups_stream_that_failed_ends_with_its_last_consumer_also_if_that_is_lost(first: str) -> None:
+    world = World(SimFeed())
+    consumer = world.open(group="g", stays=True)
+    while not consumer.reader.sent:
+        assert world.step()
+    (stream,) = world.coordinator.streams.values()
+    if first == "is lost":
+        consumer._vanish()
+        world.settle()
+        world.coordinator.stop(DaemonStopped("stops"))
+    else:
+        stream.fail(WorkerDied("for good"))
+        world.settle()
+        assert world.coordinator.streams
+        consumer._vanish()
+    world.run()
 
 
 def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None:

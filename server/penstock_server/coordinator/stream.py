@@ -201,7 +201,7 @@ class Stream:
         reader.gone, reader.reading = True, False
         if not self.readers:
             return  # of ranks that are not all there yet, one that does not wait any more
-        if all(other.gone for other in self.readers) and not self._dealing.shared:
+        if self._deserted:
             self.end()
         else:
             self._close_passed()
@@ -291,6 +291,8 @@ class Stream:
             self.error = error
             self.tell(m.Failed(m.ErrorReport.of(error)), self.readers)
             self._stop_production()
+            if self._dealing.shared and self._deserted:
+                self.end()
 
     def advance(self) -> None:
         """Send what can be sent, then grant what can be granted."""
@@ -300,6 +302,11 @@ class Stream:
             self._grant()
         if self._live and self._epochs and self._epochs[0].failing:
             self._deliver()  # what could not be granted may be next
+
+    @property
+    def _deserted(self) -> bool:
+        """Whether all readers are gone, and none can come to it any more."""
+        return all(reader.gone for reader in self.readers) and (not self._dealing.shared or self.error is not None)
 
     @property
     def _live(self) -> bool:
