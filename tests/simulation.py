@@ -34,6 +34,7 @@ from penstock_server.coordinator.gathering import Ask
 from penstock_server.coordinator.order import Part
 from penstock_server.coordinator.reader import Reader
 from penstock_server.coordinator.stream import IDS_PER_STREAM, Stream
+from penstock_server.feed import ENDLESS
 
 Sample: TypeAlias = tuple[int, int, int]
 """(epoch, split, number within the split)."""
@@ -65,7 +66,8 @@ class SimFeed:
 
     `splits` are the numbers of samples in each split; split i goes to lane i mod lanes, shifted by the epoch. With
     `dynamic` they are listed for each epoch, which fails in `unlisted` epochs. Reading a sample in `poison` raises.
-    With `batch_size` None each sample is a ready batch, and number k of a split has 1 + k * `growth` rows.
+    With `batch_size` None each sample is a ready batch, and number k of a split has 1 + k * `growth` rows. An `endless`
+    feed has segments of these lengths, again and again.
     """
 
     name: str = "train"
@@ -85,6 +87,7 @@ class SimFeed:
     growth: int = 0
     on_error: str = "raise"
     attempts: int = 1000
+    endless: bool = False
 
     def plan(self) -> FeedPlan:
         return FeedPlan(
@@ -100,7 +103,8 @@ class SimFeed:
             epochs=self.epochs,
             samples=self.samples,
             length=self.length,
-            drop_remainder=self.drop_remainder,
+            drop_remainder=self.drop_remainder or self.endless,
+            segment=max(self.splits) if self.endless else None,
             static_splits=not self.dynamic,
             on_error=self.on_error,
             attempts=self.attempts,
@@ -124,14 +128,15 @@ class SimFeed:
         return shapes[0][0] if shapes else len(batch)
 
     def lane_count(self) -> int:
-        return min(self.lanes, len(self.splits))
+        return self.lanes if self.endless else min(self.lanes, len(self.splits))
 
     def lane(self, epoch: int, lane: int) -> Iterator[Sample]:
         """The samples of one lane; raises GeneratorError at a poisoned one."""
-        for position in range(lane, len(self.splits), self.lane_count()):
+        end = ENDLESS if self.endless else len(self.splits)
+        for position in range(lane, end, self.lane_count()):
             split = (position + epoch) % len(self.splits)
             for number in range(self.splits[split]):
-                sample = (epoch, split, number)
+                sample = (epoch, position if self.endless else split, number)
                 if sample in self.poison:
                     raise GeneratorError(f"poison at {sample}")
                 yield sample
@@ -955,7 +960,8 @@ class World:
         """A worker has listed the splits of an epoch."""
         self._last_list += 1
         self._lists[self._last_list] = feed, epoch
-        splits = SplitsInfo(self._last_list, len(feed.splits) if feed.length is None else 0, bytes(32))
+        count = ENDLESS if feed.endless else len(feed.splits)
+        splits = SplitsInfo(self._last_list, count if feed.length is None else 0, bytes(32))
         if run >= IDS_PER_STREAM:
             self.coordinator.splits_listed(run, splits, None, 0)
         else:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from reference import epoch_length
 from simulation import Batch, Consumer, SimFeed, World
 
 from penstock_proto import (
+    DaemonStopped,
     EndOfStream,
     GeneratorError,
     IncompleteEpoch,
@@ -89,6 +91,14 @@ uneven_feeds = st.builds(
     turn=st.integers(1, 3),
 )
 """Whose lanes end apart, with merged batches in the midst of the epoch."""
+endless_feeds = st.builds(
+    SimFeed,
+    splits=st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(any).map(tuple),
+    lanes=st.sampled_from((1, 2, 4, 8)),
+    batch_size=st.integers(1, 5),
+    turn=st.integers(1, 3),
+    endless=st.just(True),
+).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # else a lane may have empty segments alone
 any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds)
 
 
@@ -603,6 +613,60 @@ class TestFaults:
             consumed = dice.randint(0, len(rest) // 2)
             position = unpack(pack(consumer.track.position(consumed)))
             rest = rest[consumed:]
+
+
+class TestWithoutEnd:
+    @quick
+    @given(cases(endless_feeds), faults, st.integers(1, 40))
+    def test_an_endless_stream_is_the_same_through_faults_for_as_long_as_it_is_read(
+        self, case: Case, faults: dict[str, int], slabs: int
+    ) -> None:
+        world = case.world(**faults)
+        consumer = world.open(reads=[(0, slabs), (1, 3)], **{**case.asks, "hoards": False})
+        world.run()
+        assert not consumer.failures
+        for epoch, least in ((0, slabs), (1, 3)):
+            read = consumer.read[epoch]
+            assert len(read) >= least
+            assert read == list(islice(case.feed.expected(epoch), len(read)))
+            assert all(len(batch) == case.feed.batch_size for batch in read)
+
+    @quick
+    @given(
+        cases(endless_feeds), st.integers(1, 3), st.sampled_from(("", "g", "ranks")), st.integers(0, 300), st.booleans()
+    )
+    def test_a_daemon_that_stops_delivers_what_it_has_sent_of_an_endless_stream_and_no_more(
+        self, case: Case, consumers: int, share: str, steps: int, dies: bool
+    ) -> None:
+        world = replace(case, slots=case.slots + 16 * consumers).world(kills=1)
+        readers = []
+        for rank in range(consumers if share else 1):
+            who = {"": {}, "g": {"group": "g"}, "ranks": {"rank": rank, "world_size": consumers}}[share]
+            habits = {"dies_after": 3} if dies and rank and share == "g" else {}
+            readers.append(world.open(reads=[(0, None)], **{**case.asks, "hoards": False}, **who, **habits))
+        for _ in range(steps):
+            world.step()
+        stream = readers[0].stream
+        dealt = stream._epochs[0].batches
+        world.coordinator.stop(DaemonStopped("stops"))
+        for _ in range(2000):
+            if stream.error is not None or not world.step():
+                break
+        assert stream.error is not None, "it goes on"
+        assert all(consumer.reader.handed == consumer.reader.sent for consumer in readers if not consumer.reader.gone)
+        world.run()
+        read = [consumer.read.get(0, []) for consumer in readers]
+        assert sum(map(len, read)) == dealt
+        batches = list(islice(case.feed.expected(0), dealt))
+        if share == "g":
+            assert Counter(batch for one in read for batch in one) == Counter(batches)
+        elif share == "ranks":
+            assert read == [batches[rank::consumers] for rank in range(consumers)]
+            assert len({len(one) for one in read}) == 1
+        else:
+            assert read == [batches]
+        for consumer in readers:
+            assert [type(error) for error in consumer.failures] in ([DaemonStopped], [] if dies else [DaemonStopped])
 
 
 @pytest.mark.soak

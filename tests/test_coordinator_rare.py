@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import islice
 
 import pytest
 from simulation import SimFeed, World
@@ -60,6 +61,22 @@ def test_a_groups_stream_that_failed_ends_with_its_last_consumer_also_if_that_is
         assert world.coordinator.streams
         consumer._vanish()
     world.run()
+
+
+def test_of_an_endless_stream_a_daemon_that_stops_deals_again_what_a_lost_consumer_had_not_handed_over() -> None:
+    for seed in range(20):
+        world = World(SimFeed(endless=True), seed=seed)
+        group = [world.open(reads=[(0, None)], group="g", credit=credit) for credit in (1, 4)]
+        for _ in range(200):
+            world.step()
+            if group[0].under_way[0] and group[1].under_way[0] > 1:
+                break
+        group[1]._vanish()
+        dealt = group[0].stream._epochs[0].batches
+        world.coordinator.stop(DaemonStopped("stops"))
+        world.run()
+        batches = islice(world.feeds["train"].expected(0), dealt)
+        assert Counter(batch for one in group for batch in one.read.get(0, [])) == Counter(batches)
 
 
 def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None:
