@@ -176,6 +176,7 @@ class Slot:
     ticket: int = -1
     content: dict[int, list[Sample | None]] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
+    copying: int = 0
     fillers: set[tuple[Worker, int]] = field(default_factory=set)
     readers: set[tuple[Consumer, int]] = field(default_factory=set)
 
@@ -239,6 +240,7 @@ class Arena:
         hold(not slot.readers, f"the slot of ticket {ticket} is freed while the consumer has {len(slot.readers)} slabs")
         filling = [worker.number for worker, run in slot.fillers if worker.alive and worker.fills_of(run)]
         hold(not filling, f"the slot of ticket {ticket} is freed while worker {filling} fills it")
+        hold(not slot.copying, f"the slot of ticket {ticket} is freed while it is copied")
         slot.ticket = -1
         slot.content, slot.sent, slot.fillers = {}, set(), set()
         self._free.append(slot)
@@ -744,7 +746,10 @@ class Consumer:
             if self._shares:
                 pass  # others have read the rest
             elif self._ask.world_size:
-                rounds = end.batches // self._ask.world_size
+                more = self._ask.world_size - 1 if self._ask.pad else 0
+                rounds = (end.batches + more) // self._ask.world_size
+                if position is not None and position.epoch == self._epoch:
+                    rounds -= (position.batches + position.skip + more) // self._ask.world_size
                 hold(rounds == len(read), f"a rank has {len(read)} batches of {rounds} rounds")
             elif position is None or position.epoch != self._epoch:
                 hold(end.batches == len(read), f"the epoch ends with {end.batches} batches, but {len(read)} came")
@@ -810,6 +815,7 @@ class World:
         self._refused = refused
         self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales}
         self._retries: list[int] = []
+        self._copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
         """News of connections that ended."""
         self.ready: list[str] = []
@@ -848,10 +854,11 @@ class World:
         group: str = "",
         rank: int = 0,
         world_size: int = 0,
+        pad: bool = False,
         **habits: Any,
     ) -> Consumer:
         """A new consumer, with these habits (see there), with a stream of its own."""
-        ask = Ask(credit, credit_bytes, quota, position, group=group, rank=rank, world_size=world_size)
+        ask = Ask(credit, credit_bytes, quota, position, group=group, rank=rank, world_size=world_size, pad=pad)
         reader = self.coordinator.open(feed, ask)
         consumer = Consumer(self, reader, reads, ask=ask, position=position, **habits)
         self.consumers[reader.number] = consumer
@@ -913,6 +920,8 @@ class World:
             yield "ends", partial(_arrive, self.ends)
         for run in self._retries:
             yield "retry", partial(self._retry, run)
+        for copy in self._copies:
+            yield "copies", partial(self._copy, copy)
         if any(not consumer.gone for consumer in self.consumers.values()):
             for fault, left in self._faults.items():
                 if left and self.steps >= self._due[fault]:
@@ -1011,7 +1020,7 @@ class World:
         old = list(self.consumers.values())
         self.coordinator = Coordinator(workers=len(self.workers), memory=self._memory)
         self.arena = Arena(self._refused)
-        self._waiting, self._lists, self._retries = {}, {}, []
+        self._waiting, self._lists, self._retries, self._copies = {}, {}, [], []
         self.ends.clear()
         self.workers = {number: Worker(self, number) for number in range(len(self.workers))}
         self.consumers = {}
@@ -1120,6 +1129,22 @@ class World:
             for wish in [wish for wish in wishes if wish.ticket == command.ticket]:
                 wishes.remove(wish)
 
+    def _do_Copy(self, command: do.Copy) -> None:
+        for ticket in (command.ticket, command.source):
+            self.arena.used[ticket].copying += 1
+        self._copies.append(command)
+
+    def _copy(self, command: do.Copy) -> None:
+        """A thread has copied a batch, which nobody can have been sent before."""
+        self._copies.remove(command)
+        source, target = self.arena.used[command.source], self.arena.used[command.ticket]
+        position = command.first
+        hold(position not in source.sent, f"batch {position} of ticket {command.source} is copied after it was sent")
+        target.write(command.ticket, position, source.read(command.source, position))
+        for slot in (source, target):
+            slot.copying -= 1
+        self.coordinator.copied(command.ticket)
+
     def _do_Deliver(self, command: do.Deliver) -> None:
         consumer, slot = self.consumers.get(command.reader), self.arena.used[command.ticket]
         if consumer is None:
@@ -1131,7 +1156,8 @@ class World:
         nbytes = feed.nbytes(batches[first], command.batches)
         hold(command.nbytes == nbytes, "a slab says a wrong number of bytes")
         hold(command.shapes == feed.shapes(batches[first]), "a slab says wrong shapes")
-        hold(command.lane == TAIL_LANE or command.index % feed.turn >= first, "a slab says a wrong index")
+        in_turn = command.lane == TAIL_LANE or command.repeat
+        hold(in_turn or command.index % feed.turn >= first, "a slab says a wrong index")
         slabs, nbytes = consumer.under_way
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
@@ -1147,6 +1173,7 @@ class World:
                 command.rows,
                 command.nbytes,
                 record=command.record,
+                repeat=command.repeat,
             )
             slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches, message)
             consumer.told.append(partial(consumer.slab, slab))

@@ -167,7 +167,7 @@ class Rank:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
     def tell(self, name: str, *values: Any) -> None:

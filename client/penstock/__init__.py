@@ -77,6 +77,7 @@ def dataset(
     rank: int | None = None,
     world_size: int | None = None,
     group: str = "",
+    last_round: str = "drop",
 ) -> tf.data.Dataset:
     """A dataset of a feed: iterating it once is one epoch, iterating again the next.
 
@@ -94,6 +95,7 @@ def dataset(
         rank: as in `connect`.
         world_size: as in `connect`.
         group: as in `connect`.
+        last_round: as in `connect`.
 
     Raises: as `connect`.
     """
@@ -108,5 +110,6 @@ def dataset(
         rank=rank,
         world_size=world_size,
         group=group,
+        last_round=last_round,
     )
     return connection.dataset(prefetch)

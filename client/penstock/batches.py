@@ -69,7 +69,8 @@ class Reader:
         if way.info.endless:
             self.cardinality = math.inf
         elif self.cardinality is not None and dial.who.world_size:
-            self.cardinality //= dial.who.world_size
+            more = dial.who.world_size - 1 if dial.who.pad else 0
+            self.cardinality = (self.cardinality + more) // dial.who.world_size
         elif dial.who.shares:
             self.cardinality = None
         self.session = Session(dial, way, notes, asked, self._reconnect, start, consumed)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_WORLD = 2**16
 MAX_GROUP = 128
 TRANSPORTS = ("auto", "local", "tcp")
+LAST_ROUNDS = ("drop", "pad")
 
 
 class Connection:
@@ -152,6 +153,7 @@ def connect(
     rank: int | None = None,
     world_size: int | None = None,
     group: str = "",
+    last_round: str = "drop",
 ) -> Connection:
     """Connect to a feed.
 
@@ -166,13 +168,16 @@ def connect(
             readers get ConnectionLost; the stream then goes on unchanged. 0: readers get it at once.
         state: begin where it was taken, as `Connection.load_state_dict`. None: at epoch 0.
         rank: which of `world_size` trainers this is, from 0. Together they read one stream, the very one that a single
-            trainer would: batch j of an epoch goes to rank j mod `world_size`, each gets equally many (the last few,
-            if they are fewer than there are ranks, are left out), and nothing comes before all of them are there.
+            trainer would: batch j of an epoch goes to rank j mod `world_size`, each gets equally many, and nothing
+            comes before all of them are there.
         world_size: how many trainers there are; given with `rank` or not at all.
         group: with `rank`, tells apart training jobs that read the same feed with the same `world_size` at the same
             time. Alone: all who give the same name share one stream, each batch goes to one of them, whoever asks, and
             an epoch ends for all when all of it was handed over. What a consumer that dies was sent and had not handed
             over goes to another. Such a stream has no state, and ends when nobody has read it for a minute.
+        last_round: with `rank`, what becomes of the last k batches of an epoch where k is less than `world_size`.
+            "drop": nobody gets them. "pad": ranks 0 to k - 1 do, and rank r of the others a copy of the batch of rank
+            r mod k, so that no batch is left out. All ranks must ask for the same.
 
     Raises:
         Unreachable: no daemon answered, or (with "local") it is not on this host.
@@ -189,11 +194,15 @@ def connect(
         raise ValueError(f"timeout={timeout}: it is in seconds, more than 0")
     if not 0 <= reconnect < float("inf"):
         raise ValueError(f"reconnect={reconnect}: it is in seconds, 0 or more")
-    dial = Dial(url, workers, memory, transport, timeout, _who(url, rank, world_size, group))
+    dial = Dial(url, workers, memory, transport, timeout, _who(url, rank, world_size, group, last_round))
     return Connection(Reader(dial, reconnect, state))
 
 
-def _who(url: str, rank: int | None, world_size: int | None, group: str) -> Who:
+def _who(url: str, rank: int | None, world_size: int | None, group: str, last_round: str) -> Who:
+    if last_round not in LAST_ROUNDS:
+        raise ValueError(f"last_round={last_round!r:.60}: it can be {', '.join(LAST_ROUNDS)}")
+    if last_round != "drop" and rank is None:
+        raise ValueError(f"last_round={last_round!r} is for ranks: give rank= and world_size= too")
     if not isinstance(group, str) or len(group) > MAX_GROUP:
         raise ValueError(f"group={group!r:.60}: it is a text of at most {MAX_GROUP} characters")
     if (group or rank is not None or world_size is not None) and is_private(url):
@@ -216,4 +225,4 @@ def _who(url: str, rank: int | None, world_size: int | None, group: str) -> Who:
         raise ValueError(f"world_size={world_size}: from 1 to {MAX_WORLD} trainers can read together")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}: with world_size={world_size} the ranks are 0 to {world_size - 1}")
-    return Who(group, rank, world_size)
+    return Who(group, rank, world_size, last_round == "pad")

@@ -35,12 +35,13 @@ class Who:
     """Who reads: one consumer, the same in all of its sessions.
 
     With a `group` alone it shares a stream with whoever else is of the group; with a `world_size` it is a rank of
-    several; else the stream is its own.
+    several; else the stream is its own. `pad`: as a rank, it has the last round of an epoch filled up.
     """
 
     group: str = ""
     rank: int = 0
     world_size: int = 0
+    pad: bool = False
     consumer: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     @property
@@ -59,6 +60,7 @@ class Who:
             world_size=self.world_size,
             last=last[0],
             handed=last[1],
+            pad=self.pad,
         )
 
 

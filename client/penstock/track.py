@@ -79,7 +79,8 @@ class _Place:
             else:
                 self._end(message)
         if isinstance(what, Slab):
-            self._read(what)
+            if not what.repeat:
+                self._read(what)
             return
         self.batches += what.batches
         self.rows += what.rows
@@ -266,6 +267,8 @@ class Tally:
     def came(self, some: Slab | Passed) -> None:
         """Batches came, or were passed over."""
         self.slabs += isinstance(some, Slab)
+        if isinstance(some, Slab) and some.repeat:
+            return
         self.batches += some.batches
         self.rows += some.rows
         if some.lane >= 0 and some.record:

@@ -137,7 +137,8 @@ class Open(Message, frozen=True):
     If it comes `again`, `handed` says how many slabs of its session `last` were handed over.
 
     With a `world_size` the stream is that of all ranks 0 to `world_size` - 1 of the `group` together, and batch j of an
-    epoch goes to rank j mod `world_size`. It begins when all of them are there.
+    epoch goes to rank j mod `world_size`. It begins when all of them are there. `pad`: the last round of an epoch is
+    filled up with repeats where it has fewer batches than there are ranks; else it is left out.
     """
 
     session: Token
@@ -152,6 +153,7 @@ class Open(Message, frozen=True):
     world_size: Annotated[int, Meta(ge=0, le=2**16)] = 0
     last: Annotated[bytes, Meta(max_length=16)] = b""
     handed: Count = 0
+    pad: bool = False
 
 
 class Begin(Message, frozen=True):
@@ -291,6 +293,8 @@ class Slab(Message, frozen=True):
     ZeroMQ `segment` is 0 and the bytes follow in Chunks. `shapes`: whole shapes of the leaves where the feed is not
     fixed (then `batches` is 1), else empty. `rows` is the number of rows in all its batches; several are all full.
     `record`: the lane's restart record behind its last batch (empty for merged batches and for indexable feeds).
+    `repeat`: it repeats a batch that another rank gets, to fill up the last round: it is a slab as any other, but moves
+    no position and does not count in End's `batches` and `rows`.
     """
 
     seq: Count
@@ -304,6 +308,7 @@ class Slab(Message, frozen=True):
     first: Count = 0
     shapes: Shapes = ()
     record: Record = b""
+    repeat: bool = False
 
 
 class Passed(Message, frozen=True):

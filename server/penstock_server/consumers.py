@@ -210,6 +210,7 @@ class Consumers:
             first=slab.first,
             shapes=slab.shapes,
             record=slab.record,
+            repeat=slab.repeat,
         )
         if session.peer is not None:
             session.peer.show(segment)
@@ -296,6 +297,7 @@ class Consumers:
             group=message.group,
             rank=message.rank,
             world_size=message.world_size,
+            pad=message.pad,
         )
         session.reader = self._coordinator.open(session.feed, ask)
         if message.world_size:

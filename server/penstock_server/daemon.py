@@ -1,6 +1,7 @@
 """The loader daemon: one process that carries out what the coordinator decides.
 
-Everything runs on one event loop and one thread (pages of new slots are reserved on another). Events from workers and
+Everything runs on one event loop and one thread (pages of new slots are reserved, and slots copied,
+on others). Events from workers and
 consumers go to the coordinator; after each, its commands are carried out in order.
 """
 
@@ -120,6 +121,7 @@ class Daemon:
                 self._arena,
                 reserved=lambda: self._coordinator.reserved,
                 found=self._slot_found,
+                copied=self._copied,
                 refused=self._refused,
                 gone=self._segment_gone,
             )
@@ -449,6 +451,8 @@ class Daemon:
                 self._write_rows(command)
             case do.Deliver():
                 self._consumers.deliver(command, self._slots.segment(command.ticket))
+            case do.Copy():
+                self._slots.copy(command)
             case do.Free():
                 self._slots.free(command.ticket)
             case do.StartRun():
@@ -473,6 +477,10 @@ class Daemon:
 
     def _slot_found(self, ticket: int) -> None:
         self._coordinator.slot_found(ticket)
+        self._carry_out()
+
+    def _copied(self, ticket: int) -> None:
+        self._coordinator.copied(ticket)
         self._carry_out()
 
     def _refused(self, ticket: int, error: PenstockError) -> None:

@@ -85,6 +85,16 @@ class DropRun(Struct, frozen=True):
     run: int
 
 
+class Copy(Struct, frozen=True):
+    """Copy these regions of the slot of ticket `source` to the same places of the ticket's own; answered by
+    `Coordinator.copied`."""
+
+    ticket: int
+    source: int
+    first: int
+    regions: tuple[tuple[int, int], ...]
+
+
 class Free(Struct, frozen=True):
     """Nobody reads or writes the ticket's slot any more."""
 
@@ -107,6 +117,7 @@ class Deliver(Struct, frozen=True):
     rows: int
     shapes: Shapes
     record: bytes
+    repeat: bool = False
 
 
 Said: TypeAlias = Begun | Passed | LaneEnded | End | Opened | Failed
@@ -154,6 +165,7 @@ Command: TypeAlias = (
     | Fill
     | WriteRows
     | DropRun
+    | Copy
     | Free
     | Deliver
     | Tell

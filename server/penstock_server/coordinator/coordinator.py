@@ -12,6 +12,7 @@ it is ready, or the start is refused. Life of a stream: `open` -> `begin`/`ackno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from penstock_proto import (
     ConnectionLost,
@@ -196,7 +197,8 @@ class Coordinator:
         key = feed.name, ask.group, ask.world_size
         gathering = self._gatherings.get(key)
         if gathering is None or gathering.over:
-            gathering = self._gatherings[key] = Gathering(self._new_stream(feed, ask, InRounds), ask.world_size)
+            dealing = partial(InRounds, pad=ask.pad) if ask.world_size > 1 else ToOne
+            gathering = self._gatherings[key] = Gathering(self._new_stream(feed, ask, dealing), ask.world_size)
         gathering.check(ask)
         reader = self._new_reader(gathering.stream, ask)
         gathering.join(reader, ask)
@@ -425,6 +427,12 @@ class Coordinator:
         """The ticket has its slot."""
         if (stream := self._stream_of(ticket)) is not None:
             stream.making.slot_found(ticket)
+            self._settle(stream)
+
+    def copied(self, ticket: int) -> None:
+        """The copy that `Copy` asked for is in the ticket's slot."""
+        if (stream := self._stream_of(ticket)) is not None:
+            stream.making.copied(ticket)
             self._settle(stream)
 
     def no_slot(self, ticket: int, error: PenstockError) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from penstock_proto import ConnectionLost
+from penstock_proto import ConnectionLost, StateMismatch
 from penstock_proto.messages import End, LaneEnded
+from penstock_proto.position import Position
 
 from .epoch import Epoch
 from .order import Part, Turn
@@ -112,10 +113,16 @@ class InRounds(ToOne):
     """To ranks: batch j to rank j mod n, when all of a round are there, so that every rank gets as many as the others.
 
     Each hears of the others' batches before it gets its own, so that its position behind that is the one behind the
-    round. What does not make a round is left out.
+    round. What does not make a round is left out; or, with `pad`, the round of k batches is filled up, rank r getting a
+    repeat of the batch of rank r mod k. A repeat has a slot of its own, and is copied before anything of the round is
+    sent, as nobody may read what has been handed.
     """
 
     singly = True
+
+    def __init__(self, stream: Stream, pad: bool) -> None:
+        super().__init__(stream)
+        self._pad = pad
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Dealing: every rank that has not done with the epoch must have begun it."""
@@ -125,6 +132,9 @@ class InRounds(ToOne):
 
     def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         """See Dealing."""
+        if (error := off_border(epoch.position, len(self._stream.readers), self._stream.feed.name)) is not None:
+            self._stream.fail(error)  # it was no filled up round that the epoch ended with
+            return False
         if epoch.in_round == len(self._stream.readers) and not self._deal_round(epoch):
             return False
         turn.out += 1  # which keeps the slot
@@ -139,6 +149,8 @@ class InRounds(ToOne):
 
     def ends(self, epoch: Epoch) -> bool:
         """See Dealing."""
+        if self._pad:
+            self._fill_up(epoch)
         if epoch.in_round == len(self._stream.readers) and not self._deal_round(epoch):
             return False
         self._tell_round(epoch, [])
@@ -148,7 +160,7 @@ class InRounds(ToOne):
     def lost(self, reader: Reader) -> None:
         """See Dealing: the others cannot go on alone."""
         stream = self._stream
-        if len(stream.readers) > 1:
+        if stream.readers:
             said = f"rank {reader.rank} of {len(stream.readers)} is gone: all ranks go on when it is back"
             stream.fail(ConnectionLost(said, feed=stream.feed.name))
 
@@ -159,10 +171,20 @@ class InRounds(ToOne):
                 self._stream.let_go(item[0])
         epoch.round.clear()
 
+    def _fill_up(self, epoch: Epoch) -> None:
+        """Have what is missing in the round copied from what is there, if anything is."""
+        batches = epoch.dealt_next
+        for rank in range(len(batches), len(self._stream.readers) if batches else 0):
+            repeat, part = self._stream.making.repeat(epoch, *batches[rank % len(batches)])
+            repeat.out += 1  # which keeps the slot
+            epoch.round.append((repeat, part))
+
     def _deal_round(self, epoch: Epoch) -> bool:
-        """Send the round, if all have credit."""
+        """Send the round, if all have credit and what is repeated has been copied."""
         stream = self._stream
-        batches = [item for item in epoch.round if isinstance(item, tuple)]
+        batches = epoch.dealt_next
+        if any(turn.original is not None and not turn.made for turn, _ in batches):
+            return False
         dealt = []
         for reader in stream.reading(epoch):
             _, part = batches[reader.rank]
@@ -186,10 +208,24 @@ class InRounds(ToOne):
                 stream.tell(item, stream.listening(epoch))
                 continue
             turn, part = item
+            if turn.original is not None:
+                continue
             others = [reader for reader in stream.listening(epoch) if reader not in own or reader.rank != rank]
             stream.pass_by(epoch, turn, part, others)
             stream.count(epoch, part)
             rank += 1
+
+
+def off_border(position: Position | None, world_size: int, feed: str) -> StateMismatch | None:
+    """The error for a position that stands within a round of so many ranks, or None."""
+    if position is None or (position.batches + position.skip) % world_size == 0:
+        return None
+    return StateMismatch(
+        f"the state stands behind batch {position.batches + position.skip} of epoch {position.epoch}, which is no "
+        f"border between rounds of {world_size} ranks: it was made with another world_size, or at the end of an epoch "
+        'with last_round="pad"',
+        feed=feed,
+    )
 
 
 class ToWhoAsks(ToOne):

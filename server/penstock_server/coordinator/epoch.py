@@ -186,9 +186,14 @@ class Epoch:
         return self.order is None or self.order.more
 
     @property
+    def dealt_next(self) -> list[tuple[Turn, Part]]:
+        """The batches of the round, by rank."""
+        return [item for item in self.round if isinstance(item, tuple)]
+
+    @property
     def in_round(self) -> int:
-        """Batches in the round."""
-        return sum(isinstance(item, tuple) for item in self.round)
+        """How many these are."""
+        return len(self.dealt_next)
 
     def lane(self, key: int) -> Lane:
         """The lane with this number (for an indexable feed: of this worker)."""

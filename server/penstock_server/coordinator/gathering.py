@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from penstock_proto import ConnectionLost, ProtocolError, StateMismatch
 from penstock_proto.position import Position
 
+from .dealing import off_border
 from .reader import Reader
 from .stream import Stream
 
@@ -26,6 +27,7 @@ class Ask:
         again: whether it read this stream before and was cut off there.
         group, rank, world_size: which rank of which group it is; world_size 0: none. A group alone shares a stream;
             neither: the stream is its own.
+        pad: as a rank: whether the last round of an epoch is filled up.
     """
 
     credit: int
@@ -36,6 +38,7 @@ class Ask:
     group: str = ""
     rank: int = 0
     world_size: int = 0
+    pad: bool = False
 
 
 class Gathering:
@@ -56,7 +59,7 @@ class Gathering:
         """Refuse whoever cannot join.
 
         Raises:
-            ProtocolError: the rank is taken, or does not exist.
+            ProtocolError: the rank is taken, or does not exist, or wants other last rounds than the others.
             StateMismatch: it begins elsewhere than the others.
         """
         name = self.stream.feed.name
@@ -75,14 +78,16 @@ class Gathering:
                 "of its own, and each of its processes its rank",
                 feed=name,
             )
-        if ask.position is not None and (ask.position.batches + ask.position.skip) % self._world_size:
-            raise StateMismatch(
-                f"the state stands behind batch {ask.position.batches + ask.position.skip} of epoch "
-                f"{ask.position.epoch}, which is no border between rounds of {self._world_size} ranks: it was made "
-                "with another world_size",
-                feed=name,
-            )
+        error = off_border(ask.position, self._world_size, name)
+        if error is not None and not (ask.pad and self._may_end_at(ask)):
+            raise error
         for rank, (_, other) in self._members.items():
+            if other.pad != ask.pad:
+                raise ProtocolError(
+                    f"rank {ask.rank}{group} asks for last_round={_last_round(ask)}, but rank {rank} for "
+                    f"last_round={_last_round(other)}: all ranks must ask for the same",
+                    feed=name,
+                )
             if other.again != ask.again or (not ask.again and _place(other) != _place(ask)):
                 raise StateMismatch(
                     f"rank {ask.rank}{group} begins {_said(ask)}, but rank {rank} {_said(other)}: all ranks begin "
@@ -96,6 +101,10 @@ class Gathering:
         if len(self._members) == self._world_size:
             members = [self._members[rank] for rank in range(self._world_size)]
             self.stream.start([reader for reader, _ in members], [ask.position for _, ask in members])
+
+    def _may_end_at(self, ask: Ask) -> bool:
+        """Whether its position may be the end of an epoch. Where that is not known yet, dealing finds out."""
+        return self.stream.feed.info.batches in (None, _place(ask)[1])
 
     def look_at_the_clock(self, now: float) -> None:
         """Ranks that were cut off do not wait for ever: the others may have ended. Those of a new job do."""
@@ -122,6 +131,10 @@ class Gathering:
 def _place(ask: Ask) -> tuple[int, int]:
     place = ask.position
     return (place.epoch, place.batches + place.skip) if place is not None else (0, 0)
+
+
+def _last_round(ask: Ask) -> str:
+    return '"pad"' if ask.pad else '"drop"'
 
 
 def _said(ask: Ask) -> str:

@@ -98,6 +98,16 @@ class Making:
         elif not turn.fillers:
             self._close_turn(epoch, turn)
 
+    def repeat(self, epoch: Epoch, turn: Turn, part: Part) -> tuple[Turn, Part]:
+        """A copy of this batch, which is to be made in a slot of its own. Whoever asks keeps both until `made` is 1."""
+        copy = Turn(turn.lane, turn.index, 1, closed=True, settled=True, original=(turn, part))
+        copy.ticket = next(self._ids)
+        copy.nbytes = self.slot_nbytes
+        self.nbytes += copy.nbytes
+        self._tickets[copy.ticket] = epoch, copy
+        self._do(do.FindSlot(copy.ticket, self.slot_nbytes))
+        return copy, replace(part, record=b"")
+
     def came_back(self, turn: Turn) -> None:
         """The last slab of the turn came back from the consumer."""
         if turn.closed and turn.settled:
@@ -119,13 +129,27 @@ class Making:
     def slot_found(self, ticket: int) -> None:
         """The ticket has its slot."""
         epoch, turn = self._tickets.get(ticket, (None, None))
-        if epoch is None or turn is None or turn.closed:
+        if epoch is None or turn is None:
+            return
+        if turn.original is not None:
+            self._copy(turn, *turn.original)
+        if turn.closed:
             return
         turn.slot = True
         if turn.lane == TAIL_LANE:
             self._write_leftovers(epoch, turn, set(turn.leftovers))
         else:
             self._fill(epoch, self._key(turn))
+
+    def copied(self, ticket: int) -> None:
+        """The copy in the ticket's slot is there."""
+        _, turn = self._tickets[ticket]
+        assert turn.original is not None
+        turn.made = 1
+        for one in (turn, turn.original[0]):
+            one.out -= 1
+            if not one.out:
+                self.came_back(one)
 
     def made(
         self,
@@ -472,6 +496,12 @@ class Making:
 
     def _merges_of(self, epoch: Epoch, run: int) -> bool:
         return any(filler[1] == run for turn in self._merges(epoch) for filler in turn.fillers)
+
+    def _copy(self, copy: Turn, original: Turn, part: Part) -> None:
+        copy.out += 1  # which keeps both slots while they are written and read
+        original.out += 1
+        regions = self.feed.layout(part.shapes).regions(part.first, part.batches)
+        self._do(do.Copy(copy.ticket, original.ticket, part.first, tuple(regions)))
 
     # --- the end of a turn ---
 

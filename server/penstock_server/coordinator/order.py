@@ -70,6 +70,7 @@ class Turn:
     # none yet) and size, and whether the slot is there; how many batches are made, and were when its present filler
     # began; the (worker, run)s that still fill it; how many slabs of it are out at the consumer; whether the order
     # is done with it (all sent, or its epoch closed); and, in fast order, whether it is among those that are ready.
+    # And of a repeat, which is in no order: what it is a copy of.
     group: int = 0
     worker: int = 0
     ticket: int = -1
@@ -81,6 +82,7 @@ class Turn:
     out: int = 0
     settled: bool = False
     queued: bool = False
+    original: tuple[Turn, Part] | None = None
 
     @property
     def shows(self) -> bool:

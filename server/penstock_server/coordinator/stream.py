@@ -106,7 +106,7 @@ class Stream:
         self._next_epoch = places[earliest][0]
         for reader, position, (epoch, batches) in zip(readers, positions, places, strict=True):
             reader.epoch = max(reader.epoch, epoch)  # who waited for the others may have left epochs meanwhile
-            reader.first = epoch, batches // len(readers)
+            reader.first = epoch, -(-batches // len(readers))  # a round that was filled up is a whole one
             reader.told = epoch, position.batches if position else 0
         self._open_next_epoch()
         self._close_passed()
@@ -430,6 +430,7 @@ class Stream:
                 rows=part.rows,
                 shapes=part.shapes,
                 record=part.record,
+                repeat=turn.original is not None,
             )
         )
 

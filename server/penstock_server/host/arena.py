@@ -4,7 +4,8 @@ Every slot is a memfd of its own, sealed in its size and handed to workers and l
 are no names to leak, docker's small /dev/shm does not matter, a slot can be given back to the system by itself, and
 slots of different sizes do not fragment one another. A free slot is used again for the next ticket that it fits.
 
-Growing takes time (0.3 s a GiB), so pages are reserved on a thread, after a look at what the machine has left.
+Growing takes time (0.3 s a GiB), so pages are reserved on a thread, after a look at what the machine has left. So does
+copying from one slot to another.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import fcntl
 import mmap
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,6 +29,7 @@ from .room import available
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _PAGE = mmap.PAGESIZE
+_PIECE = 1 << 20
 _SPARE = 64 << 20
 """Bytes that are left to the machine, so that processes can go on when the arena cannot."""
 
@@ -47,6 +50,12 @@ class Segment:
         if self._memory is None:
             self._memory = np.frombuffer(mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
         return self._memory[start:stop]
+
+    def copy_from(self, other: Segment, regions: Iterable[tuple[int, int]]) -> None:
+        """Copy these regions, (start, stop), of another segment to the same places of this one; on any thread."""
+        for at, stop in regions:
+            while at < stop:
+                at += os.pwrite(self.fd, os.pread(other.fd, min(_PIECE, stop - at), at), at)
 
     def drop(self) -> None:
         """Close the fd. A mapping goes when the last frame that ZeroMQ still sends from it has gone."""

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from penstock_proto import MemoryBound
 
-from ..coordinator.commands import FindSlot
+from ..coordinator.commands import Copy, FindSlot
 from ..coordinator.stream import IDS_PER_STREAM
 from .arena import Arena, Segment
 
@@ -25,6 +26,7 @@ class Slots:
         arena: where segments come from.
         reserved: tells how many bytes the streams' shares add up to.
         found: called with a ticket that has its segment now.
+        copied: called with a ticket in whose segment a copy is now.
         refused: called with (ticket, error) when there is no memory for it.
         gone: called with each segment that was given back to the system.
     """
@@ -35,12 +37,14 @@ class Slots:
         *,
         reserved: Callable[[], int],
         found: Callable[[int], None],
+        copied: Callable[[int], None],
         refused: Callable[[int, MemoryBound], None],
         gone: Callable[[Segment], None],
     ) -> None:
         self._arena = arena
         self._reserved = reserved
         self._found = found
+        self._copied = copied
         self._refused = refused
         self._gone = gone
         self._segments: dict[int, Segment] = {}
@@ -60,9 +64,11 @@ class Slots:
             queue.append(wish)
         elif not self._reuse(wish):
             self._waiting[stream] = deque([wish])
-            task = asyncio.get_running_loop().create_task(self._serve(stream))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._serve(stream))
+
+    def copy(self, command: Copy) -> None:
+        """Copy from one ticket's segment to another's on a thread, then call `copied`. Both must be kept until then."""
+        self._begin(self._copy(command, self._segments[command.source], self._segments[command.ticket]))
 
     def free(self, ticket: int) -> None:
         """The ticket is not needed any more."""
@@ -85,7 +91,7 @@ class Slots:
                 self._gone(segment)
 
     async def stop(self) -> None:
-        """Grant nothing more."""
+        """Grant and copy nothing more."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -107,6 +113,16 @@ class Slots:
             self._arena.free(old)
         self._segments[wish.ticket] = segment
         self._found(wish.ticket)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _copy(self, command: Copy, source: Segment, target: Segment) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, target.copy_from, source, command.regions)
+        self._copied(command.ticket)
 
     async def _serve(self, stream: int) -> None:
         queue = self._waiting[stream]
