@@ -69,6 +69,7 @@ from_servers = st.one_of(
     st.builds(m.Welcome, tokens, infos, names),
     st.builds(m.Slab, counts, counts, st.integers(-1, 99), counts, st.integers(1, 256), counts, counts, shapes=shapes),
     st.builds(m.End, counts, counts, counts, counts),
+    st.builds(m.Missing, st.lists(st.integers(0, 99), max_size=9).map(tuple)),
     st.builds(m.Failed, reports),
     st.builds(m.Chunk, counts, counts),
 )

@@ -477,7 +477,7 @@ def test_a_rank_that_begins_anew_beside_others_that_were_cut_off_is_refused_and_
 ) -> None:
     daemon = serve(FEEDS, "slowly")
     ranks = start(2)
-    ranks.connect(daemon.url, reconnect=0.1)
+    ranks.connect(daemon.url)
     ranks.ask("read", 3)
     ranks[1].end()
     while ranks[0].ask("stats")["reconnects"] == 0:
@@ -644,15 +644,15 @@ def test_a_private_daemon_has_no_ranks() -> None:
 def test_a_rank_that_is_taken_is_refused_and_one_that_has_left_too(serve: Serve) -> None:
     daemon = serve(FEEDS, "plain")
     with penstock.connect(daemon.url, rank=np.int64(0), world_size=2, group="a"):
-        with pytest.raises(penstock.ProtocolError, match="rank 0 of 2 of group 'a' reads this feed already: give each"):
-            penstock.connect(daemon.url, rank=0, world_size=2, group="a")
+        with pytest.raises(penstock.RankTaken, match="rank 0 of 2 of group 'a' reads this feed already: give each"):
+            penstock.connect(daemon.url, rank=0, world_size=2, group="a", timeout=1)
         with penstock.connect(daemon.url, rank=1, world_size=2, group="a"):
-            with pytest.raises(penstock.ProtocolError, match="rank 1 of 2 of group 'a' reads this feed already"):
-                penstock.connect(daemon.url, rank=1, world_size=2, group="a")
+            with pytest.raises(penstock.RankTaken, match="rank 1 of 2 of group 'a' reads this feed already"):
+                penstock.connect(daemon.url, rank=1, world_size=2, group="a", timeout=1)
         while daemon.stderr().count("is gone") < 1:
             time.sleep(0.02)
-        with pytest.raises(penstock.ProtocolError, match="rank 1 of 2 of group 'a' has left this stream, which the"):
-            penstock.connect(daemon.url, rank=1, world_size=2, group="a")
+        with pytest.raises(penstock.RankTaken, match="rank 1 of 2 of group 'a' has left this stream, which the"):
+            penstock.connect(daemon.url, rank=1, world_size=2, group="a", timeout=1)
     assert "(rank 1 of 2 of group 'a') reads it" in daemon.stderr()
 
 

@@ -1,9 +1,15 @@
-"""The last round of an epoch, filled up where ranks ask for that: in the simulation, and with real processes."""
+"""The last round of an epoch, filled up where ranks ask for that; ranks that leave, are missing, or are taken.
+
+In the simulation, and with real processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
+import re
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -14,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import Batch, Consumer, SimFeed, World
 from test_coordinator import Case, any_feeds, cases, fast, faults, quick
-from test_ranks import FEEDS, Start, alone, flat, free_address, start
+from test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start
 
 import penstock
-from penstock_proto import ProtocolError, StateMismatch
+from penstock import dial, session
+from penstock_proto import ProtocolError, StateMismatch, StreamClosed
 from penstock_proto.position import Position, pack, unpack
 
 __all__ = ["start"]
@@ -129,6 +136,55 @@ def test_all_ranks_must_ask_for_the_same() -> None:
         world.open(rank=0, world_size=2)
 
 
+# --- ranks that leave ---
+
+
+def says_bye(world: World, consumer: Consumer, steps: int, leaves: bool = False) -> None:
+    """It (leaves and) closes as soon as it has read so many batches of epoch 0; what it says arrives at once."""
+    while len(consumer.read[0]) < steps if 0 in consumer.read else True:
+        assert world.step()
+    if leaves:
+        consumer._leave()
+    consumer._close()
+    while consumer.says:
+        consumer.says.popleft()()
+    world._carry_out()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["reading", "after a break"])
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_the_others_get_what_was_dealt_when_a_rank_closes_and_then_an_error_that_names_it(
+    steps: int, leaves: bool
+) -> None:
+    feed = SimFeed(splits=(9,) * 16)
+    world = World(feed)
+    ranks = [world.open(rank=rank, world_size=3, credit=2, stays=True) for rank in range(3)]
+    says_bye(world, ranks[1], steps, leaves)
+    world.settle()
+    expected = list(feed.expected(0))
+    for rank in (0, 2):
+        (error,) = ranks[rank].failures
+        assert isinstance(error, StreamClosed)
+        assert "rank 1 of 3 has closed its connection within epoch 0" in error.message
+        read = ranks[rank].read[0]
+        assert steps <= len(read) < 12
+        assert read == expected[rank::3][: len(read)]
+
+
+def test_a_rank_that_closes_behind_its_last_batch_disturbs_nobody() -> None:
+    feed = SimFeed(splits=(9,) * 8, lanes=3)
+    expected = list(feed.expected(0))
+    rounds = len(expected) // 3
+    for seed in range(20):
+        world = World(feed, seed=seed)
+        ranks = [world.open(reads=[(0, None), (1, None)], rank=rank, world_size=3, stays=True) for rank in range(3)]
+        says_bye(world, ranks[1], rounds)
+        finish(world, ranks)
+        assert [consumer.read[0] for consumer in ranks] == [expected[rank::3][:rounds] for rank in range(3)]
+        for consumer in (ranks[0], ranks[2]):
+            assert len(consumer.read[1]) == len(list(feed.expected(1))) // 3
+
+
 # --- with real processes ---
 
 PADDED = ["plain", "ready", "two_counted", "table"]
@@ -198,3 +254,93 @@ def test_options_that_cannot_be_are_refused() -> None:
         penstock.connect("tcp://127.0.0.1:9/feed", rank=0, world_size=2, last_round="repeat")
     with pytest.raises(ValueError, match="last_round='pad' is for ranks: give rank= and world_size= too"):
         penstock.connect("tcp://127.0.0.1:9/feed", last_round="pad")
+
+
+def test_a_rank_that_ends_by_an_exception_is_named_to_the_others(serve: Serve, start: Start) -> None:
+    daemon = serve(FEEDS, "plain")
+    expected = dealt(alone(daemon.url, 1), 3)
+    ranks = start(3)
+    ranks.connect(daemon.url, transport="tcp")
+    seen = ranks.ask("read", 2)
+    assert ranks[1].process.stdin is not None
+    ranks[1].tell("no such thing")  # raises AttributeError
+    assert ranks[1].process.wait() == 1
+    for rank, found, ((epoch,)) in zip(ranks, seen, expected, strict=True):
+        if rank is not ranks[1]:
+            error = rank.refusal("rest")
+            assert error.startswith("StreamClosed: rank 1 of 3 has closed its connection within epoch 0")
+            assert found == epoch[:2]
+    for rank in (ranks[0], ranks[2]):
+        rank.ask("close")
+    again = start(3)
+    again.connect(daemon.url)
+    assert again.ask("epochs", 1) == expected
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_ranks_wait_for_one_that_does_not_come_back_as_long_as_reconnect_says_and_name_it(
+    serve: Serve, start: Start, transport: str
+) -> None:
+    daemon = serve(FEEDS, "slowly")
+    ranks = start(3)
+    for number, rank in enumerate(ranks):
+        options = {"rank": number, "world_size": 3, "transport": transport, "reconnect": 1.0}
+        rank.tell("connect", daemon.url, options)
+    assert not any(rank.answer()[1] for rank in ranks)
+    ranks.ask("read", 3)
+    ranks[1].end()
+    began = time.monotonic()
+    for rank in (ranks[0], ranks[2]):
+        rank.tell("epochs", 20)  # what was sent is read first
+    errors = [rank.answer()[1] or "" for rank in (ranks[0], ranks[2])]
+    assert time.monotonic() - began < 30
+    cause = "ConnectionLost: rank 1 of 3 is gone: all ranks go on when it is back"
+    for error in errors:  # the other one may have given up a moment before
+        assert re.match(
+            cause + r"\. In 1 s not all were there again: ranks? .*\b1\b.* of 3 (is|are) missing\. End all", error
+        )
+
+
+def test_whoever_waits_says_which_ranks_are_missing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session, "SLOW", 0.2)
+    daemon = serve(FEEDS, "plain")
+    with penstock.connect(daemon.url, rank=1, world_size=4) as one, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(next, one.batches())
+        while "ranks 0, 2, 3 of 4 are not there, and the stream begins when all are" not in caplog.text:
+            time.sleep(0.01)
+            if "is the generator slow" in caplog.text:  # it was said before the daemon had told
+                caplog.clear()
+                one._reader.session._warned = False
+        with contextlib.ExitStack() as others:
+            ranks = [others.enter_context(penstock.connect(daemon.url, rank=rank, world_size=4)) for rank in (0, 2, 3)]
+            caplog.clear()
+            reads = [threading.Thread(target=next, args=(rank.batches(),)) for rank in ranks]
+            for read in reads:
+                read.start()
+            assert len(first.result()["id"]) == 4
+            for read in reads:
+                read.join()
+            assert not one._reader.session._missing
+
+
+def test_connect_waits_for_a_rank_that_is_taken_to_come_free(
+    serve: Serve, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dial, "_SAY_AFTER", 0.1)
+    daemon = serve(FEEDS, "plain")
+    old = start(2)
+    old.connect(daemon.url, transport="tcp")
+    old.ask("read", 1)
+    for rank in old:
+        rank.process.kill()  # which the daemon takes a while to notice
+    new = [penstock.connect(daemon.url, rank=rank, world_size=2) for rank in range(2)]
+    assert "rank 0 of 2 reads this feed already" in caplog.text
+    assert "Waiting for up to 30 s for that" in caplog.text
+    new[1].close()  # has left the stream that rank 0 reads
+    timer = threading.Timer(0.5, new[0].close)
+    timer.start()
+    with penstock.connect(daemon.url, rank=1, world_size=2):
+        pass
+    timer.join()

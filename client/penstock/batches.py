@@ -63,7 +63,7 @@ class Reader:
             return None if start is None or state.is_start(start) else start
 
         notes = Notes()
-        way = dial(notes, begin, dial.timeout)
+        way = dial.first(notes, begin)
         self.info, self.cut = way.info, way.cut
         self.cardinality: int | float | None = way.info.batches
         if way.info.endless:

@@ -163,9 +163,10 @@ def connect(
         workers: worker processes of a private daemon. A daemon that runs has its own: then this has no effect.
         memory: bound of a private daemon's shared memory in bytes. With a daemon that runs this has no effect.
         transport: "local" (shared memory), "tcp", or "auto": shared memory where the daemon is on this host.
-        timeout: seconds that the daemon has for each answer of the handshake.
+        timeout: seconds that the daemon has for each answer of the handshake, and a rank that is taken to come free.
         reconnect: seconds for which a lost connection is sought again (a private daemon is started again) before
-            readers get ConnectionLost; the stream then goes on unchanged. 0: readers get it at once.
+            readers get ConnectionLost; the stream then goes on unchanged. For so long ranks wait for all others to be
+            back. 0: readers get it at once.
         state: begin where it was taken, as `Connection.load_state_dict`. None: at epoch 0.
         rank: which of `world_size` trainers this is, from 0. Together they read one stream, the very one that a single
             trainer would: batch j of an epoch goes to rank j mod `world_size`, each gets equally many, and nothing
@@ -183,6 +184,7 @@ def connect(
         Unreachable: no daemon answered, or (with "local") it is not on this host.
         UnknownFeed: the daemon has no such feed; the message lists those it has.
         ProtocolError: the daemon speaks another version of the protocol.
+        RankTaken: another process reads as this rank, or has left the stream that the other ranks still read.
         StartError: the URL has no proper form, or the private daemon did not start.
         StateMismatch: `state` was taken from another feed.
         ValueError: an option or `state` cannot be right.

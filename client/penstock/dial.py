@@ -6,13 +6,15 @@ The same for the first connection, for another at a loaded position, and for eac
 from __future__ import annotations
 
 import copy
+import logging
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from penstock_proto import ConnectionLost, PenstockError, Unreachable
+from penstock_proto import ConnectionLost, PenstockError, RankTaken, Unreachable
 from penstock_proto.messages import FeedInfo, Open
 from penstock_proto.position import Position, pack
 
@@ -24,6 +26,12 @@ from .private import PrivateDaemon
 from .tcp import TcpTransport
 
 _PIECE = 64 * 1024
+_PAUSE = 0.2
+"""Seconds between two attempts to take a rank that is taken."""
+_SAY_AFTER = 2.0
+"""Seconds of these after which the log says so."""
+
+logger = logging.getLogger("penstock")
 
 
 Last: TypeAlias = tuple[bytes, int]
@@ -153,6 +161,22 @@ class Dial:
                 error.feed = error.feed or place.feed
             dealer.close()
             raise
+
+    def first(self, notes: Notes, start: Callable[[FeedInfo], Position | None]) -> Way:
+        """As a call, for a first connection. A rank that is taken has `timeout` seconds to come free, as the daemon may
+        not know yet that a job has ended."""
+        began, said = time.monotonic(), False
+        while True:
+            try:
+                return self(notes, start, self.timeout)
+            except RankTaken as error:
+                waited = time.monotonic() - began
+                if waited + _PAUSE > self.timeout:
+                    raise
+                if waited > _SAY_AFTER and not said:
+                    said = True
+                    logger.warning("%s: %s. Waiting for up to %g s for that", self, error.message, self.timeout)
+            time.sleep(_PAUSE)
 
     def without_daemon(self) -> Dial:
         """Another that knows the same address, and has no private daemon to end."""

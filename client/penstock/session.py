@@ -37,6 +37,7 @@ from penstock_proto.messages import (
     FeedInfo,
     LaneEnded,
     Message,
+    Missing,
     Opened,
     Passed,
     Pong,
@@ -130,6 +131,7 @@ class Session:
         self._reconnect = reconnect
         self._reconnects = 0
         self._loss: tuple[PenstockError, float] | None = None
+        self._missing: tuple[int, ...] = ()
         self._pause = FIRST_PAUSE
         self._ready = threading.Condition()
         self._outbox: collections.deque[bytes] = collections.deque()
@@ -232,12 +234,15 @@ class Session:
             since = self._waiting_since or now
             if now - since > SLOW and not self._warned and self._transport is not None:
                 self._warned = True
+                why = f"is the generator slow? `penstock status {self.url}` shows its workers"
+                if self._missing:
+                    why = f"{self._who_is_missing()} not there, and the stream begins when all are"
                 logger.warning(
-                    "%s: no data for %.0f s, since %s; is the generator slow? `penstock status %s` shows its workers",
+                    "%s: no data for %.0f s, since %s; %s",
                     self.url,
                     now - since,
                     time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since))),
-                    self.url,
+                    why,
                 )
         return item
 
@@ -411,6 +416,7 @@ class Session:
         with self._ready:
             self._note()
             self._close_lost_ways()
+            self._give_up_on_ranks()
             ending = self.notes.closing and not self._ending
             if ending:
                 self._ending = True
@@ -418,6 +424,25 @@ class Session:
             self._flush()
         if ending:
             self._stop_daemon()
+
+    def _give_up_on_ranks(self) -> None:
+        """Wait no longer than for a connection until all ranks are back after a loss. With the lock."""
+        if self._missing and self._loss is not None and time.monotonic() > self._loss[1] + self._reconnect:
+            self._stream.lost(
+                ConnectionLost(
+                    f"{self._loss[0].message}. In {self._reconnect:g} s not all were there again: "
+                    f"{self._who_is_missing()} missing. End all ranks, and start the job again",
+                    feed=self._stream.info.name,
+                )
+            )
+            self._ready.notify_all()
+            self.notes.closing = True
+
+    def _who_is_missing(self) -> str:
+        """`rank 1 of 4 is`, `ranks 1, 3 of 4 are`."""
+        ranks = ", ".join(map(str, self._missing[:20])) + (", ..." if len(self._missing) > 20 else "")
+        words = ("rank", "is") if len(self._missing) == 1 else ("ranks", "are")
+        return f"{words[0]} {ranks} of {self._dial.who.world_size} {words[1]}"
 
     def _apply(self, message: ServerMessage | Received) -> None:
         if isinstance(message, Received):
@@ -435,6 +460,8 @@ class Session:
             if isinstance(error, ConnectionLost | DaemonStopped) and self._may_reconnect():
                 raise error
             self._stream.fail(error)
+        elif isinstance(message, Missing):
+            self._missing = message.ranks
         elif isinstance(message, Opened):
             if self._transport is not None:
                 self._transport.limit(message.quota)
@@ -468,6 +495,7 @@ class Session:
             if self._transport is not None:
                 self._lost_ways.append((self._transport, self._stream.cut()))
             self._transport = None
+            self._missing = ()
             self._outbox.clear()
             self._close_lost_ways()
             self._ready.notify_all()

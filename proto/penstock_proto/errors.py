@@ -2,10 +2,11 @@
 
     PenstockError
     ├── ProtocolError            a message that breaks the protocol, or a peer that speaks another version
+    │   └── RankTaken            that rank reads the feed already, or has left the stream that the others still read
     ├── Unreachable              no daemon answered at that address in time
     ├── ConnectionLost           the daemon, or the way to it, is gone while a stream was open
     ├── DaemonStopped            the daemon said that it stops
-    ├── StreamClosed             the connection was closed, or a newer iterator took the stream over
+    ├── StreamClosed             the connection, or another rank's, was closed, or a newer iterator took the stream
     ├── EndOfStream              the feed has `epochs=` and all of them were read
     ├── MemoryBound              the memory that is allowed (or there) does not suffice
     ├── StartError               `serve` cannot start: what was asked for does not exist or cannot work
@@ -71,6 +72,10 @@ class ProtocolError(PenstockError):
     """A message breaks the protocol, or the peer speaks another version of it."""
 
 
+class RankTaken(ProtocolError):
+    """That rank reads the feed already, or has left the stream that the other ranks still read."""
+
+
 class Unreachable(PenstockError):
     """No daemon answered at the address within the timeout."""
 
@@ -84,7 +89,7 @@ class DaemonStopped(PenstockError):
 
 
 class StreamClosed(PenstockError):
-    """The connection was closed, or a newer iterator took its stream over."""
+    """The connection, or that of another rank, was closed, or a newer iterator took its stream over."""
 
 
 class EndOfStream(PenstockError):

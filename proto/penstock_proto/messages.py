@@ -249,6 +249,12 @@ class Opened(Message, frozen=True):
     epoch: Count = 0
 
 
+class Missing(Message, frozen=True):
+    """The stream has not begun, as these ranks are not there yet; none: it begins now."""
+
+    ranks: Annotated[tuple[Index, ...], Meta(max_length=2**16)]
+
+
 class Segment(Message, frozen=True):
     """A segment of the arena, `nbytes` long, with its fd. Sent before the first message that names it. (unix only)"""
 
@@ -594,6 +600,7 @@ ServerMessage: TypeAlias = (
     Welcome
     | Greeting
     | Opened
+    | Missing
     | Segment
     | SegmentGone
     | Begun

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from penstock_proto import PenstockError
-from penstock_proto.messages import Begun, End, Failed, LaneEnded, Opened, Passed, Shapes
+from penstock_proto.messages import Begun, End, Failed, LaneEnded, Missing, Opened, Passed, Shapes
 
 
 class ListSplits(Struct, frozen=True):
@@ -120,7 +120,7 @@ class Deliver(Struct, frozen=True):
     repeat: bool = False
 
 
-Said: TypeAlias = Begun | Passed | LaneEnded | End | Opened | Failed
+Said: TypeAlias = Begun | Passed | LaneEnded | End | Opened | Missing | Failed
 """What a reader is told besides slabs."""
 
 

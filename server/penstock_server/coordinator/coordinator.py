@@ -33,11 +33,14 @@ from .crew import Crew
 from .dealing import Dealing, InRounds, ToOne, ToWhoAsks
 from .epoch import check
 from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
-from .gathering import PATIENCE, Ask, Gathering
+from .gathering import Ask, Gathering
 from .memory import Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
 from .stream import IDS_PER_STREAM, Stream
+
+PATIENCE = 60.0
+"""Seconds for which a group's stream waits for somebody to read it."""
 
 
 class Coordinator:
@@ -322,7 +325,7 @@ class Coordinator:
     def look_at_the_clock(self, now: float) -> None:
         """Time has passed; `now` is in seconds from anywhere."""
         for gathering in list(self._gatherings.values()):
-            gathering.look_at_the_clock(now)
+            gathering.look_at_the_clock()
         for key, stream in list(self._groups.items()):
             if not all(reader.gone for reader in stream.readers):
                 self._deserted.pop(key, None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from penstock_proto import ConnectionLost, StateMismatch
+from penstock_proto import ConnectionLost, StateMismatch, StreamClosed
 from penstock_proto.messages import End, LaneEnded
 from penstock_proto.position import Position
 
@@ -141,7 +141,7 @@ class InRounds(ToOne):
         epoch.round.append((turn, part))
         if epoch.in_round == len(self._stream.readers):
             self._deal_round(epoch)
-        return True
+        return self._stream.error is None
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Dealing."""
@@ -180,8 +180,18 @@ class InRounds(ToOne):
             epoch.round.append((repeat, part))
 
     def _deal_round(self, epoch: Epoch) -> bool:
-        """Send the round, if all have credit and what is repeated has been copied."""
+        """Send the round, if all have credit and what is repeated has been copied. The stream fails where a rank has
+        closed within the epoch: the others would wait for it in their collectives, and not know why."""
         stream = self._stream
+        for reader in stream.readers:
+            if reader.gone and reader.begun == epoch.number:
+                said = (
+                    f"rank {reader.rank} of {len(stream.readers)} has closed its connection within epoch "
+                    f"{epoch.number}, and the others cannot go on in step without it: end all ranks, and start the job "
+                    "again"
+                )
+                stream.fail(StreamClosed(said, feed=stream.feed.name))
+                return False
         batches = epoch.dealt_next
         if any(turn.original is not None and not turn.made for turn, _ in batches):
             return False

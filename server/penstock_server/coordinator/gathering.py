@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock_proto import ConnectionLost, ProtocolError, StateMismatch
+from penstock_proto import ProtocolError, RankTaken, StateMismatch
+from penstock_proto.messages import Missing
 from penstock_proto.position import Position
 
 from .dealing import off_border
 from .reader import Reader
 from .stream import Stream
-
-PATIENCE = 60.0
-"""Seconds for which ranks that were cut off wait for the others to come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Gathering:
         self.stream = stream
         self._world_size = world_size
         self._members: dict[int, tuple[Reader, Ask]] = {}
-        self._since: float | None = None
+        self._told: list[int] = []
 
     @property
     def over(self) -> bool:
@@ -59,7 +57,8 @@ class Gathering:
         """Refuse whoever cannot join.
 
         Raises:
-            ProtocolError: the rank is taken, or does not exist, or wants other last rounds than the others.
+            RankTaken: the rank is there, or has left.
+            ProtocolError: it does not exist, or wants other last rounds than the others.
             StateMismatch: it begins elsewhere than the others.
         """
         name = self.stream.feed.name
@@ -67,13 +66,13 @@ class Gathering:
         if not ask.rank < self._world_size:
             raise ProtocolError(f"rank {ask.rank} of {self._world_size}: ranks go from 0", feed=name)
         if ask.rank in self._members and self._members[ask.rank][0].gone:
-            raise ProtocolError(
+            raise RankTaken(
                 f"rank {ask.rank} of {self._world_size}{group} has left this stream, which the others still read: end "
                 "them too, and begin together again",
                 feed=name,
             )
         if ask.rank in self._members:
-            raise ProtocolError(
+            raise RankTaken(
                 f"rank {ask.rank} of {self._world_size}{group} reads this feed already: give each training job a group "
                 "of its own, and each of its processes its rank",
                 feed=name,
@@ -99,6 +98,8 @@ class Gathering:
         """One more is there; the stream begins with the last."""
         self._members[ask.rank] = reader, ask
         if len(self._members) == self._world_size:
+            if self._told:
+                self._tell(())
             members = [self._members[rank] for rank in range(self._world_size)]
             self.stream.start([reader for reader, _ in members], [ask.position for _, ask in members])
 
@@ -106,19 +107,15 @@ class Gathering:
         """Whether its position may be the end of an epoch. Where that is not known yet, dealing finds out."""
         return self.stream.feed.info.batches in (None, _place(ask)[1])
 
-    def look_at_the_clock(self, now: float) -> None:
-        """Ranks that were cut off do not wait for ever: the others may have ended. Those of a new job do."""
-        waits = not self.stream.readers and any(ask.again for _, ask in self._members.values())
-        self._since = (self._since or now) if waits else None
-        if self._since is not None and now - self._since > PATIENCE:
-            missing = ", ".join(str(rank) for rank in range(self._world_size) if rank not in self._members)
-            self.stream.readers = [reader for reader, _ in self._members.values()]
-            self.stream.fail(
-                ConnectionLost(
-                    f"rank {missing} of {self._world_size} has not come back for {PATIENCE:.0f} s",
-                    feed=self.stream.feed.name,
-                )
-            )
+    def look_at_the_clock(self) -> None:
+        """Now and then those that are there are told who is not, so that they can say so, or give up."""
+        there = [reader.number for reader, _ in self._members.values()]
+        if not self.stream.readers and there != self._told:
+            self._told = there
+            self._tell(tuple(rank for rank in range(self._world_size) if rank not in self._members))
+
+    def _tell(self, missing: tuple[int, ...]) -> None:
+        self.stream.tell(Missing(missing), [reader for reader, _ in self._members.values()])
 
     def leave(self, reader: Reader) -> None:
         """One is gone again before the stream began."""
