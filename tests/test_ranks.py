@@ -145,7 +145,9 @@ class Reading:
 
     def cut(self) -> None:
         """Cut the connection on this host, as if the kernel had."""
-        transport: Any = self.connection._reader.session._transport
+        transport: Any = None
+        while transport is None:  # it may just be connecting again
+            transport = self.connection._reader.session._transport
         transport._socket.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
