@@ -210,11 +210,15 @@ class LaneRun:
             return self._resume
         place = self._last or self._block_start or self._place()
         made = self._taken // self._batch_rows
-        if self._endless and self._skipped:  # those that are never read again from here would become ever more
-            seated = {seat[0] for seat in place.seats if seat is not None}
-            self._skipped = {n: end for n, end in self._skipped.items() if n >= place.next or n in seated}
+        self._forget_skipped(place)
         skipped = tuple(self._skipped.items())
         return msgspec.structs.replace(place, made=made, index=self.index, skipped=skipped)
+
+    def _forget_skipped(self, place: _Place) -> None:
+        """Of an endless lane forget those that are never read again from `place`, which would become ever more."""
+        if self._endless and self._skipped:
+            seated = {seat[0] for seat in place.seats if seat is not None}
+            self._skipped = {n: end for n, end in self._skipped.items() if n >= place.next or n in seated}
 
     def _in_order(self, target: Any) -> int:
         seat, following = self._seats[0], self._next
@@ -339,6 +343,8 @@ class LaneRun:
 
     def _skip(self, number: int, samples: int, error: GeneratorError | None) -> None:
         """Let a split end after so many samples, here and wherever this lane is read again."""
+        if len(self._skipped) >= MAX_SKIPPED:
+            self._forget_skipped(self._block_start or self._place())
         if len(self._skipped) >= MAX_SKIPPED:
             raise FeedError(
                 f"too many {self._piece}s were skipped: {MAX_SKIPPED} of lane {self._lane}"
