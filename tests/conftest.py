@@ -18,6 +18,8 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it runs in the background so
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # and what we start would ignore it too
 
 
 def _fds() -> dict[int, str]:
@@ -136,6 +138,26 @@ class Daemon:
                 self.process.stdout.close()
 
 
+PATCHED = """
+import importlib
+from penstock_server import cli
+
+for place, value in {patched}.items():
+    module, _, name = place.rpartition(".")
+    module = importlib.import_module("penstock_server." + module)
+    assert hasattr(module, name), place
+    setattr(module, name, value)
+cli.main(prog_name="penstock")
+"""
+
+
+def command(patched: dict[str, object]) -> list[str]:
+    """What starts `penstock`, where constants have other values: by module and name, as "host.slots.PATIENCE"."""
+    if not patched:
+        return [sys.executable, "-m", "penstock_server"]
+    return [sys.executable, "-c", PATCHED.format(patched=patched)]
+
+
 Serve = Callable[..., Daemon]
 
 
@@ -152,23 +174,29 @@ def stop_all(daemons: list[Daemon]) -> None:
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
 
-    Keyword `ready=False` does not wait for the feeds; other keywords become options (`memory=...` is `--memory`).
+    Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`; other keywords become options
+    (`memory=...` is `--memory`).
     The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
     """
     daemons: list[Daemon] = []
 
     def start(
-        source: str, *feeds: str, ready: bool = True, env: dict[str, str] | None = None, **options: object
+        source: str,
+        *feeds: str,
+        ready: bool = True,
+        env: dict[str, str] | None = None,
+        patched: dict[str, object] | None = None,
+        **options: object,
     ) -> Daemon:
         number = len(daemons)
         folder = tmp_path / f"daemon{number}"
         folder.mkdir(exist_ok=True)
         (folder / "feeds.py").write_text(textwrap.dedent(source))
         feeds = feeds or ("feed",)
-        command = [sys.executable, "-m", "penstock_server", "serve", *(f"feeds.py:{feed}" for feed in feeds)]
+        words = [*command(patched or {}), "serve", *(f"feeds.py:{feed}" for feed in feeds)]
         for name, value in {"bind": "tcp://127.0.0.1:0", "workers": 2, **options}.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
-        daemon = Daemon(command, folder, folder / "log", {**os.environ, **(env or {})})
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        daemon = Daemon(words, folder, folder / "log", {**os.environ, **(env or {})})
         daemons.append(daemon)
         if ready:
             daemon.wait_ready(len(feeds))
