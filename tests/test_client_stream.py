@@ -180,3 +180,21 @@ def test_every_slab_is_accounted_for_once_whatever_happens(steps: list[str]) -> 
     ack = stream.ack()
     assert (ack.handed if ack else 0) == sent
     assert list(ack.released if ack else ()) == released
+
+
+def test_a_groups_consumer_that_was_cut_off_while_epochs_ended_for_the_others_goes_on_where_they_are() -> None:
+    stream = Stream(info(epochs=5), shared_from=1)
+    assert stream.begin() == [Begin(1)]
+    stream.came(slab(0, 1))
+    assert isinstance(stream.take(1), Received)
+    stream.cut()
+    assert stream.joined(stream.place(), 1) == [Begin(1)]  # it is still being read
+    stream.cut()
+    assert stream.joined(stream.place(), 3) == []
+    assert isinstance(stream.take(1), End)
+    assert stream.begin() == [Begin(3)]
+    stream.cut()
+    assert stream.joined(stream.place(), 5) == []
+    assert isinstance(stream.take(3), End)
+    with refused(EndOfStream, "all 5 epochs"):
+        stream.begin()

@@ -522,7 +522,7 @@ class Session:
             self._reconnects += 1
             self.url = str(self._dial)
             self._waiting_since = self._waiting_since and time.monotonic()
-            self._send(*self._stream.joined(place))
+            self._send(*self._stream.joined(place, way.epoch))
             self._ready.notify_all()
         logger.warning("%s: connected again after %.1f s", self.url, time.monotonic() - began)
         return True

@@ -68,6 +68,7 @@ class Stream:
         self.info = info
         self.epoch = start.epoch - 1 if start else (shared_from or 0) - 1
         self.shared = shared_from is not None
+        self._shared_from = shared_from or 0
         self.given = 0
         self.handed = 0
         self.aliased: set[int] = set()
@@ -99,11 +100,11 @@ class Stream:
             Refused: with EndOfStream if the feed has no further epoch, else because the stream failed or was closed.
         """
         self._check()
-        if self.info.epochs is not None and self.epoch + 1 >= self.info.epochs:
+        if self.info.epochs is not None and max(self.epoch + 1, self._shared_from) >= self.info.epochs:
             text = f"all {self.info.epochs} epochs of the feed were read (it was made with epochs={self.info.epochs}): "
             raise Refused(EndOfStream(text + "connect anew to read it from the start", feed=self.info.name))
         out: list[Begin | Leave] = [*self.leave(self.epoch)]
-        self.epoch += 1
+        self.epoch = max(self.epoch + 1, self._shared_from)
         self.track.begin(self.epoch, unread)
         self._opened(self._start if self._start and self._start.epoch == self.epoch else None)
         return [*out, Begin(self.epoch)]
@@ -262,9 +263,14 @@ class Stream:
             return self._start
         return Position(self.info, self.epoch + 1)
 
-    def joined(self, place: Position) -> list[Begin]:
-        """Another connection begins at `place`. Returns what is to be sent."""
+    def joined(self, place: Position, first: int) -> list[Begin]:
+        """Another connection begins at `place`, or in epoch `first` of a group's stream. Returns what is to be sent."""
+        if self.shared:
+            self._shared_from = first
         if not self._open or self._end is not None:
+            return []
+        if self.epoch < self._shared_from:  # it ended for the others meanwhile, so all of it was handed over
+            self._end = End(self.epoch, 0, 0, 0)
             return []
         self._opened(place if place.epoch == self.epoch and not self.shared else None)
         if place.digest and place.epoch == self.epoch:
