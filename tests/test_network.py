@@ -19,11 +19,13 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import zmq
 from conftest import Daemon, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
 
@@ -31,25 +33,28 @@ import penstock
 from penstock import session, tcp
 from penstock_server import control
 
-FEEDS = """
+SIZES = [33, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
+
+FEEDS = f"""
     import os
     import time
 
     import numpy as np
     from penstock_server import Feed
 
-    SIZES = [33, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
+    SIZES = {SIZES}
 
     def generate(split, rng):
         for i in range(SIZES[split]):
             time.sleep(0.0002)
-            yield {"x": rng.integers(0, 256, (64, 256), "uint8"), "id": np.int64(1000 * split + i)}
+            yield {{"x": rng.integers(0, 256, (64, 256), "uint8"), "id": np.int64(1000 * split + i)}}
 
     while os.path.exists("import"):  # until the test takes it away
         time.sleep(0.01)
 
     feed = Feed(generate, splits=range(12), batch_size=4, shuffle=64, lanes=4, turn=2, seed=11)
     ranked = Feed(generate, splits=range(12), batch_size=4, lanes=4, turn=1, seed=12)
+    grouped = Feed(generate, splits=range(12), batch_size=4, lanes=4, turn=1, epochs=2)
 """
 BATCHES = 114
 """Of an epoch, each of 64 KiB: by far more than what is on the way at once."""
@@ -66,6 +71,8 @@ cli.main(prog_name="penstock")
 
 Hashes = list[str]
 """The SHA-256 of each batch that was consumed; of all of them at the end."""
+Faults = dict[int, Callable[[], None]]
+"""By the number of the batch of an epoch behind which they come."""
 
 
 class Start(Protocol):
@@ -287,6 +294,120 @@ def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_n
         began = time.monotonic()
         assert consume(connection, meet=meet) == calm
         assert time.monotonic() - began < 25  # not the 30 s that the daemon has for an answer
+
+
+def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_time_of_the_next(
+    start: Start, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ANSWER", 0.5)
+    daemon = start("feed")
+    calm = quiet(daemon)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+        hello = tcp.TcpTransport.hello
+        frozen = 0
+
+        def freezing(transport: tcp.TcpTransport, *args: Any) -> Any:
+            nonlocal frozen
+            if frozen < 2:
+                frozen += 1
+                assert transport._socket.poll(10_000, zmq.POLLOUT)  # ZeroMQ's handshake is done
+                proxy.freeze()
+            return hello(transport, *args)
+
+        monkeypatch.setattr(tcp.TcpTransport, "hello", freezing)
+        began = time.monotonic()
+        assert consume(connection, meet=lambda n: proxy.cut() if n == 30 else None) == calm
+        assert time.monotonic() - began < 25  # not the 30 s that the daemon has for an answer
+        assert frozen == 2
+
+
+def test_a_first_connection_that_breaks_before_it_is_open_is_made_anew(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = start("feed")
+    calm = quiet(daemon, epochs=1)
+    with between(daemon) as (proxy, url):
+        opening = tcp.TcpTransport.open
+        refusing = [0.0, 0.5]
+
+        def cut(transport: tcp.TcpTransport, *args: Any) -> int:
+            if refusing:
+                proxy.cut(refusing.pop())  # the daemon has answered Hello
+            return opening(transport, *args)
+
+        monkeypatch.setattr(tcp.TcpTransport, "open", cut)
+        with penstock.connect(url, transport="tcp") as connection:
+            assert consume(connection, epochs=1) == calm
+            assert connection.stats()["reconnects"] == 0
+            until(lambda: len(streams(daemon)) == 1)
+        refusing = [0.0] * 1000
+        with pytest.raises(penstock.ConnectionLost, match="broke again"):
+            penstock.connect(url, transport="tcp", timeout=0.5)
+
+
+def read_by_a_group(daemon: Daemon, faults: Callable[[FaultProxy, FaultProxy], list[Faults]]) -> Counter[int]:
+    """How often each sample was handed over in two epochs, to three consumers of whom two are behind proxies."""
+    found: list[list[int]] = [[], [], []]
+    errors: list[BaseException] = []
+    together = threading.Barrier(3)
+
+    def train(mine: list[int], url: str, due: Faults) -> None:
+        try:
+            with penstock.connect(url, transport="tcp", group="g") as connection:
+                together.wait(30)
+                with contextlib.suppress(penstock.EndOfStream):
+                    while True:
+                        for n, batch in enumerate(connection.batches()):
+                            mine += batch["id"].tolist()
+                            due.pop(n, lambda: None)()
+                together.wait(60)  # a group's stream ends when all have left it, also for those who are cut off then
+        except BaseException as error:
+            errors.append(error)
+            together.abort()
+
+    with between(daemon, "grouped") as (one, one_url), between(daemon, "grouped") as (other, other_url):
+        urls = one_url, other_url, daemon.urls["grouped"]
+        due = [*faults(one, other), {}]
+        threads = [threading.Thread(target=train, args=args) for args in zip(found, urls, due, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    assert not any(due), "all faults were met"
+    return Counter(itertools.chain(*found))
+
+
+TWICE = Counter({1000 * split + i: 2 for split, size in enumerate(SIZES) for i in range(size)})
+
+
+def test_a_group_behind_slow_links_is_handed_each_batch_once(start: Start) -> None:
+    daemon = start("grouped", patience=30)
+    assert (
+        read_by_a_group(
+            daemon,
+            lambda one, other: [
+                {1: lambda: one.delay(0.1, lasting=0.4), 4: lambda: one.stall(0.4, UP)},
+                {1: lambda: other.throttle(400_000, lasting=0.4), 4: lambda: other.stall(0.4)},
+            ],
+        )
+        == TWICE
+    )
+
+
+def test_a_group_behind_links_that_break_misses_nothing_and_only_what_the_daemon_did_not_hear_of_comes_again(
+    start: Start, impatient: None
+) -> None:
+    daemon = start("grouped")
+    found = read_by_a_group(
+        daemon,
+        lambda one, other: [
+            {1: one.cut, 4: lambda: one.cut(0.3)},
+            {1: lambda: other.stall(2 * PATIENCE, UP), 4: other.freeze},
+        ],
+    )
+    assert not TWICE - found, "nothing is missing"
+    assert (found - TWICE).total() <= 4 * tcp.CREDIT * 4, "of each loss at most what was under way"
 
 
 def test_ranks_behind_bad_links_see_the_very_stream_of_one_trainer(start: Start, impatient: None) -> None:

@@ -27,9 +27,9 @@ from .tcp import TcpTransport
 
 _PIECE = 64 * 1024
 _PAUSE = 0.2
-"""Seconds between two attempts to take a rank that is taken."""
+"""Seconds between two attempts to get a first connection."""
 _SAY_AFTER = 2.0
-"""Seconds of these after which the log says so."""
+"""Seconds of these after which the log says why."""
 
 logger = logging.getLogger("penstock")
 
@@ -119,6 +119,7 @@ class Dial:
         timeout: float,
         watch: Callable[[], None] | None = None,
         last: Last = (b"", 0),
+        first_answer: float | None = None,
     ) -> Way:
         """An open way.
 
@@ -128,7 +129,8 @@ class Dial:
                 raise.
             timeout: seconds that the daemon has for each answer.
             watch: for attempts after a loss: called now and then while waiting; it may raise to break off.
-            last: for these: what was lost.
+            last: for attempts after a loss: what was lost.
+            first_answer: for these: seconds that the daemon has for the first answer, if it has fewer.
 
         Raises:
             PenstockError: as `connect`.
@@ -138,7 +140,7 @@ class Dial:
         opening = self.who.opening(watch is not None, last)
         dealer = TcpTransport(place, notes)
         try:
-            welcome = dealer.hello(timeout, watch)
+            welcome = dealer.hello(min(first_answer or timeout, timeout), watch)
             cut = Cut(welcome.feed)
             pieces = _pieces(start(welcome.feed))
             if self._transport != "tcp":
@@ -163,19 +165,21 @@ class Dial:
             raise
 
     def first(self, notes: Notes, start: Callable[[FeedInfo], Position | None]) -> Way:
-        """As a call, for a first connection. A rank that is taken has `timeout` seconds to come free, as the daemon may
-        not know yet that a job has ended."""
-        began, said = time.monotonic(), False
+        """As a call, for a first connection. It is tried again within `timeout` seconds where it breaks before it is
+        open, as nothing has come over it, and where its rank is taken: the daemon may not know yet that a job has
+        ended."""
+        began, said, left = time.monotonic(), False, self.timeout
         while True:
             try:
-                return self(notes, start, self.timeout)
-            except RankTaken as error:
+                return self(notes, start, left)
+            except (ConnectionLost, RankTaken) as error:
                 waited = time.monotonic() - began
-                if waited + _PAUSE > self.timeout:
+                left = self.timeout - waited - _PAUSE
+                if left <= 0 or (self._private and isinstance(error, ConnectionLost)):
                     raise
                 if waited > _SAY_AFTER and not said:
                     said = True
-                    logger.warning("%s: %s. Waiting for up to %g s for that", self, error.message, self.timeout)
+                    logger.warning("%s: %s. Trying again for up to %g s", self, error.message, self.timeout)
             time.sleep(_PAUSE)
 
     def without_daemon(self) -> Dial:

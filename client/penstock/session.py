@@ -61,6 +61,9 @@ SLOW = 10.0
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 1.0
 """Seconds between two attempts to get another connection: from, doubling, to."""
+ANSWER = 4.0
+"""Seconds that the daemon has for its first answer at the first of these attempts, doubling. A link that froze once the
+connection was made is not waited for in vain for long, and a daemon that is slow has its time in the end."""
 _CLOSE = 1.0
 
 logger = logging.getLogger("penstock")
@@ -550,7 +553,7 @@ class Session:
             if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends before, and says more
                 raise Unreachable("the daemon was not ready in time")
 
-        lately = cause
+        lately, answer = cause, ANSWER
         while True:
             bell = self.notes.bell
             assert bell is not None
@@ -562,9 +565,10 @@ class Session:
                 watch()
                 timeout = min(self._dial.timeout, max(STEP, deadline - time.monotonic()))
                 last = self._token, self._stream.given
-                return self._dial(self.notes, start, timeout, watch, last), places[-1]
+                return self._dial(self.notes, start, timeout, watch, last, answer), places[-1]
             except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
                 lately = error
+                answer *= 2
             if time.monotonic() > deadline:
                 raise ConnectionLost(
                     f"{cause.message}. In {self._reconnect:g} s no connection could be had again; the last attempt "
