@@ -337,7 +337,7 @@ def test_connect_waits_for_a_rank_that_is_taken_to_come_free(
         rank.process.kill()  # which the daemon takes a while to notice
     new = [penstock.connect(daemon.url, rank=rank, world_size=2) for rank in range(2)]
     assert "rank 0 of 2 reads this feed already" in caplog.text
-    assert "Waiting for up to 30 s for that" in caplog.text
+    assert "Trying again for up to 30 s" in caplog.text
     new[1].close()  # has left the stream that rank 0 reads
     timer = threading.Timer(0.5, new[0].close)
     timer.start()

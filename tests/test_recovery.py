@@ -8,6 +8,7 @@ the disturbed one is compared with, batch by batch, by SHA-256.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -203,6 +204,12 @@ class Flags:
         text = (self.folder / name).read_text()
         (self.folder / name).unlink()
         return text
+
+
+@pytest.fixture
+def serve(serve: Serve) -> Serve:
+    """Daemons that start a worker again, and try a split again, after pauses that do not grow."""
+    return functools.partial(serve, patched={"host.supervisor.LAST_PAUSE": 0.1, "coordinator.making.LAST_PAUSE": 0.2})
 
 
 @pytest.fixture

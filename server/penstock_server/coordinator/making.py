@@ -26,6 +26,8 @@ from .order import Leftover, Part, Turn
 
 ALL = 2**62
 """More batches than a lane ever has."""
+LAST_PAUSE = 30.0
+"""Seconds from a split's failure to the next try, at most."""
 
 
 class Making:
@@ -370,7 +372,7 @@ class Making:
 
     def _pause(self, lane: Lane, run: int, times: int) -> None:
         lane.pause = run
-        self._do(do.Retry(min(30.0, 0.1 * 2 ** min(times, 10)), run))
+        self._do(do.Retry(min(LAST_PAUSE, 0.1 * 2 ** min(times, 10)), run))
 
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
         self._drop(epoch, lane)

@@ -33,6 +33,9 @@ MOST_EARLY_DEATHS = 5
 FAREWELL_SECONDS = 5.0
 """A retired worker that has not ended by then is killed."""
 
+FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0
+"""Seconds from a worker's death to the next start in its place: at first, and what they are doubled up to."""
+
 _LIVED = 60.0
 """Seconds of life after which the next restart comes at once again."""
 
@@ -328,7 +331,7 @@ class Supervisor:
             worker.renew()
             if time.monotonic() - worker.started > _LIVED:
                 worker.failures_in_a_row = 0
-            delay = min(5.0, 0.1 * 2**worker.failures_in_a_row)
+            delay = min(LAST_PAUSE, FIRST_PAUSE * 2**worker.failures_in_a_row)
             worker.failures_in_a_row += 1
             worker.restarts += 1
             worker.timer = self._loop.call_later(delay, self._spawn, worker)
