@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,7 @@ def sockets() -> set[str]:
 class Trainer:
     """A trainer in a process of its own."""
 
-    def __init__(self, url: str, body: str, tmp_path: Path, transport: str = "auto") -> None:
-        script = tmp_path / "trainer.py"
+    def __init__(self, url: str, body: str, script: Path, transport: str) -> None:
         script.write_text(
             "import os, signal, sys, time\nimport tensorflow as tf\nimport penstock\n"
             f"dataset = penstock.dataset({url!r}, transport={transport!r})\n" + textwrap.dedent(body)
@@ -106,71 +105,132 @@ class Trainer:
         return self.process.returncode, stderr
 
 
+Start = Callable[..., Trainer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start(url, body, transport)`: a trainer. Importing TensorFlow takes them seconds, so they begin together."""
+    trainers: list[Trainer] = []
+
+    def one(url: str, body: str, transport: str = "auto") -> Trainer:
+        trainers.append(Trainer(url, body, tmp_path / f"trainer{len(trainers)}.py", transport))
+        return trainers[-1]
+
+    yield one
+    for trainer in trainers:
+        trainer.process.kill()
+        trainer.process.communicate()
+
+
 LOOP = """
 for i, batch in enumerate(dataset):
     if i == 3:
         print("training", flush=True)
     time.sleep(0.01)
 """
+ENDLESS = LOOP.replace("dataset", "dataset.repeat()")
 
 
-@TRANSPORTS
-@pytest.mark.parametrize("name", ["feed", "stalled"])
-def test_ctrl_c_ends_a_trainer_at_once_even_while_it_waits_for_data(
-    serve: Serve, tmp_path: Path, name: str, transport: str
-) -> None:
-    daemon = serve(FEED, name)
-    body = LOOP if name == "feed" else LOOP.replace("i == 3", "i == 0")
-    trainer = Trainer(daemon.url, body, tmp_path, transport)
-    trainer.wait_for("training")
+@pytest.mark.timeout(240)
+def test_ctrl_c_ends_a_trainer_at_once_even_while_it_waits_for_data(serve: Serve, start: Start) -> None:
+    daemons = [serve(FEED, "feed"), serve(FEED, "stalled"), serve(FEED, "stalled")]  # "stalled" takes all workers
+    waiting = LOOP.replace("i == 3", "i == 0")
+    trainers = [
+        start(daemons[0].url, ENDLESS, "local"),
+        start(daemons[0].url, ENDLESS, "tcp"),
+        start(daemons[1].url, waiting, "local"),
+        start(daemons[2].url, waiting, "tcp"),
+    ]
+    for trainer in trainers:
+        trainer.wait_for("training")
     time.sleep(0.5)
-    trainer.process.send_signal(signal.SIGINT)
-    status, stderr = trainer.ends_within(10)  # TensorFlow itself takes 1 to 2 s to end
-    assert status != 0
-    assert "KeyboardInterrupt" in stderr
-    assert within(2, lambda: streams(daemon) == 0)
+    for trainer in trainers:
+        trainer.process.send_signal(signal.SIGINT)
+        status, stderr = trainer.ends_within(10)  # TensorFlow itself takes 1 to 2 s to end
+        assert status != 0
+        assert "KeyboardInterrupt" in stderr
+    assert within(2, lambda: not any(streams(daemon) for daemon in daemons))
 
 
-@TRANSPORTS
-def test_after_a_killed_trainer_the_daemon_serves_the_next(serve: Serve, tmp_path: Path, transport: str) -> None:
-    daemon = serve(FEED, "feed")
-    trainer = Trainer(daemon.url, LOOP, tmp_path, transport)
-    trainer.wait_for("training")
-    trainer.process.kill()
-    trainer.ends_within(2)
-    assert within(2 if transport == "local" else 10, lambda: streams(daemon) == 0)
-    with penstock.connect(daemon.url, transport=transport) as connection:
-        assert sum(len(n) for _, n in connection.batches()) == 4000
-
-
-@pytest.mark.parametrize(
-    "ending",
-    ["pass", "iterator = iter(dataset); next(iterator)", "sys.exit(0)", "raise SystemExit", "other = penstock.dataset"],
-)
-def test_an_interpreter_ends_with_an_open_dataset(serve: Serve, tmp_path: Path, ending: str) -> None:
-    daemon = serve(FEED, "feed")
-    body = "for batch in dataset.take(3): pass\niterator = iter(dataset.prefetch(4)); next(iterator)\n"
-    trainer = Trainer(daemon.url, body + "print('ending', flush=True)\n" + ending, tmp_path)
-    trainer.wait_for("ending")
-    status, stderr = trainer.ends_within(10)
-    assert status == 0, stderr
-    assert "Traceback" not in stderr
-    assert within(2, lambda: streams(daemon) == 0)
-
-
-def test_an_exception_in_the_training_step_ends_the_trainer_with_it(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+def test_after_killed_trainers_the_daemon_serves_the_next_and_no_living_child_holds_their_slots(
+    serve: Serve, start: Start
+) -> None:
     daemon = serve(FEED, "feed")
     body = """
+child = os.fork()
+if child == 0:
+    time.sleep(30)
+    os._exit(0)
+for i, batch in enumerate(dataset):
+    if i == 3:
+        print("training", flush=True)
+        print(child, flush=True)
+        time.sleep(60)
+"""
+    trainers = [
+        start(daemon.url, ENDLESS, "local"),
+        start(daemon.url, ENDLESS, "tcp"),
+        start(daemon.url, body, "local"),
+    ]
+    for trainer in trainers:
+        trainer.wait_for("training")
+    assert trainers[2].process.stdout is not None
+    child = psutil.Process(int(trainers[2].process.stdout.readline()))
+    try:
+        for trainer in (trainers[0], trainers[2]):
+            trainer.process.kill()
+        assert within(2, lambda: streams(daemon) == 1)
+        assert child.is_running()
+    finally:
+        child.kill()
+    trainers[1].process.kill()
+    assert within(10, lambda: streams(daemon) == 0)
+    for transport in ("local", "tcp"):
+        with penstock.connect(daemon.url, transport=transport) as connection:
+            assert sum(len(n) for _, n in connection.batches()) == 4000
+
+
+ENDINGS = [
+    "pass",
+    "iterator = iter(dataset); next(iterator)",
+    "sys.exit(0)",
+    "raise SystemExit",
+    "other = penstock.dataset",
+]
+
+
+@pytest.mark.timeout(240)
+def test_an_interpreter_ends_with_an_open_dataset_and_with_the_exception_of_a_training_step(
+    serve: Serve, start: Start
+) -> None:
+    daemon = serve(FEED, "feed")
+    body = """
+for batch in dataset.take(3):
+    pass
+iterator = iter(dataset.prefetch(4))
+next(iterator)
+print("ending", flush=True)
+"""
+    raising = """
 for i, batch in enumerate(dataset.prefetch(2)):
     if i == 5:
-        print("now", flush=True)
+        print("ending", flush=True)
         1 / 0
 """
-    trainer = Trainer(daemon.url, body, tmp_path)
-    trainer.wait_for("now")
-    status, stderr = trainer.ends_within(10)
+    trainers = {ending: start(daemon.url, body + ending) for ending in ENDINGS}
+    raises = start(daemon.url, raising)
+    for trainer in (*trainers.values(), raises):
+        trainer.wait_for("ending")
+    for ending, trainer in trainers.items():
+        status, stderr = trainer.ends_within(30)
+        assert status == 0, (ending, stderr)
+        assert "Traceback" not in stderr, ending
+    status, stderr = raises.ends_within(30)
     assert status == 1
     assert "ZeroDivisionError" in stderr
+    assert within(2, lambda: streams(daemon) == 0)
 
 
 @TRANSPORTS
@@ -304,33 +364,6 @@ def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: S
     assert within(2, lambda: streams(daemon) == 0)
 
 
-def test_a_living_child_of_a_killed_trainer_does_not_hold_its_slots(serve: Serve, tmp_path: Path) -> None:
-    daemon = serve(FEED, "feed")
-    body = """
-import subprocess
-child = os.fork()
-if child == 0:
-    time.sleep(30)
-    os._exit(0)
-for i, batch in enumerate(dataset):
-    if i == 3:
-        print("training", flush=True)
-        print(child, flush=True)
-        time.sleep(60)
-"""
-    trainer = Trainer(daemon.url, body, tmp_path)
-    trainer.wait_for("training")
-    assert trainer.process.stdout is not None
-    child = psutil.Process(int(trainer.process.stdout.readline()))
-    try:
-        trainer.process.kill()
-        assert within(2, lambda: streams(daemon) == 0)
-        assert child.is_running()
-    finally:
-        child.kill()
-        trainer.ends_within(5)
-
-
 def test_a_second_iterator_takes_over_and_the_first_one_says_so(serve: Serve) -> None:
     daemon = serve(FEED, "feed")
     with penstock.connect(daemon.url) as connection:
@@ -359,13 +392,13 @@ def test_after_close_iterating_raises(serve: Serve) -> None:
 
 
 @pytest.mark.soak
-def test_a_trainer_over_tcp_that_was_stopped_too_long_goes_on_where_it_was(serve: Serve, tmp_path: Path) -> None:
+def test_a_trainer_over_tcp_that_was_stopped_too_long_goes_on_where_it_was(serve: Serve, start: Start) -> None:
     daemon = serve(FEED, "feed")
     body = (
         LOOP
         + "    assert int(batch[1][0]) == 1000 * (i % 4) + i // 4 * 8, (i, batch[1])\nprint('whole', i, flush=True)\n"
     )
-    trainer = Trainer(daemon.url, body, tmp_path, "tcp")
+    trainer = start(daemon.url, body, "tcp")
     trainer.wait_for("training")
     trainer.process.send_signal(signal.SIGSTOP)
     assert within(40, lambda: streams(daemon) == 0)
