@@ -165,7 +165,7 @@ class Epoch:
         if position is not None:
             check(position, plan, splits)
             self.skip, self.batches, self.rows = position.skip, position.batches, position.rows
-            self.rounds = (position.batches + position.skip) // readers
+            self.rounds = (position.batches + position.skip) // max(1, readers)  # a group may be deserted
         visits: LaneVisits | RangeVisits
         if plan.length is not None:
             assert feed.info.batches is not None

@@ -79,15 +79,17 @@ def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Shar
     """The share of a stream whose slots must grow to `slot` bytes while it holds `held` bytes in smaller ones.
 
     It gets as many as it had, or fewer where that is more than half of what it could have (slots may have to grow once
-    more); None if there is no room for the least.
+    more); None if there is no room for the least. Where nobody reads it just now it keeps room for one who may come.
     """
+    readers = max(1, old.readers)
     room = old.nbytes + free - blocks - held
-    least = least_slots(old.quota, old.readers)
+    least = least_slots(old.quota, readers)
     if least * slot > room:
         return None
-    slots = max(least, min(old.slots, room // 2 // slot))
+    wanted = replace(old, readers=readers).slots
+    slots = max(least, min(wanted, room // 2 // slot))
     nbytes = max(old.nbytes, blocks + held + slots * slot)
-    return _dealt(slots, old.slots, old.credit, old.quota, old.readers, nbytes)
+    return replace(_dealt(slots, wanted, old.credit, old.quota, readers, nbytes), readers=old.readers)
 
 
 def _dealt(slots: int, wanted: int, credit: int, quota: int, readers: int, nbytes: int) -> Share:
