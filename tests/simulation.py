@@ -35,6 +35,7 @@ from penstock_server.coordinator.order import Part
 from penstock_server.coordinator.reader import Reader
 from penstock_server.coordinator.stream import IDS_PER_STREAM, Stream
 from penstock_server.feed import ENDLESS
+from penstock_server.statefile import StateFile
 
 Sample: TypeAlias = tuple[int, int, int]
 """(epoch, split, number within the split)."""
@@ -526,6 +527,8 @@ class Consumer:
         self._ends = self._ends_said = 0
         self._begin_again = False
         self._outlived = 0
+        self._untold: deque[m.Had] = deque(maxlen=ask.credit)
+        self._opening = False
 
     @property
     def _shares(self) -> bool:
@@ -595,6 +598,9 @@ class Consumer:
                 self._fail(message.error.error())
             case m.Opened():
                 self._quota = message.quota
+                if self._opening:
+                    self._untold.clear()
+                    self._opening = False
             case m.Begun():
                 self.track.listed(message.epoch, message.digest)
             case m.Passed() if message.epoch == self._epoch:
@@ -627,6 +633,13 @@ class Consumer:
         """From now on its tensors die, and it closes when it has read all."""
         self._hoards = self._stays = False
 
+    def last_act(self) -> None:
+        """Its daemon has just been killed: it still hears what that had sent, and hands over what has come."""
+        if self.told and not (self.gone or self.lost):
+            self.told.popleft()()
+        elif self._hand in self.options():
+            self._hand()
+
     # what it does
 
     def _begin(self) -> None:
@@ -652,13 +665,16 @@ class Consumer:
             self.ended.pop(self._epoch, None)
 
     def _come_back(self) -> None:
-        """Open a new session where it stands; as long as there is no memory for that, try again."""
+        """Open a new session where it stands; as long as there is no memory for that, try again. It takes the place of
+        the old one, if the daemon still has that and is told whose they are (with a state file, here)."""
         if self.closed or self.failures:
             self.gone = True
             return
+        if self._ask.consumer and self.stream in self._world.coordinator.streams.values():
+            self._world.coordinator.cut(self.reader, self._handed)
         try:
             position = None if self._shares else unpack(pack(self.track.newest()))
-            ask = replace(self._ask, position=position, again=True)
+            ask = replace(self._ask, position=position, again=True, had=tuple(self._untold))
             reader = self._world.coordinator.open(self.stream.feed.name, ask)
         except (MemoryBound, ProtocolError):  # our old session is not known to be gone
             return
@@ -666,6 +682,7 @@ class Consumer:
         self.reader = reader
         self._world.consumers[reader.number] = self
         self.lost = False
+        self._opening = True
         self.received = self._handed = self._handed_said = self._ends = self._ends_said = 0
         self._quota = reader.share.quota
         if self._epoch is not None:
@@ -701,6 +718,8 @@ class Consumer:
         slab.verify()
         self.read[slab.epoch] += slab.batches.values()
         self.track.handed(slab.message, slab.before)
+        message = slab.message
+        self._untold.append(m.Had(message.epoch, message.lane, message.index, message.batches))
         self._handed += 1
         self._handed_here += 1
         if self._local and (self._greedy or len(self._aliased) < self._quota):
@@ -790,6 +809,7 @@ class World:
         seed: of the schedule and of how turns are cut into parts.
         refused: which requests for a slot, counted from 1, the machine has no memory for.
         starts: start at once, so that the feeds can be consumed when the constructor returns.
+        state: the daemon has a state file, and may be killed between any two commands.
         kills, cuts, restarts, scales: so many times a worker dies, a consumer's connection is cut, the daemon is
             started again, and workers come or are to leave, each at a random time (if there is time for it).
     """
@@ -802,6 +822,7 @@ class World:
         seed: int = 0,
         refused: frozenset[int] = frozenset(),
         starts: bool = True,
+        state: bool = False,
         kills: int = 0,
         cuts: int = 0,
         restarts: int = 0,
@@ -809,8 +830,12 @@ class World:
     ) -> None:
         self.random = random.Random(seed)
         self.feeds = {feed.name: feed for feed in feeds}
-        self.coordinator = Coordinator(workers=workers, memory=memory)
+        self._state = StateFile(":memory:") if state else None
+        self.coordinator = self._new_coordinator(workers, memory)
         self.arena = Arena(refused)
+        self._fuse: int | None = None
+        """After how many commands more the daemon is killed."""
+        self._now = 0.0
         self._memory = memory
         self._refused = refused
         self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales}
@@ -831,6 +856,10 @@ class World:
         self.workers = {number: Worker(self, number) for number in range(workers)}
         if starts:
             self.start()
+
+    def _new_coordinator(self, workers: int, memory: int) -> Coordinator:
+        kept = None if self._state is None else self._state.load()
+        return Coordinator(workers=workers, memory=memory, kept=kept)
 
     def start(self) -> None:
         """A worker has imported the feeds: let things happen until they can be consumed."""
@@ -858,12 +887,13 @@ class World:
         **habits: Any,
     ) -> Consumer:
         """A new consumer, with these habits (see there), with a stream of its own."""
-        ask = Ask(credit, credit_bytes, quota, position, group=group, rank=rank, world_size=world_size, pad=pad)
+        name = b"" if self._state is None else self.random.randbytes(16)
+        ask = Ask(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
         reader = self.coordinator.open(feed, ask)
-        consumer = Consumer(self, reader, reads, ask=ask, position=position, **habits)
-        self.consumers[reader.number] = consumer
+        opened = Consumer(self, reader, reads, ask=ask, position=position, **habits)
+        self.consumers[reader.number] = opened
         self._carry_out()
-        return consumer
+        return opened
 
     # --- the schedule ---
 
@@ -878,8 +908,8 @@ class World:
         waiting = [consumer.reader.number for consumer in self.consumers.values() if not consumer.gone]
         if waiting:
             raise Stuck(f"nothing can happen, but reader {waiting} still waits")
-        for now in (1.0, 1000.0):  # a group's stream waits for a while for somebody to come back
-            self.coordinator.look_at_the_clock(now)
+        self._fuse = None
+        self._wait()  # a group's stream waits for a while for somebody to come back
         self._carry_out()
         self.settle()
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
@@ -889,6 +919,7 @@ class World:
             hold(not worker.runs and not worker.fills, f"worker {worker.number} keeps runs {list(worker.runs)}")
         kept = [feed.name for feed, _ in self._lists.values() if feed.dynamic]
         hold(not kept, f"lists of splits of {kept} are never forgotten")
+        hold(self._state is None or not self._state.load(), "groups are kept that nobody reads")
 
     def settle(self) -> None:
         """Let things happen until nothing can."""
@@ -901,7 +932,7 @@ class World:
         if self._crash is not None and self._crash[0] <= self.steps:
             self.workers[self._crash[1]].die()
             self._crash = None
-        choices = list(self._choices())
+        choices = list(self._choices()) or list(self._late_choices())
         if not choices:
             return False
         self.steps += 1
@@ -943,6 +974,19 @@ class World:
                 yield ("consumer", number, "says"), partial(_arrive, consumer.says)
             for option in consumer.options():
                 yield ("consumer", number, option.__name__), option
+
+    def _late_choices(self) -> Iterator[tuple[object, Event]]:
+        """What happens when nothing else can: consumers that died with the daemon are waited for in vain."""
+        for stream in self.coordinator.streams.values():
+            if stream.keeping is not None and stream.keeping.awaited:
+                yield "clock", self._wait
+                return
+
+    def _wait(self) -> None:
+        """A long time goes by."""
+        for _ in range(2):
+            self._now += 100
+            self.coordinator.look_at_the_clock(self._now)
 
     def check(self) -> None:
         """What must hold at any time."""
@@ -1012,13 +1056,23 @@ class World:
         """The daemon is killed with its workers, and another is started."""
         self._faults["restart"] -= 1
         self._due["restart"] = self._when()
+        if self._state is not None and self._fuse is None and self.random.random() < 0.7:
+            self._fuse = self.random.randrange(8)
+        else:
+            self._start_again()
+
+    def _start_again(self) -> None:
+        self._fuse = None
         for consumer in self.consumers.values():
+            while self.random.random() < 0.6:
+                consumer.last_act()
             if not consumer.gone:
                 consumer.cut()
             if consumer.closed:
                 consumer.gone = True
+            consumer._opening = False
         old = list(self.consumers.values())
-        self.coordinator = Coordinator(workers=len(self.workers), memory=self._memory)
+        self.coordinator = self._new_coordinator(len(self.workers), self._memory)
         self.arena = Arena(self._refused)
         self._waiting, self._lists, self._retries, self._copies = {}, {}, [], []
         self.ends.clear()
@@ -1057,6 +1111,10 @@ class World:
     def _carry_out(self) -> None:
         while commands := self.coordinator.take():
             for command in commands:
+                if self._fuse == 0:
+                    self._start_again()
+                    return
+                self._fuse = self._fuse and self._fuse - 1
                 getattr(self, f"_do_{type(command).__name__}")(command)
 
     def _tell(self, worker: int, event: Callable[..., object], *values: object) -> None:
@@ -1177,6 +1235,14 @@ class World:
             )
             slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches, message)
             consumer.told.append(partial(consumer.slab, slab))
+
+    def _do_Keep(self, command: do.Keep) -> None:
+        assert self._state is not None
+        self._state.keep(command)
+
+    def _do_Forget(self, command: do.Forget) -> None:
+        assert self._state is not None
+        self._state.forget(command)
 
     def _do_FeedReady(self, command: do.FeedReady) -> None:
         self.ready.append(command.feed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -568,6 +569,48 @@ def check_group(case: Case, consumers: int, faults: dict[str, int], leaves: int 
         assert read == Counter(case.feed.expected(epoch))
 
 
+def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None) -> None:
+    """With a state file a group's daemon may be killed at any instant, and each batch still goes to one consumer that
+    lives, but for those that a dead one had been handed."""
+    if leaves is not None:
+        faults = {**faults, "cuts": 0}
+    world = replace(case, slots=case.slots + 16 * (consumers + 1)).world(state=True, **faults)
+    asks = {**case.asks, "hoards": False}
+    reads = [(0, None), (1, None)]
+    group = [world.open(reads=reads, group="g", stays=True, **asks)]
+    if dies is not None:
+        group.append(world.open(reads=reads, group="g", dies_after=dies, **asks))
+    for _ in range(consumers - 1):
+        for _ in range(world.random.randrange(20)):
+            world.step()
+        with suppress(MemoryBound):  # the others may just be away
+            group.append(world.open(reads=[(0, leaves), (1, None)], group="g", stays=True, **asks))
+    world.settle()
+    living = [consumer for consumer in group if not consumer.gone]
+    for consumer in living:
+        consumer.let_go()
+    world.run()
+    for epoch in (0, 1):
+        assert not any(consumer.failures for consumer in group)
+        read = Counter(batch for consumer in living for batch in consumer.read[epoch])
+        expected = Counter(case.feed.expected(epoch))
+        assert read <= expected
+        assert expected - read <= Counter(
+            batch for consumer in group if consumer not in living for batch in consumer.read.get(epoch, ())
+        )
+        if dies is None:
+            assert read == expected
+
+
+kept_groups = (
+    cases(st.one_of(any_feeds, uneven_feeds)),
+    st.integers(1, 4),
+    st.builds(lambda faults, restarts: {**faults, "restarts": restarts}, faults, st.integers(1, 4)),
+    st.none() | st.integers(0, 4),
+    st.none() | st.integers(0, 9),
+)
+
+
 class TestFaults:
     @settings(quick, max_examples=400)
     @given(faulty_cases, faults)
@@ -584,6 +627,13 @@ class TestFaults:
         if leaves is not None:  # an epoch is over when all who are there have left it, so nobody may be cut off
             faults = {**faults, "cuts": 0}
         check_group(case, consumers, faults, leaves)
+
+    @settings(quick, max_examples=200)
+    @given(*kept_groups)
+    def test_a_group_whose_daemon_keeps_a_state_file_loses_nothing_when_that_is_killed(
+        self, case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
+    ) -> None:
+        check_kept_group(case, consumers, faults, leaves, dies)
 
     @settings(quick, max_examples=300)
     @given(cases(any_feeds), st.integers(1, 4), faults)
@@ -681,3 +731,12 @@ def test_the_stream_is_the_same_through_faults_in_thousands_of_worlds(case: Case
 @given(cases(any_feeds))
 def test_the_stream_is_a_function_of_the_feed_alone_in_thousands_of_worlds(case: Case) -> None:
     check_exact_order(case)
+
+
+@pytest.mark.soak
+@settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+@given(*kept_groups)
+def test_a_kept_group_loses_nothing_in_thousands_of_worlds(
+    case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
+) -> None:
+    check_kept_group(case, consumers, faults, leaves, dies)

@@ -175,7 +175,8 @@ def connect(
         group: with `rank`, tells apart training jobs that read the same feed with the same `world_size` at the same
             time. Alone: all who give the same name share one stream, each batch goes to one of them, whoever asks, and
             an epoch ends for all when all of it was handed over. What a consumer that dies was sent and had not handed
-            over goes to another. Such a stream has no state, and ends when nobody has read it for a minute.
+            over goes to another. Such a stream has no state, ends when nobody has read it for a minute, and outlives
+            its daemon if that was started with `--state FILE`.
         last_round: with `rank`, what becomes of the last k batches of an epoch where k is less than `world_size`.
             "drop": nobody gets them. "pad": ranks 0 to k - 1 do, and rank r of the others a copy of the batch of rank
             r mod k, so that no batch is left out. All ranks must ask for the same.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeAlias
 
 from penstock_proto import ConnectionLost, PenstockError, RankTaken, Unreachable
-from penstock_proto.messages import FeedInfo, Open
+from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.position import Position, pack
 
 from . import address
@@ -34,8 +34,8 @@ _SAY_AFTER = 2.0
 logger = logging.getLogger("penstock")
 
 
-Last: TypeAlias = tuple[bytes, int]
-"""The session that was lost, and how many of its slabs were handed over."""
+Last: TypeAlias = tuple[bytes, int, tuple[Had, ...]]
+"""The session that was lost, how many of its slabs were handed over, and in a group, which were last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Who:
             last=last[0],
             handed=last[1],
             pad=self.pad,
+            had=last[2],
         )
 
 
@@ -118,7 +119,7 @@ class Dial:
         start: Callable[[FeedInfo], Position | None],
         timeout: float,
         watch: Callable[[], None] | None = None,
-        last: Last = (b"", 0),
+        last: Last = (b"", 0, ()),
         first_answer: float | None = None,
     ) -> Way:
         """An open way.

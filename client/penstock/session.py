@@ -564,7 +564,7 @@ class Session:
             try:
                 watch()
                 timeout = min(self._dial.timeout, max(STEP, deadline - time.monotonic()))
-                last = self._token, self._stream.given
+                last = self._token, self._stream.given, tuple(self._stream.untold)
                 return self._dial(self.notes, start, timeout, watch, last, answer), places[-1]
             except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
                 lately = error

@@ -18,13 +18,16 @@ from dataclasses import dataclass
 
 from penstock_proto import EndOfStream, IncompleteEpoch, PenstockError, ProtocolError, StateMismatch, StreamClosed
 from penstock_proto.layout import SlotLayout
-from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, LaneEnded, Leave, Passed, Slab
+from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, Had, LaneEnded, Leave, Passed, Slab
 from penstock_proto.position import Position
 
 from .memory import Root
 from .track import Before, Tally, Track
 
 MAX_RELEASED = 4096
+UNTOLD = 64
+"""Slabs of a group that are remembered: more than are ever under way, that is, handed over without the daemon's word
+that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Stream:
         closed: why nobody may read on although nothing failed, or None.
         given: how many slabs of the connection had been handed when it was closed, or cut the last time.
         track: the position behind what was handed.
+        untold: in a group: the slabs that were handed last, and that a daemon may not know of.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Stream:
         self.error: PenstockError | None = None
         self.closed: StreamClosed | None = None
         self.track = Track(info, start, consumed)
+        self.untold: collections.deque[Had] = collections.deque(maxlen=UNTOLD)
         self._start = start
         self._rest_of = start.epoch if start and (start.batches or start.skip) else None
         self._digest = (start.epoch, start.digest) if start and start.digest else None
@@ -132,6 +137,9 @@ class Stream:
             received, before = self._queue.popleft()
             self.handed += 1
             self.track.handed(received.slab, before)
+            if self.shared:
+                slab = received.slab
+                self.untold.append(Had(slab.epoch, slab.lane, slab.index, slab.batches))
             self._rest_of = None
             return received
         if self._end is not None:
@@ -265,6 +273,7 @@ class Stream:
 
     def joined(self, place: Position, first: int) -> list[Begin]:
         """Another connection begins at `place`, or in epoch `first` of a group's stream. Returns what is to be sent."""
+        self.untold.clear()  # the daemon has said that the session is open, and so that it knows
         if self.shared:
             self._shared_from = first
         if not self._open or self._end is not None:

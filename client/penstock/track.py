@@ -13,7 +13,8 @@ import collections
 from dataclasses import dataclass
 
 from penstock_proto.messages import End, FeedInfo, LaneEnded, Passed, Slab
-from penstock_proto.position import EndedLane, Place, Position
+from penstock_proto.position import Position
+from penstock_proto.standing import Standing
 
 KEEP = 4096
 """Most steps that are remembered."""
@@ -39,100 +40,6 @@ _Step = tuple[int, "Slab | _Thinned | int", Before]
 came before the slab."""
 
 
-class _Place:
-    """A position that moves. Its attributes are those of Position, with lanes by number."""
-
-    __slots__ = ("batches", "digest", "ended", "epoch", "merged", "places", "rows", "skip")
-
-    def __init__(self, position: Position) -> None:
-        self.epoch = position.epoch
-        self.batches = position.batches
-        self.rows = position.rows
-        self.digest = position.digest
-        self.places = {place.lane: (place.index, place.record) for place in position.places}
-        self.ended = {
-            lane.lane: (number, lane.index, lane.leftover, lane.record) for number, lane in enumerate(position.ended)
-        }
-        self.merged = position.merged
-        self.skip = position.skip
-
-    def copy(self) -> _Place:
-        """Another that stands here."""
-        other = _Place.__new__(_Place)
-        for name in self.__slots__:
-            value = getattr(self, name)
-            setattr(other, name, dict(value) if isinstance(value, dict) else value)
-        return other
-
-    def begin(self, epoch: int) -> None:
-        """Move to the first batch of an epoch, if it is a later one."""
-        if epoch > self.epoch:
-            self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
-            self.places, self.ended = {}, {}
-
-    def move(self, what: Slab | _Thinned, before: Before) -> None:
-        """Move behind the slab (or slabs), and behind what came before it."""
-        for message in before:
-            if isinstance(message, Passed):
-                self.skip -= min(self.skip, message.batches)
-                self._read(message)
-            else:
-                self._end(message)
-        if isinstance(what, Slab):
-            if not what.repeat:
-                self._read(what)
-            return
-        self.batches += what.batches
-        self.rows += what.rows
-        for slab in what.slabs.values():
-            self._stand(slab)
-        for message in what.ended:
-            assert isinstance(message, LaneEnded)
-            self._end(message)
-
-    def _read(self, some: Slab | Passed) -> None:
-        self.batches += some.batches
-        self.rows += some.rows
-        self._stand(some)
-
-    def _stand(self, some: Slab | Passed) -> None:
-        if some.lane < 0:
-            self.merged = max(self.merged, some.index + some.batches)
-        elif some.record and some.lane not in self.ended:  # an indexable feed has none, and no lanes
-            index, _ = self.places.get(some.lane, (0, b""))
-            if some.index + some.batches > index:  # a rank's own batch comes behind those of its round
-                self.places[some.lane] = (some.index + some.batches, some.record)
-
-    def _end(self, lane: LaneEnded) -> None:
-        self.places.pop(lane.lane, None)
-        self.ended[lane.lane] = (lane.number, lane.index, lane.leftover, lane.record)
-
-    def position(self, info: FeedInfo, more: int) -> Position:
-        """The position here, and `more` batches on."""
-        return Position(
-            info,
-            self.epoch,
-            self.batches,
-            self.rows,
-            self.digest if self.batches or self.ended or self.skip or more else b"",
-            tuple(Place(lane, *self.places[lane]) for lane in sorted(self.places)),
-            tuple(self._ended(info.batch_size or 0)),
-            self.merged,
-            self.skip + more,
-        )
-
-    def _ended(self, batch_size: int) -> list[EndedLane]:
-        merged = self.merged * batch_size
-        found, whole = [], True
-        for expected, (lane, (number, index, leftover, record)) in enumerate(
-            sorted(self.ended.items(), key=lambda item: item[1][0])
-        ):
-            whole = whole and number == expected and leftover <= merged
-            merged -= leftover
-            found.append(EndedLane(lane, index, leftover, b"" if whole else record))
-        return found
-
-
 class Track:
     """What a stream hands over, and the positions behind it.
 
@@ -146,7 +53,7 @@ class Track:
         self.consumed = consumed
         self._oldest = consumed
         self._at = consumed
-        self._place = _Place(position or Position(info, 0))
+        self._place = Standing(position or Position(info, 0))
         self._steps: collections.deque[_Step] = collections.deque()
         self._digests: dict[int, bytes] = {}
 
@@ -206,13 +113,13 @@ class Track:
         self._move(self._place, step)
         self._oldest = self._at = step[0]
 
-    def _move(self, place: _Place, step: _Step) -> None:
+    def _move(self, place: Standing, step: _Step) -> None:
         _, what, before = step
         if isinstance(what, int):
             place.begin(what)
         else:
             place.digest = self._digests.get(place.epoch, place.digest)
-            place.move(what, before)
+            _moved(place, what, before)
 
     def _thin(self) -> None:
         old = [self._steps.popleft() for _ in range(KEEP // 2)]
@@ -226,6 +133,27 @@ class Track:
         self._steps.extendleft(reversed(thin))
         while len(self._steps) > KEEP - KEEP // 8:
             self._forget()
+
+
+def _moved(place: Standing, what: Slab | _Thinned, before: Before) -> None:
+    """Move behind the slab (or slabs), and behind what came before it."""
+    for message in before:
+        if isinstance(message, Passed):
+            place.skip -= min(place.skip, message.batches)
+            place.read(message)
+        else:
+            place.end(message)
+    if isinstance(what, Slab):
+        if not what.repeat:
+            place.read(what)
+        return
+    place.batches += what.batches
+    place.rows += what.rows
+    for slab in what.slabs.values():
+        place.stand(slab)
+    for message in what.ended:
+        assert isinstance(message, LaneEnded)
+        place.end(message)
 
 
 def _joined(first: _Step, second: _Step) -> _Step | None:

@@ -123,6 +123,15 @@ class Resume(Message, frozen=True):
     data: Annotated[bytes, Meta(max_length=64 * 1024)]
 
 
+class Had(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Batches of a slab that was handed over: `batches` of lane `lane` (-1: merged ones) from number `index` on."""
+
+    epoch: Count
+    lane: Annotated[int, Meta(ge=-1, lt=2**31)]
+    index: Count
+    batches: Annotated[int, Meta(ge=1, le=2**16)]
+
+
 class Open(Message, frozen=True):
     """Opens the session's stream on the transport that this message comes by, from the position that was sent.
 
@@ -134,7 +143,8 @@ class Open(Message, frozen=True):
     `again`: the consumer read this stream before, and its position is where it was cut off.
 
     With a `group` alone the stream is shared by all consumers of that group, and each batch goes to one of them.
-    If it comes `again`, `handed` says how many slabs of its session `last` were handed over.
+    If it comes `again`, `handed` says how many slabs of its session `last` were handed over, and `had` which slabs were
+    last, as many as a daemon may not have been told of: another daemon counts them as handed.
 
     With a `world_size` the stream is that of all ranks 0 to `world_size` - 1 of the `group` together, and batch j of an
     epoch goes to rank j mod `world_size`. It begins when all of them are there. `pad`: the last round of an epoch is
@@ -154,6 +164,7 @@ class Open(Message, frozen=True):
     last: Annotated[bytes, Meta(max_length=16)] = b""
     handed: Count = 0
     pad: bool = False
+    had: Annotated[tuple[Had, ...], Meta(max_length=4096)] = ()
 
 
 class Begin(Message, frozen=True):

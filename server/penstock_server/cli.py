@@ -79,6 +79,14 @@ def main() -> None:
     help="Kill and replace a worker whose generator makes no sample for so long; the log says at which line it stood.",
 )
 @click.option(
+    "--state",
+    type=click.Path(dir_okay=False),
+    default=None,
+    metavar="FILE",
+    show_default="none",
+    help="Keep in this file (SQLite) where groups stand, so that they go on with the next daemon that is given it.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
@@ -88,6 +96,7 @@ def serve(
     bind: str,
     memory: int | None,
     hang_timeout: float | None,
+    state: str | None,
     log_level: str,
     until_stdin_closes: bool,
 ) -> None:
@@ -106,6 +115,7 @@ def serve(
       penstock serve scenes:feed --workers 8
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --memory 4G
       penstock serve scenes:feed --hang-timeout 60
+      penstock serve scenes:feed --state groups.sqlite
     """  # noqa: D301 (click wants a real \b)
     from . import daemon
     from .host.room import default_memory
@@ -122,6 +132,7 @@ def serve(
             on_ready=lambda url: click.echo(f"ready {url}"),
             until_stdin_closes=until_stdin_closes,
             hang_timeout=hang_timeout,
+            state=state,
         )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it

@@ -274,10 +274,7 @@ class Consumers:
             else:
                 self._router.send(routing_id, report)
         else:
-            assert session.reader is not None
             log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
-            share = session.reader.share
-            self._send(session, m.Opened(share.credit, share.quota, session.reader.epoch))
 
     def _opened(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> Session:
         session = self.sessions.get(message.session)
@@ -298,6 +295,8 @@ class Consumers:
             rank=message.rank,
             world_size=message.world_size,
             pad=message.pad,
+            consumer=message.consumer,
+            had=message.had,
         )
         session.reader = self._coordinator.open(session.feed, ask)
         if message.world_size:

@@ -36,6 +36,7 @@ from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
+from .statefile import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,10 @@ class Daemon:
         memory: bytes that slots and shuffle blocks may take.
         on_ready: called with the URL of each feed once it can be consumed.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
+        state: path of the file by which groups outlive the daemon, or None.
+
+    Raises:
+        StartError: that file cannot be used.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Daemon:
         memory: int,
         on_ready: Callable[[str], None],
         hang_timeout: float | None = None,
+        state: str | None = None,
     ) -> None:
         self._feeds = feeds
         self._bind = bind
@@ -75,7 +81,9 @@ class Daemon:
         self._hang_timeout = hang_timeout
         self._draining = False
         self._carrying_out = False
-        self._coordinator = Coordinator(workers=workers, memory=memory)
+        self._state = None if state is None else StateFile(state)
+        kept = None if self._state is None else self._state.load()
+        self._coordinator = Coordinator(workers=workers, memory=memory, kept=kept)
         self._arena = Arena()
         self._stopped = asyncio.Event()
         self._error: PenstockError | None = None
@@ -152,6 +160,8 @@ class Daemon:
             self._listener.close()
         finally:
             self._router.close()
+            if self._state is not None:
+                self._state.close()
         if self._error is not None:
             raise self._error
 
@@ -430,11 +440,17 @@ class Daemon:
     def _carry_out(self) -> None:
         if self._carrying_out:  # whoever does will see to what has come up
             return
+        if (
+            self._state is not None and self._stopped.is_set()
+        ):  # what consumers do now, the next daemon learns from them
+            return
         self._carrying_out = True
         try:
             while commands := self._coordinator.take():
                 for command in commands:
                     self._carry_out_one(command)
+                    if self._state is not None and self._error is not None:
+                        return
         finally:
             self._carrying_out = False
         self._slots.trim()
@@ -453,6 +469,8 @@ class Daemon:
                 self._consumers.deliver(command, self._slots.segment(command.ticket))
             case do.Copy():
                 self._slots.copy(command)
+            case do.Keep() | do.Forget():
+                self._keep(command)
             case do.Free():
                 self._slots.free(command.ticket)
             case do.StartRun():
@@ -474,6 +492,16 @@ class Daemon:
                 self._feed_ready(command.feed, command.splits)
             case do.RefuseStart():
                 self._fail(command.error)
+
+    def _keep(self, command: do.Keep | do.Forget) -> None:
+        assert self._state is not None
+        try:
+            if isinstance(command, do.Keep):
+                self._state.keep(command)
+            else:
+                self._state.forget(command)
+        except DaemonStopped as error:
+            self._fail(error)
 
     def _slot_found(self, ticket: int) -> None:
         self._coordinator.slot_found(ticket)
@@ -617,6 +645,7 @@ def serve(
     on_ready: Callable[[str], None],
     until_stdin_closes: bool = False,
     hang_timeout: float | None = None,
+    state: str | None = None,
 ) -> None:
     """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
 
@@ -629,7 +658,15 @@ def serve(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a slot is a file descriptor
 
     async def main() -> None:
-        daemon = Daemon(feeds, workers=workers, bind=bind, memory=memory, on_ready=on_ready, hang_timeout=hang_timeout)
+        daemon = Daemon(
+            feeds,
+            workers=workers,
+            bind=bind,
+            memory=memory,
+            on_ready=on_ready,
+            hang_timeout=hang_timeout,
+            state=state,
+        )
         await daemon.run(until_stdin_closes)
 
     uvloop.run(main())

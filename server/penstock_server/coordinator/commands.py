@@ -7,7 +7,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from penstock_proto import PenstockError
-from penstock_proto.messages import Begun, End, Failed, LaneEnded, Missing, Opened, Passed, Shapes
+from penstock_proto.messages import Begun, End, Failed, FeedInfo, LaneEnded, Missing, Opened, Passed, Shapes
 
 
 class ListSplits(Struct, frozen=True):
@@ -131,6 +131,39 @@ class Tell(Struct, frozen=True):
     message: Said
 
 
+class Keep(Struct, frozen=True):
+    """Write to the state file where the group stands, before any command behind this one is carried out.
+
+    `epoch` to `merged` are those of its position. With `fresh` the epoch has just begun, and what the file has of lanes
+    and of `ahead` is of the one before. The rest is what has changed: `places` (lane, index, record) and `ended` (lane,
+    number, index, leftover, record) of lanes; `ahead` (lane, index, batches), handed over beyond the position;
+    `behind` (lane, index), lanes of which nothing before that index is ahead any more; a consumer that has `arrived`
+    or `parted`.
+    """
+
+    feed: FeedInfo
+    group: str
+    epoch: int
+    batches: int
+    rows: int
+    digest: bytes
+    merged: int
+    fresh: bool = False
+    places: tuple[tuple[int, int, bytes], ...] = ()
+    ended: tuple[tuple[int, int, int, int, bytes], ...] = ()
+    behind: tuple[tuple[int, int], ...] = ()
+    ahead: tuple[tuple[int, int, int], ...] = ()
+    arrived: bytes = b""
+    parted: bytes = b""
+
+
+class Forget(Struct, frozen=True):
+    """Delete what the state file has of the group."""
+
+    feed: str
+    group: str
+
+
 class Retry(Struct, frozen=True):
     """Call `Coordinator.retry(run)` in so many seconds."""
 
@@ -169,6 +202,8 @@ Command: TypeAlias = (
     | Free
     | Deliver
     | Tell
+    | Keep
+    | Forget
     | Retry
     | Retire
     | FeedReady

@@ -11,7 +11,7 @@ it is ready, or the start is refused. Life of a stream: `open` -> `begin`/`ackno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from penstock_proto import (
@@ -24,7 +24,7 @@ from penstock_proto import (
     UnknownFeed,
     WorkerDied,
 )
-from penstock_proto.messages import FeedPlan
+from penstock_proto.messages import FeedPlan, Opened
 from penstock_proto.position import Position, differences
 from penstock_proto.spec import Spec
 
@@ -34,6 +34,7 @@ from .dealing import Dealing, InRounds, ToOne, ToWhoAsks
 from .epoch import check
 from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
 from .gathering import Ask, Gathering
+from .keeping import Keeping, Kept
 from .memory import Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
@@ -49,9 +50,10 @@ class Coordinator:
     Args:
         workers: how many worker processes there are; they are numbered from 0.
         memory: bytes that slots and shuffle blocks may take in all.
+        kept: what the state file has of groups, by feed and name; None without such a file.
     """
 
-    def __init__(self, *, workers: int, memory: int) -> None:
+    def __init__(self, *, workers: int, memory: int, kept: Mapping[tuple[str, str], Kept] | None = None) -> None:
         self.crew = Crew(workers)
         self.memory = memory
         self.feeds: dict[str, ServedFeed] = {}
@@ -63,6 +65,11 @@ class Coordinator:
         self._groups: dict[tuple[str, str], Stream] = {}
         self._deserted: dict[tuple[str, str], float] = {}
         """Since when nobody has read a group's stream."""
+        self._keeps = kept is not None
+        self._kept = dict(kept or {})
+        """Groups of the file to which nobody has come back yet."""
+        self._waiting: float | None = None
+        """Since when consumers that the file names are waited for."""
         self._last_stream = 0
         self._last_reader = 0
         self._commands: list[do.Command] = []
@@ -164,6 +171,7 @@ class Coordinator:
             stream = self._new_stream(feed, ask, ToOne)
             reader = self._new_reader(stream, ask)
             stream.start([reader], [ask.position])
+        self._do(do.Tell(reader.number, Opened(reader.share.credit, reader.share.quota, reader.epoch)))
         self._settle(reader.stream)
         return reader
 
@@ -171,16 +179,7 @@ class Coordinator:
         key = feed.name, ask.group
         stream = self._groups.get(key)
         if stream is None or stream.error is not None or stream.closing:
-            if ask.again:
-                raise ConnectionLost(
-                    f"the stream of group {ask.group!r} is not here any more: the daemon was started again, or nobody "
-                    "read it for a while. Its consumers have to begin anew",
-                    feed=feed.name,
-                )
-            stream = self._groups[key] = self._new_stream(feed, ask, ToWhoAsks)
-            reader = self._new_reader(stream, ask)
-            stream.start([reader], [None])
-            return reader
+            return self._begin_group(feed, ask, self._kept.get(key))
         share = with_readers(
             stream.share,
             len(stream.readers) + 1,
@@ -194,6 +193,31 @@ class Coordinator:
             )
         reader = self._new_reader(stream, ask)
         stream.join(reader, share)
+        if stream.keeping is not None:
+            stream.keeping.arrived(ask.consumer, ask.had)
+        return reader
+
+    def _begin_group(self, feed: ServedFeed, ask: Ask, kept: Kept | None) -> Reader:
+        if ask.again and kept is None:
+            mend = "" if self._keeps else " (with `penstock serve --state FILE` a group outlives its daemon)"
+            raise ConnectionLost(
+                f"the stream of group {ask.group!r} is not here any more: the daemon was started again{mend}, or "
+                "nobody read it for a while. Its consumers have to begin anew",
+                feed=feed.name,
+            )
+        if kept is not None:
+            mend = "give the group another name"
+            self._check(kept.position, feed, f"group {ask.group!r} cannot go on from the state file", mend)
+        keeping = None
+        if self._keeps and feed.plan.order == "exact":  # in fast order what is merged is another batch when made again
+            keeping = Keeping(feed.info, ask.group, kept, self._do)
+        stream = self._new_stream(feed, ask, partial(ToWhoAsks, keeping=keeping))
+        self._groups[feed.name, ask.group] = stream
+        self._kept.pop((feed.name, ask.group), None)
+        reader = self._new_reader(stream, ask)
+        stream.start([reader], [kept.position if kept else None])
+        if keeping is not None:
+            keeping.arrived(ask.consumer, ask.had)
         return reader
 
     def _gather(self, feed: ServedFeed, ask: Ask) -> Reader:
@@ -222,14 +246,20 @@ class Coordinator:
             credit_bytes=ask.credit_bytes,
             holds_handed=ask.quota > 0,
             rank=ask.rank,
+            consumer=ask.consumer,
         )
 
-    def _check(self, position: Position, feed: ServedFeed) -> None:
+    def _check(
+        self,
+        position: Position,
+        feed: ServedFeed,
+        what: str = "the stream cannot go on from this state",
+        mend: str = "begin anew",
+    ) -> None:
         found = list(differences(position.feed, feed.info))
         if found:
             raise StateMismatch(
-                f"the stream cannot go on from this state, which was made with another feed: {'; '.join(found)}. Serve "
-                "the feed as it was, or begin anew",
+                f"{what}, which was made with another feed: {'; '.join(found)}. Serve the feed as it was, or {mend}",
                 feed=feed.name,
             )
         if feed.static_splits is not None:
@@ -287,10 +317,13 @@ class Coordinator:
     def close(self, reader: Reader, handed: int) -> None:
         """The reader wants nothing more, but may still have tensors over slots; `handed` as in `leave`."""
         self._leave_gathering(reader)
-        reader.stream.close(reader, handed)
-        if reader.stream in self._groups.values() and all(other.gone for other in reader.stream.readers):
-            reader.stream.end()
-        self._settle(reader.stream)
+        stream = reader.stream
+        stream.close(reader, handed)
+        self._parted(reader)
+        awaits = stream.keeping is not None and stream.keeping.awaited
+        if stream in self._groups.values() and all(other.gone for other in stream.readers) and not awaits:
+            stream.end()
+        self._settle(stream)
 
     def cut(self, reader: Reader, handed: int) -> None:
         """The reader is cut off, but may still have tensors over slots; `handed` as in `leave`."""
@@ -302,9 +335,16 @@ class Coordinator:
         """The reader is gone without a word; `handed` as in `leave`."""
         self._leave_gathering(reader)
         reader.stream.lost(reader, handed)
+        self._parted(reader)
         if reader.stream in self._groups.values():
             self._part(reader)
         self._settle(reader.stream)
+
+    def _parted(self, reader: Reader) -> None:
+        """What the reader's consumer was not handed is not its own any more, unless it has come again."""
+        keeping, readers = reader.stream.keeping, reader.stream.readers
+        if keeping is not None and not any(one.consumer == reader.consumer and not one.gone for one in readers):
+            keeping.parted(reader.consumer)
 
     def _part(self, reader: Reader) -> None:
         """A group's stream has one reader fewer."""
@@ -324,6 +364,7 @@ class Coordinator:
 
     def look_at_the_clock(self, now: float) -> None:
         """Time has passed; `now` is in seconds from anywhere."""
+        self._wait_for_groups(now)
         for gathering in list(self._gatherings.values()):
             gathering.look_at_the_clock()
         for key, stream in list(self._groups.items()):
@@ -335,6 +376,21 @@ class Coordinator:
             if stream.closing or stream.error is not None:
                 del self._groups[key]
                 self._deserted.pop(key, None)
+
+    def _wait_for_groups(self, now: float) -> None:
+        """Consumers that the state file names have a while from when the feeds are there."""
+        if not self._keeps or not self._plans or len(self.feeds) < len(self._plans):
+            return
+        if self._waiting is None:
+            self._waiting = now
+        if now - self._waiting > PATIENCE:
+            for feed, group in self._kept:
+                self._do(do.Forget(feed, group))
+            self._kept.clear()
+            for stream in list(self._groups.values()):
+                if stream.keeping is not None and stream.keeping.awaited:
+                    stream.give_up_waiting()
+                    self._settle(stream)
 
     # --- workers ---
 
@@ -500,6 +556,8 @@ class Coordinator:
 
     def _settle(self, stream: Stream) -> None:
         stream.advance()
+        if stream.keeping is not None and (stream.closing or stream.error is not None):
+            stream.keeping.end(forget=not isinstance(stream.error, DaemonStopped))
         if stream.done:
             self.streams.pop(stream.number, None)
         if self.crew.leaving:

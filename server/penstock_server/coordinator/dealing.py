@@ -14,6 +14,7 @@ from penstock_proto.messages import End, LaneEnded
 from penstock_proto.position import Position
 
 from .epoch import Epoch
+from .keeping import Keeping
 from .order import Part, Turn
 from .reader import Reader
 
@@ -27,10 +28,12 @@ class Dealing(Protocol):
     Attributes:
         singly: whether batches are dealt one by one, so that workers have to report each by itself.
         shared: whether readers come and go, and the stream lives on for a while when none is there.
+        keeping: where a state file learns of it, if one does.
     """
 
     singly: bool
     shared: bool
+    keeping: Keeping | None
 
     def wanted(self, epoch: Epoch) -> bool:
         """Whether the epoch can be dealt now."""
@@ -50,6 +53,9 @@ class Dealing(Protocol):
     def end_of(self, epoch: Epoch, reader: Reader) -> End:
         """What the reader is told at its end."""
 
+    def handed(self, reader: Reader, handed: int) -> None:
+        """The reader is about to say that the first `handed` slabs are done with."""
+
     def given_back(self, reader: Reader, handed: int) -> None:
         """Of what was sent to the reader, the first `handed` slabs were handed over; the others will not be."""
 
@@ -65,6 +71,7 @@ class ToOne:
 
     singly = False
     shared = False
+    keeping: Keeping | None = None
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -98,6 +105,9 @@ class ToOne:
     def end_of(self, epoch: Epoch, reader: Reader) -> End:
         """See Dealing."""
         return End(epoch.number, reader.slabs, epoch.batches, epoch.rows)
+
+    def handed(self, reader: Reader, handed: int) -> None:
+        """See Dealing."""
 
     def given_back(self, reader: Reader, handed: int) -> None:
         """See Dealing. It is void."""
@@ -246,8 +256,16 @@ class ToWhoAsks(ToOne):
 
     shared = True
 
+    def __init__(self, stream: Stream, keeping: Keeping | None = None) -> None:
+        super().__init__(stream)
+        self.keeping = keeping
+
     def goes_on(self, epoch: Epoch) -> bool:
         """See Dealing."""
+        if self.keeping is not None:
+            if self.keeping.awaited:
+                return False
+            self.keeping.begin(epoch.number, epoch.splits.digest if epoch.splits else b"")
         while epoch.again:
             turn, part = epoch.again[0]
             if not self._send(epoch, turn, part):
@@ -258,13 +276,22 @@ class ToWhoAsks(ToOne):
 
     def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         """See Dealing."""
-        if not self._send(epoch, turn, part):
+        if self.keeping is not None:
+            pieces = self.keeping.pieces(epoch.number, turn, part, self._stream.feed.plan.batch_size)
+            turn.parts.popleft()
+            turn.parts.extendleft(reversed(pieces))
+            part = pieces[0]
+        if self.keeping is not None and self.keeping.was_handed(turn, part):
+            self.keeping.passed(turn, part)
+        elif not self._send(epoch, turn, part):
             return False
         self._stream.count(epoch, part)
         return True
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Dealing."""
+        if self.keeping is not None:
+            self.keeping.lane_ended(ended)
 
     def ends(self, epoch: Epoch) -> bool:
         """See Dealing."""
@@ -274,8 +301,14 @@ class ToWhoAsks(ToOne):
         """See Dealing."""
         return End(epoch.number, reader.slabs, reader.batches, reader.rows)
 
+    def handed(self, reader: Reader, handed: int) -> None:
+        """See Dealing."""
+        if self.keeping is not None:
+            self.keeping.handed(reader.handing(handed))
+
     def given_back(self, reader: Reader, handed: int) -> None:
         """See Dealing."""
+        self.handed(reader, handed)
         for sent in reader.give_back(handed):
             epoch = self._stream.open_epoch(sent.epoch)
             if epoch is not None:
@@ -287,6 +320,8 @@ class ToWhoAsks(ToOne):
         for turn, _ in epoch.again:
             self._stream.let_go(turn)
         epoch.again.clear()
+        if self.keeping is not None and self._stream.error is None and not self._stream.closing:
+            self.keeping.begin(epoch.number + 1)
 
     def _send(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         stream = self._stream

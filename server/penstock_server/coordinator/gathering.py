@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock_proto import ProtocolError, RankTaken, StateMismatch
-from penstock_proto.messages import Missing
+from penstock_proto.messages import Had, Missing
 from penstock_proto.position import Position
 
 from .dealing import off_border
@@ -26,6 +26,8 @@ class Ask:
         group, rank, world_size: which rank of which group it is; world_size 0: none. A group alone shares a stream;
             neither: the stream is its own.
         pad: as a rank: whether the last round of an epoch is filled up.
+        consumer: who it is; the same whenever it comes again.
+        had: in a group: the last slabs that it was handed.
     """
 
     credit: int
@@ -37,6 +39,8 @@ class Ask:
     rank: int = 0
     world_size: int = 0
     pad: bool = False
+    consumer: bytes = b""
+    had: tuple[Had, ...] = ()
 
 
 class Gathering:

@@ -36,6 +36,7 @@ class Reader:
         credit_bytes: most bytes under way; one slab is always allowed.
         holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
         rank: which batch of each round is its own.
+        consumer: the same in all readers that one consumer has one after another.
 
     Attributes:
         epoch: the one that it reads, or would read next.
@@ -50,8 +51,18 @@ class Reader:
         out: the turns whose slabs have not come back, by sequence number.
     """
 
-    def __init__(self, number: int, stream: Stream, *, credit_bytes: int, holds_handed: bool, rank: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        stream: Stream,
+        *,
+        credit_bytes: int,
+        holds_handed: bool,
+        rank: int = 0,
+        consumer: bytes = b"",
+    ) -> None:
         self.number = number
+        self.consumer = consumer
         self.stream = stream
         self.share = stream.share
         self.rank = rank
@@ -84,6 +95,10 @@ class Reader:
     def awaits(self, epoch: int) -> bool:
         """Whether slabs of the epoch are under way to it that it has not given back."""
         return any(sent.epoch == epoch and sent.seq >= self._given_back for sent in self._unhanded)
+
+    def handing(self, handed: int) -> list[Sent]:
+        """What is handed over if the first `handed` slabs are: of those under way the ones not given back."""
+        return [sent for sent in self._unhanded if self._given_back <= sent.seq < handed]
 
     def give_back(self, handed: int) -> Iterator[Sent]:
         """What was sent behind the first `handed` slabs will not be handed over: each of these, once."""

@@ -35,6 +35,7 @@ from .crew import Crew
 from .dealing import Dealing
 from .epoch import Epoch
 from .feeds import ServedFeed, SplitsInfo
+from .keeping import Keeping
 from .making import Making
 from .memory import Share
 from .order import EpochOrder, Part, Turn
@@ -117,6 +118,11 @@ class Stream:
         return self._closing
 
     @property
+    def keeping(self) -> Keeping | None:
+        """Where a state file learns of it, if one does."""
+        return self._dealing.keeping
+
+    @property
     def done(self) -> bool:
         """Whether the stream is closed and every slot has come back."""
         return self._closing and not self.making.slots
@@ -181,6 +187,7 @@ class Stream:
         Raises:
             ProtocolError: counts that cannot be.
         """
+        self._dealing.handed(reader, handed)
         for turn in reader.acknowledge(handed, released, ended):
             self.making.came_back(turn)
         self._stop_when_delivered()
@@ -218,6 +225,12 @@ class Stream:
         self.cut(reader, handed)
         for turn in reader.lost():
             self.making.came_back(turn)
+
+    def give_up_waiting(self) -> None:
+        """Consumers that were awaited will not come back."""
+        assert self.keeping is not None
+        self.keeping.give_up()
+        self._close_passed()
 
     def end(self) -> None:
         """Nobody wants anything more."""
@@ -343,7 +356,7 @@ class Stream:
     def _close_passed(self) -> None:
         """Close the epochs that no reader wants any more."""
         there = [reader.epoch for reader in self.readers if not reader.gone]
-        if not there:
+        if not there or (self.keeping is not None and self.keeping.awaited):
             return
         wanted = min(there)
         while self._epochs and self._epochs[0].number < wanted:

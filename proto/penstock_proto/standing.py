@@ -1,0 +1,86 @@
+"""A position that moves: the one way in which both ends add up what was read, batch by batch and lane by lane.
+
+A client counts by it what it was handed (track.py), a daemon with a state file what a group was. Plain state, no I/O.
+"""
+
+from __future__ import annotations
+
+from .messages import FeedInfo, LaneEnded, Passed, Slab
+from .position import EndedLane, Place, Position
+
+
+class Standing:
+    """A position that moves. Its attributes are those of Position, with lanes by number."""
+
+    __slots__ = ("batches", "digest", "ended", "epoch", "merged", "places", "rows", "skip")
+
+    def __init__(self, position: Position) -> None:
+        self.epoch = position.epoch
+        self.batches = position.batches
+        self.rows = position.rows
+        self.digest = position.digest
+        self.places = {place.lane: (place.index, place.record) for place in position.places}
+        self.ended = {
+            lane.lane: (number, lane.index, lane.leftover, lane.record) for number, lane in enumerate(position.ended)
+        }
+        self.merged = position.merged
+        self.skip = position.skip
+
+    def copy(self) -> Standing:
+        """Another that stands here."""
+        other = Standing.__new__(Standing)
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, dict(value) if isinstance(value, dict) else value)
+        return other
+
+    def begin(self, epoch: int) -> None:
+        """Move to the first batch of an epoch, if it is a later one."""
+        if epoch > self.epoch:
+            self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
+            self.places, self.ended = {}, {}
+
+    def read(self, some: Slab | Passed) -> None:
+        """Move behind batches that were read, or passed over."""
+        self.batches += some.batches
+        self.rows += some.rows
+        self.stand(some)
+
+    def stand(self, some: Slab | Passed) -> None:
+        """Stand behind these batches of their lane, without counting them."""
+        if some.lane < 0:
+            self.merged = max(self.merged, some.index + some.batches)
+        elif some.record and some.lane not in self.ended:  # an indexable feed has none, and no lanes
+            index, _ = self.places.get(some.lane, (0, b""))
+            if some.index + some.batches > index:  # a rank's own batch comes behind those of its round
+                self.places[some.lane] = (some.index + some.batches, some.record)
+
+    def end(self, lane: LaneEnded) -> None:
+        """A lane ended here."""
+        self.places.pop(lane.lane, None)
+        self.ended[lane.lane] = (lane.number, lane.index, lane.leftover, lane.record)
+
+    def position(self, info: FeedInfo, more: int) -> Position:
+        """The position here, and `more` batches on."""
+        return Position(
+            info,
+            self.epoch,
+            self.batches,
+            self.rows,
+            self.digest if self.batches or self.ended or self.skip or more else b"",
+            tuple(Place(lane, *self.places[lane]) for lane in sorted(self.places)),
+            tuple(self._ended(info.batch_size or 0)),
+            self.merged,
+            self.skip + more,
+        )
+
+    def _ended(self, batch_size: int) -> list[EndedLane]:
+        merged = self.merged * batch_size
+        found, whole = [], True
+        for expected, (lane, (number, index, leftover, record)) in enumerate(
+            sorted(self.ended.items(), key=lambda item: item[1][0])
+        ):
+            whole = whole and number == expected and leftover <= merged
+            merged -= leftover
+            found.append(EndedLane(lane, index, leftover, b"" if whole else record))
+        return found

@@ -1,0 +1,221 @@
+"""Where a group's stream stands, for a state file: what of it was handed over, and who may have been handed more.
+
+No consumer of a group knows its position, so the dealing says here what it deals, in stream order, and what was handed
+over, in any. From that comes the position behind the longest beginning of the stream of which all was handed over, and
+what was handed over beyond it (*ahead*). What changes goes out as `Keep`, at once: before the credit that it frees is
+used, before the End that it makes possible, before a consumer hears that it is open.
+
+So what a consumer was handed and the file does not know was under way to it when the daemon ended, and the consumer
+remembers that much and says it when it comes back. A stream that begins from a file therefore deals nothing before all
+consumers that the file names have come back, or have been given up: what it would deal may be in their hands.
+
+No I/O here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from penstock_proto.messages import FeedInfo, Had, LaneEnded, Passed
+from penstock_proto.position import Position
+from penstock_proto.standing import Standing
+
+from . import commands as do
+from .order import Part, Turn
+from .reader import Sent
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a state file has of a group.
+
+    Attributes:
+        position: all before it was handed over.
+        ahead: what was handed over beyond it: lane, number of the first batch, batches.
+        consumers: who was there.
+    """
+
+    position: Position
+    ahead: tuple[tuple[int, int, int], ...]
+    consumers: frozenset[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Dealt:
+    """Batches that stand in the stream, and how many of them were not handed over yet."""
+
+    batches: Passed
+    left: int
+
+
+class Keeping:
+    """See the file's head.
+
+    Args:
+        feed: what the group reads.
+        group: its name.
+        kept: where it begins; None for epoch 0.
+        out: where commands go.
+
+    Attributes:
+        awaited: consumers that may have been handed what nobody knows of.
+    """
+
+    def __init__(self, feed: FeedInfo, group: str, kept: Kept | None, out: Callable[[do.Command], None]) -> None:
+        self.awaited = set(kept.consumers) if kept else set()
+        self._feed = feed
+        self._group = group
+        self._out = out
+        self._standing = Standing(kept.position if kept else Position(feed, 0))
+        self._ahead: set[tuple[int, int]] = set()
+        self._log: deque[_Dealt | LaneEnded] = deque()
+        self._dealt: dict[tuple[int, int], _Dealt] = {}
+        self._moved: dict[int, int] = {}
+        self._over = False
+        for batches in kept.ahead if kept else ():
+            self._add_ahead(*batches)
+
+    # --- consumers ---
+
+    def arrived(self, consumer: bytes, had: Iterable[Had]) -> None:
+        """A consumer is there. If it was awaited, these are the last slabs that it was handed."""
+        ahead = []
+        if consumer in self.awaited:
+            self.awaited.remove(consumer)
+            ahead = [(one.lane, one.index, one.batches) for one in had if one.epoch == self._standing.epoch]
+        for batches in ahead:
+            self._add_ahead(*batches)
+        self._keep(ahead, arrived=consumer)
+
+    def parted(self, consumer: bytes) -> None:
+        """A consumer is gone: what it was not handed goes to others."""
+        self._keep(parted=consumer)
+
+    def give_up(self) -> None:
+        """Those who have not come back will not."""
+        awaited, self.awaited = self.awaited, set()
+        for consumer in sorted(awaited):
+            self.parted(consumer)
+
+    def end(self, forget: bool) -> None:
+        """The stream has ended. What is kept of it stays as it is, or is forgotten."""
+        if not self._over and forget:
+            self._out(do.Forget(self._feed.name, self._group))
+        self._over = True
+
+    # --- the stream, in its order ---
+
+    def begin(self, epoch: int, digest: bytes = b"") -> None:
+        """The stream is in this epoch, whose list of splits has this digest."""
+        fresh = epoch > self._standing.epoch
+        if fresh:
+            self._standing.begin(epoch)
+            self._log.clear()
+            for known in (self._dealt, self._moved, self._ahead):
+                known.clear()
+        elif digest == self._standing.digest:
+            return
+        self._standing.digest = digest
+        self._keep(fresh=fresh)
+
+    def pieces(self, epoch: int, turn: Turn, part: Part, batch_size: int | None) -> list[Part]:
+        """The part stands next in the stream. As one, or cut where what was handed over before meets what was not."""
+        first = turn.index + part.first
+        if (turn.lane, first) in self._dealt:
+            return [part]
+        dealt = _Dealt(Passed(epoch, turn.lane, first, part.batches, part.rows, part.record), part.batches)
+        self._log.append(dealt)
+        pieces = [part]
+        for number in range(1, part.batches if self._ahead else 0):
+            last = pieces[-1]
+            index = first + number
+            if ((turn.lane, index) in self._ahead) != ((turn.lane, index - 1) in self._ahead):
+                batches = part.first + number - last.first
+                rows = batches * batch_size if batch_size else last.rows * batches // last.batches
+                rest = replace(last, first=last.first + batches, batches=last.batches - batches, rows=last.rows - rows)
+                pieces[-1:] = [replace(last, batches=batches, rows=rows), rest]
+        for piece in pieces:
+            self._dealt[turn.lane, turn.index + piece.first] = dealt
+        return pieces
+
+    def was_handed(self, turn: Turn, piece: Part) -> bool:
+        """Whether the piece was handed over before the stream began here."""
+        return (turn.lane, turn.index + piece.first) in self._ahead
+
+    def passed(self, turn: Turn, piece: Part) -> None:
+        """The piece was handed over before: the file has it."""
+        self._done(turn, piece)
+        self._advance()
+        if self._moved:
+            self._keep()
+
+    def lane_ended(self, ended: LaneEnded) -> None:
+        """A lane ends here."""
+        self._log.append(ended)
+        self._advance()
+
+    def handed(self, sent: Iterable[Sent]) -> None:
+        """These slabs were handed over."""
+        ahead = [self._done(one.turn, one.part) for one in sent if one.epoch == self._standing.epoch]
+        if ahead:
+            self._advance()
+            self._keep(ahead)
+
+    # --- how ---
+
+    def _add_ahead(self, lane: int, index: int, batches: int) -> None:
+        self._ahead.update((lane, number) for number in range(index, index + batches))
+
+    def _done(self, turn: Turn, piece: Part) -> tuple[int, int, int]:
+        index = turn.index + piece.first
+        self._dealt.pop((turn.lane, index)).left -= piece.batches
+        return turn.lane, index, piece.batches
+
+    def _advance(self) -> None:
+        """Move the position as far as all was handed over."""
+        while self._log:
+            item = self._log[0]
+            if isinstance(item, LaneEnded):
+                self._standing.end(item)
+                self._moved[item.lane] = item.index
+            elif item.left:
+                return
+            else:
+                self._standing.read(item.batches)
+                self._moved[item.batches.lane] = item.batches.index + item.batches.batches
+            self._log.popleft()
+
+    def _keep(
+        self,
+        ahead: Iterable[tuple[int, int, int]] = (),
+        *,
+        fresh: bool = False,
+        arrived: bytes = b"",
+        parted: bytes = b"",
+    ) -> None:
+        if self._over:
+            return
+        standing, moved = self._standing, self._moved
+        self._moved = {}
+        self._out(
+            do.Keep(
+                feed=self._feed,
+                group=self._group,
+                epoch=standing.epoch,
+                batches=standing.batches,
+                rows=standing.rows,
+                digest=standing.digest,
+                merged=standing.merged,
+                fresh=fresh,
+                places=tuple((lane, *standing.places[lane]) for lane in moved if lane in standing.places),
+                ended=tuple((lane, *standing.ended[lane]) for lane in moved if lane in standing.ended),
+                behind=tuple(moved.items()),
+                ahead=tuple(one for one in ahead if one[1] + one[2] > moved.get(one[0], 0)),
+                arrived=arrived,
+                parted=parted,
+            )
+        )
