@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,45 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{digits(self.median)} ({digits(self.least)}-{digits(self.greatest)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One loader's run of a pipeline, from its start to its end."""
+
+    per_second: float  # batches, by an eager loop
+    reduce_per_second: float | None  # batches, by `Dataset.reduce`; None where no tensors are made
+    trainer_cpu: float  # seconds a batch, of all threads of the trainer's process, in the eager loop
+    workers_cpu: float  # the same of all processes that it started
+    memory: int  # bytes, anonymous and shared, of all of them
+    first_seconds: float  # from its start, with TensorFlow imported, to the first batch
+    sums: list[Any] | None  # shape, dtype and sum of each leaf of the first batch
+
+
+@dataclass(frozen=True, slots=True)
+class Quartiles:
+    """The median of repeated measurements, and the values between which the middle half of them lies."""
+
+    median: float
+    lower: float
+    upper: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Quartiles":
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        return cls(statistics.median(values), *statistics.quantiles(values, n=4, method="inclusive")[::2])
+
+    def __str__(self) -> str:
+        if self.lower == self.upper:  # of a single measurement
+            return digits(self.median)
+        return f"{digits(self.median)} ({digits(self.lower)}-{digits(self.upper)})"
+
+
+def ratios(runs: Sequence[Any], units: Sequence[Any]) -> list[float]:
+    """The speeds of a loader's runs, as JSON has them, over those of the unit's, in the rounds that have both."""
+    pairs = zip(runs, units, strict=True)
+    return [run["per_second"] / unit["per_second"] for run, unit in pairs if run and unit]
 
 
 @dataclass(frozen=True, slots=True)

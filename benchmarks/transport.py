@@ -49,6 +49,7 @@ from measure import Summary, Turn, summary
 
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 START_SECONDS = 180.0
+PACKAGES = "penstock tensorflow numpy pyzmq msgpack-numpy scipy pillow keras torch grain tensorpack".split()
 STOP_SECONDS = 10.0
 MEMORY_OF_PROCESSES = 4 << 30  # all contestants together; most of it is TensorFlow, seven times
 MEMORY_PER_BATCH_BYTE = 110  # their pools, slots and buffers
@@ -56,6 +57,10 @@ MEMORY_PER_BATCH_BYTE = 110  # their pools, slots and buffers
 
 class Failed(Exception):
     """A contestant cannot run, or stopped running; the text says why."""
+
+
+class Hung(Failed):
+    """It did nothing for longer than anything takes."""
 
 
 class Trainer:
@@ -66,18 +71,19 @@ class Trainer:
         self._log = log
 
     def wait_until_ready(self) -> None:
-        self._answer(START_SECONDS)
+        self.answer(START_SECONDS)
 
     def turn(self, seconds: float) -> Turn:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the missing answer says that it is gone
             print(seconds, file=self._process.stdin, flush=True)
-        return Turn(**self._answer(60 + 20 * seconds))
+        return Turn(**self.answer(60 + 20 * seconds))
 
-    def _answer(self, seconds: float) -> Any:
+    def answer(self, seconds: float) -> Any:
+        """What its next line says, which must come within so many seconds."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
-            raise Failed(f"no answer within {seconds:.0f} s")
+            raise Hung(f"no answer within {seconds:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             self._log.seek(0)
@@ -87,11 +93,11 @@ class Trainer:
 
 
 @contextmanager
-def trainer(name: str, size: int) -> Iterator[Trainer]:
-    """Starts a contestant's trainer; on leaving ends it and every process that it started."""
+def trainer(script: str, *arguments: object) -> Iterator[Trainer]:
+    """Starts a trainer, a script of this folder; on leaving ends it and every process that it started."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("trainer.py")), name, str(size)],
+            [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -117,7 +123,7 @@ def measured(
     turns: dict[str, list[Turn]] = {}
     skipped: dict[str, str] = {}
     with ExitStack() as stack:
-        trainers = {name: stack.enter_context(trainer(name, size)) for name in names}
+        trainers = {name: stack.enter_context(trainer("trainer.py", name, size)) for name in names}
         for name, one in trainers.items():
             progress(f"{size_name(size)}: starting {CONTESTANTS[name].label}")
             try:
@@ -175,7 +181,7 @@ def machine() -> dict[str, object]:
         if line.startswith("model name")
     ]
     versions = {}
-    for package in ("penstock", "tensorflow", "numpy", "pyzmq", "msgpack-numpy"):
+    for package in PACKAGES:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return {

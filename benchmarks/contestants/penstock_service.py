@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -19,17 +19,15 @@ STOP_SECONDS = 30.0
 
 
 @contextmanager
-def daemon(size: int) -> Iterator[str]:
-    """Serves the feed from one worker, with memory for `POOL` slots, and gives the feed's URL."""
-    memory = prebuilt.POOL * max(size + ROOM, LEAST_SLOT)
-    command = [sys.executable, "-m", "penstock_server", "serve", f"{FEED}:feed"]
-    command += ["--workers", "1", "--bind", "tcp://127.0.0.1:0", "--memory", str(memory)]
+def daemon(module: Path, variables: Mapping[str, str], *options: str) -> Iterator[str]:
+    """Serves the feed of `module`, which finds `variables` in its environment, and gives the feed's URL."""
+    command = [sys.executable, "-m", "penstock_server", "serve", f"{module}:feed", "--bind", "tcp://127.0.0.1:0"]
     environment = {
         **os.environ,
-        "TRANSPORT_SIZE": str(size),
+        **variables,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(BENCHMARKS), os.getenv("PYTHONPATH")])),
     }
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         words = process.stdout.readline().split()
@@ -49,7 +47,12 @@ def daemon(size: int) -> Iterator[str]:
 def _batches(size: int, transport: Literal["local", "tcp"]) -> Iterator[Iterable[Any]]:
     import penstock
 
-    with daemon(size) as url, penstock.connect(url, transport=transport) as connection:
+    memory = prebuilt.POOL * max(size + ROOM, LEAST_SLOT)  # for `POOL` slots
+    options = ("--workers", "1", "--memory", str(memory))
+    with (
+        daemon(FEED, {"TRANSPORT_SIZE": str(size)}, *options) as url,
+        penstock.connect(url, transport=transport) as connection,
+    ):
         yield connection.dataset(prefetch=2)
 
 

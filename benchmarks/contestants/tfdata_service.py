@@ -28,14 +28,20 @@ def serve(report: Connection) -> None:
 
 
 @contextmanager
-def batches(size: int) -> Iterator[Iterable[Any]]:
-    import tensorflow as tf
-
+def serving() -> Iterator[str]:
+    """Runs `serve` for as long as the block lasts, and gives the dispatcher's address."""
     answer, report = multiprocessing.get_context("spawn").Pipe(duplex=False)
     with answer, report, running(serve, report):
         if not answer.poll(START_SECONDS):
             raise TimeoutError(f"tf.data service did not start within {START_SECONDS:.0f} s")
-        target = answer.recv()
+        yield answer.recv()
+
+
+@contextmanager
+def batches(size: int) -> Iterator[Iterable[Any]]:
+    import tensorflow as tf
+
+    with serving() as target:
 
         def filled(number: Any) -> Any:
             return tf.fill(prebuilt.shape(size), tf.cast(number + 1, tf.float32))

@@ -1,0 +1,212 @@
+"""How fast does the same user code come into TensorFlow tensors through each loader, and what does it cost?
+
+    python benchmarks/pipelines.py --quick                             # three of the pipelines, a few minutes
+    python benchmarks/pipelines.py --repeats 9 --json pipelines.json   # all of it, two hours
+    python benchmarks/pipelines.py --only unit,torch,penstock-local --pipelines rotate
+
+`pipelines_feeds.py` is the user code: a function a pipeline, which makes one sample. `loaders/` has the loaders and
+says how each is configured. benchmarks/requirements.txt names the peers; those that are not installed are listed so.
+
+How it is measured:
+
+- Each turn, one loader with one pipeline, has fresh processes, which are all ended before the next turn begins: no
+  worker of one loader fills its queue while another is measured. A turn is an eager loop over the batches for two
+  seconds (one with --quick), and then `Dataset.reduce`, a loop in the graph, for about as long. A quarter as much is
+  taken before either, uncounted. A loader that gives NumPy batches is wrapped in `from_generator` for the second loop;
+  for the first its arrays become tensors, without a copy where their alignment allows that.
+- In each round every loader has a turn with every pipeline, each round beginning with another loader. Ratios to the
+  unit (the sample function and np.stack in one thread, and no tensors) are taken within a round. Medians are shown,
+  with the quartiles.
+- CPU is user and system time of all threads during the eager loop over its batches: that of the trainer's process, and
+  that of all processes below it, which for Penstock includes the daemon.
+- Memory is anonymous and shared memory of all these processes, in proportional shares (PSS): a page that several have
+  mapped counts once. Libraries and other mapped files do not count. It is looked at behind the second loop, when the
+  loader has had time to fill what it has ahead. What TensorFlow allocates is in it, as in the unit's.
+- The time to the first batch runs from the loader's start, with TensorFlow imported and nothing else.
+- The first batch must be the unit's, leaf by leaf (shape, dtype, sum), and every batch asked for must come. A loader
+  that says nothing for two minutes is ended with all its processes, and counts as hung.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pipelines_data
+from loaders import LOADERS, missing
+from measure import Quartiles, Run, ratios
+from transport import Failed, Hung, machine, progress, size_name, stop, trainer
+
+QUICK = ("images", "rotate", "leaves")
+TRIES = 2  # a loader that failed so often with a pipeline is left alone
+LEAST_SECONDS = 120.0  # until a turn counts as hung; some loaders start two processes with large imports
+
+
+class Wrong(Failed):
+    """What came is not what the user code makes."""
+
+
+def turn(loader: str, pipeline: str, seconds: float, sums: Sequence[Any]) -> Run:
+    """Runs a loader in a process of its own.
+
+    Raises:
+        Hung, Wrong, Failed: it did not do it; the text says why.
+    """
+    with trainer("pipelines_trainer.py", loader, pipeline, seconds) as process:
+        answer = process.answer(LEAST_SECONDS + 10 * seconds)
+    if "cannot" in answer:
+        raise Failed(f"cannot: {answer['cannot']}")
+    run = Run(**answer)
+    if not LOADERS[loader].limit and run.sums != sums:
+        raise Wrong(f"wrong: the first batch has {run.sums!s:.100} and should have {sums!s:.100} (shape, dtype, sum)")
+    return run
+
+
+def measured(
+    names: Sequence[str], pipelines: Sequence[str], repeats: int, seconds: float
+) -> Iterator[list[dict[str, Any]]]:
+    """What each loader did with each pipeline, as plain JSON: its runs, None where one failed, and why they did.
+
+    Yields it all after each round.
+    """
+    from loaders.samples import batch, leaves, summed
+    from pipelines_feeds import PIPELINES
+
+    tables = []
+    for name in pipelines:
+        first = batch(name, 0)
+        entry = {"name": name, "label": PIPELINES[name].label, "bytes": sum(leaf.nbytes for leaf in leaves(first))}
+        results = {one: {"label": LOADERS[one].label, "runs": [], "failures": []} for one in names}
+        tables.append(({**entry, "loaders": results}, summed(first)))
+    for round_ in range(repeats):
+        for entry, sums in tables:
+            for position in range(len(names)):
+                one = names[(round_ + position) % len(names)]
+                result = entry["loaders"][one]
+                progress(f"round {round_ + 1} of {repeats}, {entry['name']}: {LOADERS[one].label}")
+                result["runs"].append(None)
+                if len(result["failures"]) >= TRIES:
+                    continue
+                if reason := missing(LOADERS[one]):
+                    result["failures"] = [reason] * TRIES
+                    continue
+                try:
+                    run = turn(one, entry["name"], seconds, sums)
+                    result["runs"][-1] = asdict(replace(run, sums=None))
+                except Hung as reason:
+                    result["failures"].append(f"hung: {reason}")
+                except Failed as reason:
+                    result["failures"].append(str(reason))
+        progress("")
+        yield [entry for entry, _ in tables]
+
+
+COLUMNS = (
+    "batches/s, eager",
+    "of the unit",
+    "batches/s, reduce",
+    "trainer's CPU, ms a batch",
+    "workers' CPU, ms a batch",
+    "memory, MiB",
+    "first batch, s",
+)
+
+
+def cells(runs: Sequence[Any], units: Sequence[Any]) -> list[str]:
+    """A row of the table, from the runs of one loader and those of the unit in the same rounds."""
+    there = [run for run in runs if run is not None]
+    columns = (
+        [run["per_second"] for run in there],
+        ratios(runs, units),
+        [run["reduce_per_second"] for run in there if run["reduce_per_second"] is not None],
+        [run["trainer_cpu"] * 1e3 for run in there],
+        [run["workers_cpu"] * 1e3 for run in there],
+        [run["memory"] / 2**20 for run in there],
+        [run["first_seconds"] for run in there],
+    )
+    return [str(Quartiles.of(values)) if values else "-" for values in columns]
+
+
+def table(entry: dict[str, Any], cores: int) -> str:
+    """One pipeline's table, in Markdown; `cores` is how many times the unit fits on the machine."""
+    loaders = entry["loaders"]
+    units = loaders["unit"]["runs"] if "unit" in loaders else [None] * len(next(iter(loaders.values()))["runs"])
+    lines = [
+        f"**{entry['label']}** ({size_name(entry['bytes'])}); median (quartiles)",
+        "",
+        f"| | {' | '.join(COLUMNS)} |",
+        f"|---|{'---:|' * len(COLUMNS)}",
+    ]
+    for result in loaders.values():
+        runs, failures, label = result["runs"], result["failures"], result["label"]
+        if any(runs):
+            note = f" ({failures[-1].partition(':')[0]} in {len(failures)} of {len(runs)})" if failures else ""
+            lines.append(f"| {label}{note} | {' | '.join(cells(runs, units))} |")
+        else:
+            lines.append(f"| {label} | {failures[-1].replace('|', '/')} |{' |' * (len(COLUMNS) - 1)}")
+        if runs is units:
+            times = [None if unit is None else {**unit, "per_second": unit["per_second"] * cores} for unit in units]
+            empty = " | -" * (len(COLUMNS) - 2)
+            lines.append(f"| the same, times {cores} cores | {' | '.join(cells(times, units)[:2])}{empty} |")
+    return "\n".join(lines)
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, help="rounds (5, or 1 with --quick)")
+    parser.add_argument("--quick", action="store_true", help=f"one round of shorter turns, with {', '.join(QUICK)}")
+    parser.add_argument("--only", help=f"some of {','.join(LOADERS)}")
+    parser.add_argument("--pipelines", help="some of those in pipelines_feeds.py")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    chosen = parser.parse_args()
+    if chosen.repeats is None:
+        chosen.repeats = 1 if chosen.quick else 5
+    if chosen.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    chosen.names = chosen.only.split(",") if chosen.only else list(LOADERS)
+    if unknown := set(chosen.names) - set(LOADERS):
+        parser.error(f"--only: no such loader: {', '.join(sorted(unknown))}")
+    return chosen
+
+
+def main() -> int:
+    chosen = options()
+    signal.signal(signal.SIGTERM, stop)  # so that `kill` ends what runs as well
+    with tempfile.TemporaryDirectory(prefix="pipelines-") as data:
+        pipelines_data.write(Path(data))
+        os.environ["PIPELINES_DATA"] = data
+        from pipelines_feeds import PIPELINES  # it reads that data
+
+        every = QUICK if chosen.quick else tuple(PIPELINES)
+        pipelines = chosen.pipelines.split(",") if chosen.pipelines else every
+        if unknown := set(pipelines) - set(PIPELINES):
+            sys.exit(f"--pipelines: no such pipeline: {', '.join(sorted(unknown))}; there are {', '.join(PIPELINES)}")
+        seconds = 1.0 if chosen.quick else 2.0
+        report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "turn_seconds": seconds}
+        print(json.dumps(report["machine"]), end="\n\n", flush=True)
+        for report["pipelines"] in measured(chosen.names, pipelines, chosen.repeats, seconds):
+            if chosen.json:
+                chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+    for entry in report["pipelines"]:
+        print(table(entry, report["machine"]["cores"]), end="\n\n")
+    return 1 if any(failed(entry) for entry in report["pipelines"]) else 0
+
+
+def failed(entry: dict[str, Any]) -> bool:
+    """Whether what is ours, or a limit, did not run or was wrong; peers may."""
+    ours = [result for name, result in entry["loaders"].items() if LOADERS[name].required]
+    return any(result["failures"] for result in ours)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,116 @@
+"""The process into which one loader's batches come. Started by `pipelines.py`, anew for each turn.
+
+    python pipelines_trainer.py LOADER PIPELINE SECONDS
+
+It measures in two ways, an eager loop and then `Dataset.reduce`, each for so many seconds, and answers with a line of
+JSON: a `Run`, or the reason why this loader cannot do it.
+"""
+
+import functools
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import process_tree
+from contestants.prebuilt import ALIGNMENT
+from loaders import LOADERS, Cannot, Loader
+from measure import Run
+from trainer import LEAD_BATCHES, LEAD_SHARE, LEAST_BATCHES, take
+
+FULL_SECONDS = 0.3  # in which a loader that nobody reads fills what it has ahead
+
+
+def tensor(array: np.ndarray) -> Any:
+    """A tensor of this array: without a copy where it lies as TensorFlow needs it, which shared memory mostly does."""
+    import tensorflow as tf
+
+    if array.ctypes.data % ALIGNMENT == 0 and array.flags.carray:  # which includes that it can be written to
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.convert_to_tensor(array)
+
+
+def eagerly(source: Iterator[Any], seconds: float) -> tuple[float, float, float]:
+    """Batches a second of an eager loop; CPU seconds a batch of this process, and of those below it."""
+    take(source, 0, seconds * LEAD_SHARE, LEAD_BATCHES)
+    before = process_tree.cpu_seconds()
+    turn = take(source, 0, seconds, LEAST_BATCHES)
+    below = process_tree.cpu_seconds() - before
+    return turn.batches / turn.seconds, turn.cpu_seconds / turn.batches, below / turn.batches
+
+
+def reduced(dataset: Any, rate: float, seconds: float) -> float:
+    """Batches a second of `Dataset.reduce`, over as many as take about `seconds`, if it is as fast as `rate`.
+
+    The loop itself reads the clock, so that neither the iterator's start nor a lead counts. Where it was much faster it
+    is repeated with more batches, since they come in bursts.
+    """
+    import tensorflow as tf
+
+    while True:
+        lead = max(LEAD_BATCHES, round(rate * seconds * LEAD_SHARE))
+        timed = max(LEAST_BATCHES, round(rate * seconds))
+
+        def counted(state: Any, _: Any, lead: int = lead) -> Any:
+            count, begun = state
+            return count + 1, tf.where(count < lead, tf.timestamp(), begun)
+
+        count, begun = dataset.take(lead + timed).reduce((np.int64(0), np.float64(0)), counted)
+        taken = time.time() - float(begun)
+        if count != lead + timed:
+            raise RuntimeError(f"{count} batches came where {lead + timed} were asked for")
+        rate = timed / taken
+        if taken > seconds / 2:
+            return rate
+
+
+def measured(loader: Loader, pipeline: str, seconds: float) -> Run:
+    import tensorflow as tf
+
+    from_arrays = functools.partial(tf.nest.map_structure, tensor)
+    begun = time.perf_counter()
+    batches = getattr(importlib.import_module(loader.module), loader.function)
+    with batches(pipeline) as loaded:
+        from loaders.samples import summed, tensor_spec
+
+        is_dataset = isinstance(loaded, tf.data.Dataset)
+        source = map(from_arrays, loaded) if not is_dataset and loader.tensors else iter(loaded)
+        first = next(source)
+        first_seconds = time.perf_counter() - begun
+        sums = None if loader.limit else summed(first)
+        per_second, cpu, cpu_below = eagerly(source, seconds)
+        reduce_per_second = None
+        if loader.tensors:
+            del source  # only one iterator over a dataset is to run
+            if is_dataset:
+                dataset = loaded
+            else:
+                signature = tensor_spec(tf.nest.map_structure(np.asarray, first), batched=True)
+                dataset = tf.data.Dataset.from_generator(lambda: loaded, output_signature=signature)
+            reduce_per_second = reduced(dataset, per_second, seconds)
+            source = iter(dataset)
+        last = next(source)  # noqa: F841  as in the loops, a batch is held
+        time.sleep(FULL_SECONDS)
+        memory = process_tree.memory_bytes()
+        return Run(per_second, reduce_per_second, cpu, cpu_below, memory, first_seconds, sums)
+
+
+def main() -> None:
+    loader, pipeline, seconds = LOADERS[sys.argv[1]], sys.argv[2], float(sys.argv[3])
+    # Answers go to what was stdout; whatever else prints, here or in a child, goes to stderr.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    try:
+        answer = asdict(measured(loader, pipeline, seconds))
+    except Cannot as reason:
+        answer = {"cannot": str(reason)}
+    print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main()
