@@ -6,6 +6,7 @@ PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'impor
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
 ARGS   ?=
 
 .DEFAULT_GOAL := help
@@ -21,6 +22,10 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt hatchling
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all,dev,docs]'
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[bench]'
 	@touch $@
 
 demo: $(READY) ## train on the digits while a loader feeds the trainer
@@ -39,8 +44,11 @@ types: $(READY) ## mypy --strict
 docs: $(READY) ## the site, in docs/_build/html
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
 
-bench: $(READY) ## how fast batches get into tensors, beside other ways
-	$(BIN)/python benchmarks/transport.py $(ARGS)
+# Peers are measured where they are installed: $(BIN)/pip install -c constraints.txt -r benchmarks/requirements.txt
+bench: $(BENCH_READY) ## how fast batches get into tensors, beside other ways (ARGS='--repeats 9': all of it, hours)
+	$(BIN)/python benchmarks/transport.py $(or $(ARGS),--quick) --json benchmarks/results/transport-$$(date +%F).json
+	$(BIN)/python benchmarks/pipelines.py $(or $(ARGS),--quick) --json benchmarks/results/pipelines-$$(date +%F).json
+	$(BIN)/python benchmarks/report.py
 
 recovery: $(READY) ## how long a stream pauses when a worker, the daemon or the link goes
 	$(BIN)/python benchmarks/recovery.py $(ARGS)

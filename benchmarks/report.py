@@ -1,0 +1,213 @@
+"""Draws the tables and plots of docs/benchmarks.md from the newest result of each kind in benchmarks/results/.
+
+    python benchmarks/report.py
+
+A result is KIND-DATE.json, as the benchmark KIND wrote it. What is drawn from it stands in docs/benchmarks.md between
+`<!-- KIND: begin -->` and `<!-- KIND: end -->`, and is replaced; all other text there is people's, and is kept. The
+plots go to docs/benchmarks/KIND.svg.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pipelines
+import recovery
+import transport
+from contestants import CONTESTANTS
+from loaders import LOADERS
+from measure import Quartiles, Spread, Summary, ratios
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+PLOTS = ROOT / "docs" / "benchmarks"
+OURS, OTHERS = "#2a6fb0", "#9a9a9a"
+RECOVERY_GROUPS = ("worker", "daemon", "link", "replay")
+
+
+def newest(kind: str) -> Path | None:
+    """The result of the latest date, which stands in its name."""
+    return max(RESULTS.glob(f"{kind}-*.json"), default=None)
+
+
+def replaced(page: str, kind: str, text: str) -> str:
+    """The page with `text` in the place that is marked for it.
+
+    Raises:
+        ValueError: the page has no such place, or more than one.
+    """
+    begin, end = f"<!-- {kind}: begin -->", f"<!-- {kind}: end -->"
+    parts = re.split(f"({begin}\n|{end})", page)
+    if parts[1::2] != [f"{begin}\n", end]:
+        raise ValueError(f"{PAGE.name} needs one {begin} on a line of its own, and one {end} after it")
+    return "".join([*parts[:2], f"\n{text}\n\n", *parts[3:]])
+
+
+def heading(path: Path, result: dict[str, Any]) -> str:
+    """Where and when it was measured."""
+    machine = result["machine"]
+    date = path.stem.partition("-")[2]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    note = f" {result['note']}" if "note" in result else ""
+    return (
+        f"On {machine['cores']} cores, CPU {machine['cpu']}, {date} (`{path.relative_to(ROOT)}`).{note} "
+        f"Python {machine['python']}, {versions}; load average at the start: {machine['load']:.1f}."
+    )
+
+
+def code(tables: list[str]) -> str:
+    return "```text\n" + "\n\n".join(tables) + "\n```"
+
+
+def transport_text(result: dict[str, Any]) -> str:
+    return code([transport.table(entry["bytes"], transport_rows(entry), entry["skipped"]) for entry in result["sizes"]])
+
+
+def transport_rows(entry: dict[str, Any]) -> dict[str, Summary]:
+    def spread(values: dict[str, float] | None) -> Spread | None:
+        return None if values is None else Spread(**values)
+
+    return {
+        name: Summary(**{key: value if key == "turns" else spread(value) for key, value in summary.items()})
+        for name, summary in entry["results"].items()
+    }
+
+
+def transport_plot(result: dict[str, Any], figure: Any) -> None:
+    """GB/s over the size of a batch, a line for each contestant."""
+    figure.set_size_inches(7.5, 4)
+    axes = figure.subplots()
+    for name, contestant in CONTESTANTS.items():
+        there = [entry for entry in result["sizes"] if name in entry["results"]]
+        speeds = [entry["results"][name]["gb_per_second"] for entry in there]
+        color = OURS if name.startswith("penstock") else OTHERS
+        style = {"memcpy": ":", "loopback": "--", "penstock-tcp": "--", "msgpack-zmq": "-."}.get(name, "-")
+        medians = [speed["median"] for speed in speeds]
+        axes.plot(
+            [entry["bytes"] for entry in there],
+            medians,
+            style,
+            color=color,
+            marker="o",
+            markersize=4,
+            label=contestant.label,
+        )
+        axes.vlines(
+            [entry["bytes"] for entry in there],
+            [speed["least"] for speed in speeds],
+            [speed["greatest"] for speed in speeds],
+            color,
+        )
+    sizes = [entry["bytes"] for entry in result["sizes"]]
+    axes.set(xscale="log", yscale="log", xlabel="a batch", ylabel="GB/s")
+    axes.set_xticks(sizes, [transport.size_name(size) for size in sizes])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+
+
+def recovery_text(result: dict[str, Any]) -> str:
+    tables = [recovery.state_table(result["state"])] if "state" in result else []
+    return code([*tables, *(recovery.table(group, rows) for group, rows in recovery_rows(result).items())])
+
+
+def recovery_rows(result: dict[str, Any]) -> dict[str, list[tuple[recovery.Case, list[recovery.Pause]]]]:
+    return {
+        group: [
+            (recovery.Case(**row["case"]), [recovery.Pause(**event) for event in row["events"]])
+            for row in result[group]
+        ]
+        for group in RECOVERY_GROUPS
+        if group in result
+    }
+
+
+def recovery_plot(result: dict[str, Any], figure: Any) -> None:
+    """The pause of each event, from the least to the greatest, with the median."""
+    rows = [row for some in recovery_rows(result).values() for row in some]
+    figure.set_size_inches(7.5, 0.6 + 0.27 * len(rows))
+    axes = figure.subplots()
+    for y, (_, pauses) in enumerate(rows):
+        spread = Spread.of([one.pause for one in pauses])
+        axes.plot([spread.least, spread.greatest], [y, y], color=OTHERS, linewidth=3, solid_capstyle="round")
+        axes.plot(spread.median, y, "o", color=OURS)
+    axes.set_yticks(range(len(rows)), [case.label for case, _ in rows])
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="pause, seconds: median, least and greatest")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.grid(axis="x", alpha=0.4)
+
+
+def pipelines_text(result: dict[str, Any]) -> str:
+    return "\n\n".join(pipelines.table(entry, result["machine"]["cores"]) for entry in result["pipelines"])
+
+
+def pipelines_plot(result: dict[str, Any], figure: Any) -> None:
+    """Batches a second of the eager loop over those of the unit, a panel for each pipeline."""
+    entries = result["pipelines"]
+    names = [name for name in entries[0]["loaders"] if not LOADERS[name].limit and name != "unit"]
+    figure.set_size_inches(9, 0.6 + 0.25 * (len(names) + 3) * -(-len(entries) // 3))
+    panels = figure.subplots(-(-len(entries) // 3), min(3, len(entries)), sharey=True, squeeze=False).flat
+    for axes, entry in zip(panels, entries, strict=False):
+        units = entry["loaders"]["unit"]["runs"]
+        for y, name in enumerate(names):
+            values = ratios(entry["loaders"][name]["runs"], units)
+            if not values:
+                axes.text(0, y, f" {entry['loaders'][name]['failures'][-1].partition(':')[0]}", va="center", size=7)
+                continue
+            spread = Quartiles.of(values)
+            axes.barh(y, spread.median, color=OURS if name.startswith("penstock") else OTHERS)
+            axes.hlines(y, spread.lower, spread.upper, "black", linewidth=1)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.axvline(result["machine"]["cores"], color="black", linewidth=0.8, linestyle=":")
+        axes.set_title(entry["label"].partition(":")[0], size=9)
+        axes.set_yticks(range(len(names)), [LOADERS[name].label for name in names], size=8)
+        axes.tick_params(axis="x", labelsize=8)
+    figure.axes[0].invert_yaxis()
+    for axes in list(panels):
+        axes.remove()
+    figure.supxlabel(
+        "batches a second in an eager loop, over those of the unit (line); dotted: the unit times the cores", size=9
+    )
+
+
+KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None], str]] = {
+    "pipelines": (pipelines_text, pipelines_plot, "Batches a second of each loader over those of the unit"),
+    "transport": (transport_text, transport_plot, "GB/s of each way over the size of a batch"),
+    "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),
+}
+
+
+def save(kind: str, draw: Callable[[dict[str, Any], Any], None], result: dict[str, Any]) -> None:
+    """Writes the plot, byte for byte the same for the same result."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"svg.hashsalt": kind, "svg.fonttype": "none", "font.size": 9})
+    figure = Figure(layout="constrained")
+    draw(result, figure)
+    PLOTS.mkdir(exist_ok=True)
+    figure.savefig(PLOTS / f"{kind}.svg", metadata={"Date": None}, facecolor="white")
+
+
+def main() -> int:
+    page = PAGE.read_text()
+    for kind, (text, draw, caption) in KINDS.items():
+        path = newest(kind)
+        if path is None:
+            print(f"{kind}: no result in {RESULTS.relative_to(ROOT)}, so its part stays as it is", file=sys.stderr)
+            continue
+        result = json.loads(path.read_text())
+        parts = (heading(path, result), f"![{caption}](benchmarks/{kind}.svg)", text(result))
+        page = replaced(page, kind, "\n\n".join(parts))
+        save(kind, draw, result)
+    PAGE.write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
