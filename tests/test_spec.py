@@ -136,13 +136,14 @@ def test_the_regions_of_a_slab_are_its_batches_and_nothing_else(
         assert not (np.delete(flat, np.s_[first : first + batches], 0).any() and batches < turn)
 
 
-def test_a_turn_makes_about_a_mebibyte() -> None:
+def test_a_turn_makes_about_two_mebibytes() -> None:
     def turn(nbytes: int) -> int:
         return fixed_layout(Leaf("uint8", (nbytes - HEADER,)), 1, None).batches
 
     assert turn(128) == 256
-    assert turn(100 * 1024) == 10
-    assert turn(1 << 20) == 1
+    assert turn(100 * 1024) == 20
+    assert turn(1 << 20) == 2
+    assert turn(2 << 20) == 1
     assert turn(1 << 30) == 1
 
 

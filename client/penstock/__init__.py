@@ -69,7 +69,7 @@ except importlib.metadata.PackageNotFoundError:  # a source tree on the path
 def dataset(
     url: str,
     *,
-    prefetch: int = 2,
+    prefetch: int | None = None,
     workers: int | None = None,
     memory: int | None = None,
     transport: str = "auto",
@@ -87,7 +87,8 @@ def dataset(
 
     Args:
         url: as in `connect`.
-        prefetch: batches that TensorFlow takes ahead, at least 0; they count as handed over.
+        prefetch: batches that TensorFlow takes ahead, at least 0; they count as handed over. None: 2, or, of small
+            batches, as many as make about 2 MiB.
         workers: as in `connect`.
         memory: as in `connect`.
         transport: as in `connect`.

@@ -56,18 +56,21 @@ class Connection:
         """
         return Batches(self._reader)
 
-    def dataset(self, prefetch: int = 2) -> tf.data.Dataset:
+    def dataset(self, prefetch: int | None = None) -> tf.data.Dataset:
         """A dataset of this connection's stream: iterating it once is one epoch, iterating again the next.
 
         Its elements have the feed's structure of tensors, aliasing the shared memory on the same host. It keeps the
         connection open while it, or any dataset or iterator made from it, lives, unless `close` is called.
 
         Args:
-            prefetch: batches that TensorFlow takes ahead, at least 0. They count as handed over.
+            prefetch: batches that TensorFlow takes ahead, at least 0. They count as handed over. None: 2, or, where
+                batches are small and come several at a time (`info.turn`), as many as that.
 
         Raises (while iterating): tf.errors.UnknownError, or another of tf.errors, whose text is that of the
             PenstockError; the error itself is `error`.
         """
+        if prefetch is None:
+            prefetch = max(2, self.info.turn)
         if prefetch < 0:
             raise ValueError(f"prefetch={prefetch}: 0 or more batches can be taken ahead")
         from . import tfdata

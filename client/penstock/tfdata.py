@@ -13,12 +13,11 @@ from __future__ import annotations
 import atexit
 import copy
 import itertools
-import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +45,7 @@ _FIRST, _BATCHES = 4, 5
 def dataset(reader: Reader) -> tf.data.Dataset:
     """The dataset of `reader`'s stream; the reader lives until it, and all made from it, are gone."""
     form = _form(reader)
-    source = tf.data.Dataset.from_generator(
-        _begin, args=(_token(reader, form),), output_signature=tuple(form.signature())
-    )
+    source = tf.data.Dataset.from_generator(_begin, args=(_token(reader, form),), output_signature=form.signature())
     result = source.flat_map(form.batches)
     if reader.info.endless:
         result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
@@ -80,25 +77,24 @@ class _Form:
     places: tuple[LeafPlace, ...]
     own: tuple[bool, ...]
 
-    def signature(self) -> list[tf.TensorSpec]:
+    def signature(self) -> Any:
         """The components: the slot from the slab's first header on if any leaf is cut from it, then the leaves of their
-        own."""
+        own. One alone comes without a tuple around it, which saves TensorFlow a fifth of its time."""
         specs = [] if all(self.own) else [tf.TensorSpec([None], tf.uint8)]
         for leaf, own in zip(self.leaves, self.own, strict=True):
             if own:
                 specs.append(tf.TensorSpec([None, *leaf.shape], leaf.dtype))
-        return specs
+        return _alone(specs)
 
-    def nothing(self) -> tuple[npt.NDArray[Any], ...]:
+    def nothing(self) -> Any:
         """The components of no batch."""
-        parts = [
-            np.zeros([0, *(dim or 0 for dim in spec.shape[1:])], spec.dtype.as_numpy_dtype) for spec in self.signature()
-        ]
-        if not all(self.own):
-            parts[0] = np.zeros(HEADER, np.uint8)
-        return tuple(parts)
+        parts = [] if all(self.own) else [np.zeros(HEADER, np.uint8)]
+        for leaf, own in zip(self.leaves, self.own, strict=True):
+            if own:
+                parts.append(np.zeros([0, *(dim or 0 for dim in leaf.shape)], tf.as_dtype(leaf.dtype).as_numpy_dtype))
+        return _alone(parts)
 
-    def components(self, item: Received) -> tuple[npt.NDArray[Any], ...]:
+    def components(self, item: Received) -> Any:
         """The components of a slab, over its memory."""
         slab, slot = item.slab, np.asarray(item.root)
         parts = []
@@ -110,39 +106,47 @@ class _Form:
             for leaf, own in zip(item.layout.leaves(slot), self.own, strict=True):
                 if own:
                     parts.append(leaf[:, : slab.rows] if self.places else leaf)
-        return tuple(parts)
+        return _alone(parts)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def batches(self, *parts: tf.Tensor) -> tf.data.Dataset:
         """The batches of a slab, in the feed's structure, out of its components."""
         rest = iter(parts)
-        slot = None if all(self.own) else next(rest)
-        header = None if slot is None else tf.bitcast(tf.reshape(slot[:HEADER], [HEADER // 8, 8]), tf.int64)
+        places = [place for place, own in zip(self.places, self.own, strict=False) if not own]
+        cut = iter(_cut(next(rest), places) if places else ())
         flat = []
-        for i, (leaf, own) in enumerate(zip(self.leaves, self.own, strict=True)):
-            tensor = next(rest) if own else _cut(slot, header, leaf, self.places[i])
+        for leaf, own in zip(self.leaves, self.own, strict=True):
+            tensor = next(rest if own else cut)
             tensor.set_shape([None, *leaf.shape])
             flat.append(tensor)
         return tf.data.Dataset.from_tensor_slices(unflatten(self.reader.cut.spec, flat))
 
 
-def _cut(slot: tf.Tensor, header: tf.Tensor, leaf: Leaf, place: LeafPlace) -> tf.Tensor:
-    """A leaf of all batches of a slab out of its slot, of which `slot` begins with the slab's first header.
+def _alone(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tuple(parts)
 
-    No copy where it begins and ends at a multiple of 64 bytes.
+
+def _cut(slot: tf.Tensor, places: list[LeafPlace]) -> Iterator[tf.Tensor]:
+    """Leaves of all batches of a slab out of its slot, of which `slot` begins with the slab's first header.
+
+    No copy of those that begin and end at a multiple of 64 bytes. Four operations for each, whatever their number.
     """
-    dtype = tf.as_dtype(leaf.dtype)
-    row = [dim or 0 for dim in leaf.shape[1:]]
-    batches = header[_BATCHES]
-    rows = header[0] if leaf.shape[0] is None else tf.constant(leaf.shape[0], tf.int64)
-    start = tf.minimum(batches, 1) * (place.offset + header[_FIRST] * (place.nbytes - HEADER))
-    nbytes = batches * rows * (math.prod(row) * dtype.size)
-    part = tf.slice(slot, tf.reshape(start, [1]), tf.reshape(nbytes, [1]))
-    shape = [batches, rows, *(tf.constant(dim, tf.int64) for dim in row)]
-    if dtype.size == 1:
-        part = tf.reshape(part, tf.stack(shape))
-        return tf.cast(part, tf.bool) if dtype == tf.bool else tf.bitcast(part, dtype)
-    return tf.bitcast(tf.reshape(part, tf.stack([*shape, tf.constant(dtype.size, tf.int64)])), dtype)
+    header = tf.bitcast(tf.reshape(slot[:HEADER], [HEADER // 8, 8]), tf.int64)
+    rows, first, batches = header[0], header[_FIRST], header[_BATCHES]
+    outer = tf.stack([batches, rows])
+
+    def constant(values: Iterable[int]) -> tf.Tensor:
+        return tf.constant([*values], tf.int64)
+
+    starts = constant(p.offset for p in places) + first * constant(p.nbytes - HEADER for p in places)
+    sizes = batches * rows * constant(p.nbytes // p.shape[0] for p in places)
+    starts = tf.split(tf.minimum(batches, 1) * starts, len(places))  # the slot of no batch is a header alone
+    for place, start, size in zip(places, starts, tf.split(sizes, len(places)), strict=True):
+        part = tf.slice(slot, start, size)
+        dtype, row = tf.as_dtype(place.dtype), place.shape[1:]
+        word = () if dtype.size == 1 else (dtype.size,)
+        part = tf.reshape(part, tf.concat([outer, constant((*row, *word))], 0))
+        yield tf.cast(part, tf.bool) if dtype == tf.bool else tf.bitcast(part, dtype)
 
 
 def _form(reader: Reader) -> _Form:
@@ -180,7 +184,7 @@ class _Epoch:
     def __iter__(self) -> _Epoch:
         return self
 
-    def __next__(self) -> tuple[npt.NDArray[Any], ...]:
+    def __next__(self) -> Any:
         if self._heard is None:  # interrupts that came before this wait have been handled by Python
             self._heard = interrupts.heard()
         item: Received | End | PenstockError | None

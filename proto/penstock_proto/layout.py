@@ -32,7 +32,7 @@ HEADER = 64
 """Bytes of a batch's header."""
 TAIL_LANE = -1
 """The lane in the header of a batch that was merged from leftovers."""
-TURN_NBYTES = 1 << 20
+TURN_NBYTES = 2 << 20
 """Bytes of a turn, about, unless the feed says how many batches it has."""
 
 
@@ -107,11 +107,12 @@ def is_fixed(spec: Spec, batch_size: int | None) -> bool:
 def fixed_layout(spec: Spec, batch_size: int, turn: int | None) -> SlotLayout:
     """The layout of the slots of a fixed feed, of which `spec` describes one sample.
 
-    They have room for `turn` batches; None: for as many as make about 1 MiB, 1 to 256.
+    They have room for `turn` batches; None: for as many as make about 2 MiB, 1 to 256.
     """
     sample = leaf_list(spec)
     dtypes, shapes = [leaf.dtype for leaf in sample], [(batch_size, *_static(leaf)) for leaf in sample]
-    return lay_out(dtypes, shapes, turn or max(1, min(256, TURN_NBYTES // lay_out(dtypes, shapes).nbytes)))
+    nbytes = lay_out(dtypes, shapes).nbytes
+    return lay_out(dtypes, shapes, turn or max(1, min(256, (TURN_NBYTES + nbytes // 2) // nbytes)))
 
 
 def _static(leaf: Leaf) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ class Feed:
             perhaps shorter; without, it has no end, and `epochs` cannot be given.
         drop_remainder: drop the last batch of an epoch where it is not full.
         lanes: sequences that an epoch is dealt into, the most workers that can run at once. Part of the order.
-        turn: batches that the order takes from a lane in turn; by default as many as make about 1 MiB.
+        turn: batches that the order takes from a lane in turn; by default as many as make about 2 MiB.
         order: "exact", the same order with any number of workers, or "fast", whatever is ready.
         spec: dtypes and shapes of a sample (of a batch where `batch_size` is None); by default those of the first.
         on_error: what becomes of a split in which `generate` raises. "raise": the stream fails. "skip": the rest of the
