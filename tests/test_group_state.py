@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Serve
+from msgspec.structs import replace
 from simulation import SimFeed, World
 
 import penstock

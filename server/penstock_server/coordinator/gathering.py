@@ -100,10 +100,10 @@ class Gathering:
 
     def join(self, reader: Reader, ask: Ask) -> None:
         """One more is there; the stream begins with the last."""
+        if self._told and len(self._members) == self._world_size - 1:
+            self._tell(())  # the last one does not wait, and has not heard yet that its session is open
         self._members[ask.rank] = reader, ask
         if len(self._members) == self._world_size:
-            if self._told:
-                self._tell(())
             members = [self._members[rank] for rank in range(self._world_size)]
             self.stream.start([reader for reader, _ in members], [ask.position for _, ask in members])
 
