@@ -2,26 +2,19 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One contestant's uninterrupted run: what arrived, how long it took, what it cost."""
+    """What one turn of a contestant of transport.py gave; None where it was not measured in that way."""
 
-    batches: int
-    bytes: int
-    seconds: float  # wall clock
-    cpu_seconds: float  # of all threads of the trainer's process, user and system
-
-    @property
-    def gb_per_second(self) -> float:
-        return self.bytes / self.seconds / 1e9
-
-    @property
-    def cpu_ms_per_batch(self) -> float:
-        return self.cpu_seconds / self.batches * 1e3
+    per_second: float | None = None  # batches, by an eager loop that only takes them
+    trainer_cpu: float | None = None  # seconds a batch in that loop, of all threads of the trainer's process
+    reduce_per_second: float | None = None  # batches, by `Dataset.reduce`
+    read_per_second: float | None = None  # batches, by an eager loop that reads all of their bytes
+    latency: float | None = None  # seconds from a batch's sending to its tensor
 
 
 def digits(value: float) -> str:
@@ -78,40 +71,7 @@ class Quartiles:
         return f"{digits(self.median)} ({digits(self.lower)}-{digits(self.upper)})"
 
 
-def ratios(runs: Sequence[Any], units: Sequence[Any]) -> list[float]:
+def ratios(runs: Sequence[Any], units: Sequence[Any], key: str = "per_second") -> list[float]:
     """The speeds of a loader's runs, as JSON has them, over those of the unit's, in the rounds that have both."""
-    pairs = zip(runs, units, strict=True)
-    return [run["per_second"] / unit["per_second"] for run, unit in pairs if run and unit]
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A contestant's turns at one size of batch, beside the yardsticks' of the same rounds."""
-
-    gb_per_second: Spread
-    of_memcpy: Spread | None
-    of_loopback: Spread | None
-    cpu_ms_per_batch: Spread
-    turns: Sequence[Turn]
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
-
-def ratio(turns: Sequence[Turn], yardstick: Sequence[Turn] | None) -> Spread | None:
-    """Speed over the yardstick's speed, each taken within one round, where both saw one machine."""
-    if yardstick is None:
-        return None
-    pairs = zip(turns, yardstick, strict=True)
-    return Spread.of([one.gb_per_second / other.gb_per_second for one, other in pairs])
-
-
-def summary(turns: Sequence[Turn], others: dict[str, list[Turn]]) -> Summary:
-    """Sums up the `turns` of one contestant; `others` has the turns of all, by name."""
-    return Summary(
-        gb_per_second=Spread.of([turn.gb_per_second for turn in turns]),
-        of_memcpy=ratio(turns, others.get("memcpy")),
-        of_loopback=ratio(turns, others.get("loopback")),
-        cpu_ms_per_batch=Spread.of([turn.cpu_ms_per_batch for turn in turns]),
-        turns=turns,
-    )
+    pairs = zip(runs, units, strict=False)
+    return [run[key] / unit[key] for run, unit in pairs if run and unit and run[key] and unit[key]]

@@ -21,7 +21,7 @@ import process_tree
 from contestants.prebuilt import ALIGNMENT
 from loaders import LOADERS, Cannot, Loader
 from measure import Run
-from trainer import LEAD_BATCHES, LEAD_SHARE, LEAST_BATCHES, take
+from trainer import LEAD_BATCHES, LEAD_SHARE, LEAST_BATCHES, reduced, take
 
 FULL_SECONDS = 0.3  # in which a loader that nobody reads fills what it has ahead
 
@@ -37,36 +37,11 @@ def tensor(array: np.ndarray) -> Any:
 
 def eagerly(source: Iterator[Any], seconds: float) -> tuple[float, float, float]:
     """Batches a second of an eager loop; CPU seconds a batch of this process, and of those below it."""
-    take(source, 0, seconds * LEAD_SHARE, LEAD_BATCHES)
+    take(source, seconds * LEAD_SHARE, LEAD_BATCHES)
     before = process_tree.cpu_seconds()
-    turn = take(source, 0, seconds, LEAST_BATCHES)
+    turn = take(source, seconds, LEAST_BATCHES)
     below = process_tree.cpu_seconds() - before
     return turn.batches / turn.seconds, turn.cpu_seconds / turn.batches, below / turn.batches
-
-
-def reduced(dataset: Any, rate: float, seconds: float) -> float:
-    """Batches a second of `Dataset.reduce`, over as many as take about `seconds`, if it is as fast as `rate`.
-
-    The loop itself reads the clock, so that neither the iterator's start nor a lead counts. Where it was much faster it
-    is repeated with more batches, since they come in bursts.
-    """
-    import tensorflow as tf
-
-    while True:
-        lead = max(LEAD_BATCHES, round(rate * seconds * LEAD_SHARE))
-        timed = max(LEAST_BATCHES, round(rate * seconds))
-
-        def counted(state: Any, _: Any, lead: int = lead) -> Any:
-            count, begun = state
-            return count + 1, tf.where(count < lead, tf.timestamp(), begun)
-
-        count, begun = dataset.take(lead + timed).reduce((np.int64(0), np.float64(0)), counted)
-        taken = time.time() - float(begun)
-        if count != lead + timed:
-            raise RuntimeError(f"{count} batches came where {lead + timed} were asked for")
-        rate = timed / taken
-        if taken > seconds / 2:
-            return rate
 
 
 def measured(loader: Loader, pipeline: str, seconds: float) -> Run:

@@ -19,7 +19,7 @@ import recovery
 import transport
 from contestants import CONTESTANTS
 from loaders import LOADERS
-from measure import Quartiles, Spread, Summary, ratios
+from measure import Quartiles, Spread, ratios
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -64,47 +64,32 @@ def code(tables: list[str]) -> str:
 
 
 def transport_text(result: dict[str, Any]) -> str:
-    return code([transport.table(entry["bytes"], transport_rows(entry), entry["skipped"]) for entry in result["sizes"]])
-
-
-def transport_rows(entry: dict[str, Any]) -> dict[str, Summary]:
-    def spread(values: dict[str, float] | None) -> Spread | None:
-        return None if values is None else Spread(**values)
-
-    return {
-        name: Summary(**{key: value if key == "turns" else spread(value) for key, value in summary.items()})
-        for name, summary in entry["results"].items()
-    }
+    return code([*map(transport.table, result["loads"]), transport.figures_table(result["figures"])])
 
 
 def transport_plot(result: dict[str, Any], figure: Any) -> None:
-    """GB/s over the size of a batch, a line for each contestant."""
+    """GB/s over the size of a batch, a line for each contestant; of a size's loads, that with the fewest leaves."""
+    fewest: dict[int, dict[str, Any]] = {}
+    for entry in sorted(result["loads"], key=lambda entry: (entry["bytes"], entry["leaves"])):
+        fewest.setdefault(entry["bytes"], entry)
     figure.set_size_inches(7.5, 4)
     axes = figure.subplots()
     for name, contestant in CONTESTANTS.items():
-        there = [entry for entry in result["sizes"] if name in entry["results"]]
-        speeds = [entry["results"][name]["gb_per_second"] for entry in there]
+        if contestant.module == "contestants.in_process":
+            continue  # it moves nothing
+        there = [entry for entry in fewest.values() if name in entry["results"]]
+        speeds = [
+            Quartiles.of(transport.values(entry["results"][name], "per_second", entry["bytes"] / 1e9))
+            for entry in there
+        ]
+        sizes = [entry["bytes"] for entry in there]
         color = OURS if name.startswith("penstock") else OTHERS
         style = {"memcpy": ":", "loopback": "--", "penstock-tcp": "--", "msgpack-zmq": "-."}.get(name, "-")
-        medians = [speed["median"] for speed in speeds]
-        axes.plot(
-            [entry["bytes"] for entry in there],
-            medians,
-            style,
-            color=color,
-            marker="o",
-            markersize=4,
-            label=contestant.label,
-        )
-        axes.vlines(
-            [entry["bytes"] for entry in there],
-            [speed["least"] for speed in speeds],
-            [speed["greatest"] for speed in speeds],
-            color,
-        )
-    sizes = [entry["bytes"] for entry in result["sizes"]]
+        medians = [speed.median for speed in speeds]
+        axes.plot(sizes, medians, style, color=color, marker="o", markersize=4, label=contestant.label)
+        axes.vlines(sizes, [speed.lower for speed in speeds], [speed.upper for speed in speeds], color)
     axes.set(xscale="log", yscale="log", xlabel="a batch", ylabel="GB/s")
-    axes.set_xticks(sizes, [transport.size_name(size) for size in sizes])
+    axes.set_xticks(list(fewest), [transport.size_name(size) for size in fewest])
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

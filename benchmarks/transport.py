@@ -1,32 +1,41 @@
 """How fast do batches get from a worker process into a trainer's TensorFlow tensors?
 
-    python benchmarks/transport.py                      # all sizes, about five minutes
-    python benchmarks/transport.py --quick              # about two minutes, wider spread
-    python benchmarks/transport.py --sizes 16M --json transport.json
+    python benchmarks/transport.py                      # 1 KiB to 64 MiB, a quarter of an hour
+    python benchmarks/transport.py --quick              # fewer sizes, five minutes, wider spread
+    python benchmarks/transport.py --batches 1K/1+2+64,256M --reading --latency --repeats 9 --json transport.json
 
 It measures Penstock over shared memory and over TCP and, beside it, what is often written by hand
-(msgpack-numpy over ZMQ), tf.data service, and two yardsticks that say what the machine can do:
-one thread's memcpy, and a raw TCP connection over loopback.
+(msgpack-numpy over ZMQ), tf.data service, and four limits. Two say what the machine can do: one
+thread's memcpy, and a raw TCP connection over loopback. Two say what TensorFlow's loops do where a
+batch is there already: over a constant dataset, and over a bare `from_generator`.
 
 How it is measured:
 
 - Every contestant has a trainer process of its own, and its producer in further processes. In one
   common process the CPU time could not be told apart, and one contestant's threads, leaked closures
-  and heap would slow the next. All trainers of a size are started at once and wait; only one runs
-  at a time, so importing TensorFlow and connecting are not part of any figure.
-- A turn is an eager loop over the dataset for a second. What lay ready in buffers at its start is
-  drained first, untimed. The last batch of a turn is checked byte for byte after the clock stopped.
+  and heap would slow the next. All trainers of a size, with all its numbers of leaves, are started
+  at once and wait; only one runs at a time, so importing TensorFlow and connecting are not part of
+  any figure.
+- A turn is an eager loop over the dataset for a second, and then `Dataset.reduce`, a loop in the
+  graph, over about as many batches; with --reading also an eager loop that sums up all bytes of each
+  batch. What lay ready in buffers at the start of a loop is drained first, untimed. The batch behind
+  each is checked byte for byte after the clock stopped.
 - In each round every contestant has one turn, each round beginning with another one. Ratios are
-  taken within a round, between turns that are seconds apart: on a shared machine speeds drift by
+  taken within a round, between turns that are near each other: on a shared machine speeds drift by
   more than many differences that matter. The first round warms up and is dropped. Medians are
-  shown, with the least and the greatest.
+  shown, with the quartiles.
 - Trainer CPU is the CPU time of all threads of the trainer's process, user and system, over the
-  number of batches. The tensors are not read: a copy that some way of moving avoids is not made up
-  for by a first touch that all would pay.
+  number of batches, in the first loop. The tensors are not read there: a copy that some way of
+  moving avoids is not made up for by a first touch that all would pay.
 - All producers send float32 batches that they made before. They send a dozen different ones in
-  turn, as many as Penstock has slots here, so that large batches come from memory, not from cache.
+  turn (six from 128 MiB on), as many as Penstock has slots here, so that large batches come from
+  memory, not from cache. memcpy and raw TCP move as many bytes as one piece, whatever the leaves.
+- Latency (--latency) is measured in trainers of its own, whose producers pause before each batch, so
+  that nothing queues. It is the time from just before the producer yields or sends a batch, which it
+  writes into it, to the moment at which the trainer has its tensor. The write into the slot is in it.
+- Penstock has its defaults, but for `--memory`, which gives it as many slots as memcpy has buffers.
 
-Batches of 64 MiB need some 11 GiB of memory for all contestants together.
+Batches of 64 MiB need some 12 GiB of memory for all contestants together, and those of 256 MiB 16.
 """
 
 import argparse
@@ -40,19 +49,25 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from contestants import CONTESTANTS, prebuilt
-from measure import Summary, Turn, summary
+from contestants import CONTESTANTS
+from contestants.prebuilt import Load
+from measure import Quartiles, Turn, ratios
 
+DEFAULT_BATCHES = "1K,100K/2,1M,16M/1+64,64M"
+QUICK_BATCHES = "100K/2,16M/1+64,64M"
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 START_SECONDS = 180.0
 PACKAGES = "penstock tensorflow numpy pyzmq msgpack-numpy scipy pillow keras torch grain tensorpack".split()
 STOP_SECONDS = 10.0
-MEMORY_OF_PROCESSES = 4 << 30  # all contestants together; most of it is TensorFlow, seven times
-MEMORY_PER_BATCH_BYTE = 110  # their pools, slots and buffers
+LEAST_LEAF = 16  # bytes, which has room for the time of sending
+LEAST_PAUSE, SLOWEST = 0.02, 0.4e9  # between batches, where latency counts: so long, and as at so many bytes a second
+MEMORY_OF_TRAINER = 600 << 20  # most of it is TensorFlow
+POOLS = 1.3  # pools, slots and buffers of a contestant, each of as many batches as the pool has
 
 
 class Failed(Exception):
@@ -77,7 +92,7 @@ class Trainer:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the missing answer says that it is gone
             print(seconds, file=self._process.stdin, flush=True)
-        return Turn(**self.answer(60 + 20 * seconds))
+        return Turn(**self.answer(120 + 60 * seconds))
 
     def answer(self, seconds: float) -> Any:
         """What its next line says, which must come within so many seconds."""
@@ -117,36 +132,68 @@ def trainer(script: str, *arguments: object) -> Iterator[Trainer]:
 
 
 def measured(
-    names: Sequence[str], size: int, repeats: int, seconds: float
-) -> tuple[dict[str, Summary], dict[str, str]]:
-    """Summaries of those contestants that ran, and the reasons of those that did not, by name."""
-    turns: dict[str, list[Turn]] = {}
-    skipped: dict[str, str] = {}
+    names: Sequence[str], loads: Sequence[Load], ways: Sequence[str], repeats: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Measures these loads, all of one size, side by side, and gives an entry for each, as plain JSON.
+
+    It has the turns of those contestants that ran, and the reasons of those that did not, by name. The yardsticks,
+    which have no leaves, run once.
+    """
+    entries: list[dict[str, Any]] = [
+        {"bytes": load.nbytes, "leaves": load.leaves, "results": {}, "skipped": {}} for load in loads
+    ]
+    running = []
     with ExitStack() as stack:
-        trainers = {name: stack.enter_context(trainer("trainer.py", name, size)) for name in names}
-        for name, one in trainers.items():
-            progress(f"{size_name(size)}: starting {CONTESTANTS[name].label}")
+        for entry, load in zip(entries, loads, strict=True):
+            for name in names:
+                if CONTESTANTS[name].tensors:
+                    process = trainer("trainer.py", name, load.text(), ",".join(ways))
+                elif entry is entries[0]:
+                    own = (way for way in ways if way != "reduce")
+                    process = trainer("trainer.py", name, replace(load, leaves=1).text(), ",".join(own))
+                else:
+                    continue
+                running.append((entry, name, stack.enter_context(process)))
+        for starting in list(running):
+            entry, name, process = starting
+            progress(f"{title(entry)}: starting {CONTESTANTS[name].label}")
             try:
-                one.wait_until_ready()
-                turns[name] = []
+                process.wait_until_ready()
+                entry["results"][name] = []
             except Failed as reason:
-                skipped[name] = str(reason)
+                entry["skipped"][name] = str(reason)
+                running.remove(starting)
         for round_ in range(repeats + 1):
-            running = list(turns)
-            for position in range(len(running)):
-                name = running[(round_ + position) % len(running)]
-                progress(f"{size_name(size)}: round {round_} of {repeats}, {name}")
+            first = round_ % max(1, len(running))
+            for one in running[first:] + running[:first]:
+                entry, name, process = one
+                progress(f"{title(entry)}: round {round_} of {repeats}, {name}")
                 try:
-                    turn = trainers[name].turn(seconds)
+                    turn = process.turn(seconds)
                 except Failed as reason:
-                    skipped[name] = str(reason)
-                    del turns[name]
+                    entry["skipped"][name] = str(reason)
+                    del entry["results"][name]
+                    running.remove(one)
                     continue
                 if round_ > 0:
-                    turns[name].append(turn)
-        progress(f"{size_name(size)}: stopping")
+                    entry["results"][name].append(asdict(turn))
+        progress(f"{title(entries[0])}: stopping")
     progress("")
-    return {name: summary(own, turns) for name, own in turns.items()}, skipped
+    for entry in entries[1:]:
+        for part in ("results", "skipped"):
+            yardsticks = {name: found for name, found in entries[0][part].items() if not CONTESTANTS[name].tensors}
+            entry[part] = {**yardsticks, **entry[part]}
+    return entries
+
+
+def with_latency(entries: Sequence[dict[str, Any]], paced: Sequence[dict[str, Any]]) -> None:
+    """Adds to turns the latency that was measured in another run."""
+    for entry, other in zip(entries, paced, strict=True):
+        for name, turns in entry["results"].items():
+            for turn, slow in zip(turns, other["results"].get(name, ()), strict=False):
+                turn["latency"] = slow["latency"]
+        for name, why in other["skipped"].items():
+            entry["skipped"].setdefault(name, f"latency: {why}")
 
 
 def progress(text: str) -> None:
@@ -154,23 +201,95 @@ def progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def table(size: int, results: dict[str, Summary], skipped: dict[str, str]) -> str:
-    rows: list[tuple[str, ...]] = [("", "GB/s", "of memcpy", "of raw TCP", "trainer CPU, ms a batch")]
-    for name, result in results.items():
-        columns = (
-            result.gb_per_second,
-            result.of_memcpy,
-            result.of_loopback,
-            result.cpu_ms_per_batch,
-        )
-        rows.append((CONTESTANTS[name].label, *(str(column or "-") for column in columns)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{size_name(size)} a batch; median (least-greatest)"]
-    for label, *cells in rows:
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append("  ".join(["", label.ljust(widths[0]), *padded]))
-    lines += [f"  {CONTESTANTS[name].label}: skipped, {why}" for name, why in skipped.items()]
+def values(turns: Sequence[Any], key: str, unit: float = 1.0) -> list[float]:
+    """A figure of those turns that have it, times `unit`."""
+    return [turn[key] * unit for turn in turns if turn[key] is not None]
+
+
+def columns(entry: dict[str, Any], name: str) -> dict[str, list[float]]:
+    """A row of the table: what each column is called, and what was measured for it."""
+    results = entry["results"]
+    turns, gigabytes = results[name], entry["bytes"] / 1e9
+
+    def over(unit: str, key: str = "per_second") -> list[float]:
+        return ratios(turns, results[unit], key) if unit in results else []
+
+    return {
+        "GB/s": values(turns, "per_second", gigabytes),
+        "batches/s": values(turns, "per_second"),
+        "by reduce": values(turns, "reduce_per_second"),
+        "of memcpy": over("memcpy"),
+        "of raw TCP": over("loopback"),
+        "of the constant": over("constant"),
+        "by reduce, of it": over("constant", "reduce_per_second"),
+        "CPU, ms a batch": values(turns, "trainer_cpu", 1e3),
+        "read, GB/s": values(turns, "read_per_second", gigabytes),
+        "latency, ms": values(turns, "latency", 1e3),
+    }
+
+
+def table(entry: dict[str, Any]) -> str:
+    """One load's table, without the columns that nobody has."""
+    rows = {name: columns(entry, name) for name in CONTESTANTS if name in entry["results"]}
+    heads = [head for head in next(iter(rows.values()), {}) if any(row[head] for row in rows.values())]
+    cells = [["", *heads]]
+    for name, row in rows.items():
+        found = (str(Quartiles.of(row[head])) if row[head] else "-" for head in heads)
+        cells.append([CONTESTANTS[name].label, *found])
+    lines = [f"{title(entry)}; median (quartiles)", *aligned(cells)]
+    lines += [f"  {CONTESTANTS[name].label}: skipped, {why}" for name, why in entry["skipped"].items()]
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            ["", first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        )
+        for first, *rest in rows
+    ]
+
+
+def figures(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is aimed at and what was measured, as plain JSON; only what was measured."""
+    loads = {(entry["bytes"], entry["leaves"]): entry["results"] for entry in entries}
+
+    def turns(name: str, nbytes: int, leaves: int = 1) -> list[Any]:
+        return loads.get((nbytes, leaves), {}).get(name, [])
+
+    kib, mib = 1 << 10, 1 << 20
+    small = [turns(name, 100 * kib, 2) for name in ("penstock-local", "constant")]
+    one, many = turns("penstock-local", 16 * mib), turns("penstock-local", 16 * mib, 64)
+    generator = turns("generator", 16 * mib)
+    cpu = [(ours["trainer_cpu"] - bare["trainer_cpu"]) * 1e3 for ours, bare in zip(one, generator, strict=False)]
+    aims: list[tuple[str, list[float], str, float]] = []
+    for nbytes in (16 * mib, 64 * mib):
+        shared = ratios(turns("penstock-local", nbytes), turns("memcpy", nbytes))
+        aims.append((f"shared memory, GB/s over memcpy's, {size_name(nbytes)}", shared, ">=", 0.8))
+    aims.append(("trainer's CPU less bare from_generator's, ms a batch of 16 MiB", cpu, "<=", 0.3))
+    for nbytes in (16 * mib, 64 * mib):
+        network = ratios(turns("penstock-tcp", nbytes), turns("loopback", nbytes))
+        aims.append((f"TCP, GB/s over raw loopback's, {size_name(nbytes)}", network, ">=", 0.85))
+    for way, key in (("eager", "per_second"), ("reduce", "reduce_per_second")):
+        aims.append((f"100 KiB, 2 leaves, batches/s over the constant loop's, {way}", ratios(*small, key), ">=", 0.8))
+    aims.append(("16 MiB in 64 leaves, time over that of one leaf", ratios(one, many), "<=", 1.5))
+    found = []
+    for name, measured_, sign, bound in aims:
+        if measured_:
+            spread = Quartiles.of(measured_)
+            reached = spread.median >= bound if sign == ">=" else spread.median <= bound
+            found.append({"name": name, **asdict(spread), "target": f"{sign} {bound}", "reached": reached})
+    return found
+
+
+def figures_table(found: Sequence[dict[str, Any]]) -> str:
+    rows = [["what is aimed at", "measured", "target", "reached"]]
+    for one in found:
+        spread = Quartiles(one["median"], one["lower"], one["upper"])
+        rows.append([one["name"], str(spread), one["target"], "yes" if one["reached"] else "no"])
+    return "\n".join(aligned(rows))
 
 
 def machine() -> dict[str, object]:
@@ -202,31 +321,46 @@ def available_memory() -> int:
     raise OSError("/proc/meminfo has no MemAvailable")
 
 
-def size_of(text: str) -> int:
-    """Bytes from "100K" or "16M", which `argparse` shows as an error where they make no batch."""
-    number, unit = text[:-1], text[-1:].upper()
-    if not number.isdigit() or unit not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 100K or 16M")
-    size = int(number) * UNITS[unit]
-    if size == 0 or size % prebuilt.ROW_BYTES:
-        raise argparse.ArgumentTypeError(f"{text} is not a multiple of {prebuilt.ROW_BYTES} bytes")
-    return size
+def loads_of(text: str) -> list[Load]:
+    """The loads of "100K" or "16M/1+64", which `argparse` shows as an error where they make no batches."""
+    size, _, counts = text.partition("/")
+    number, unit = size[:-1], size[-1:].upper()
+    leaves = counts.split("+") if counts else ["1"]
+    if not number.isdigit() or unit not in UNITS or not all(count.isdigit() and int(count) for count in leaves):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size with numbers of leaves, such as 100K or 16M/1+64")
+    loads = [Load(int(number) * UNITS[unit], int(count)) for count in leaves]
+    if any(load.nbytes % (LEAST_LEAF * load.leaves) for load in loads) or not loads[0].nbytes:
+        raise argparse.ArgumentTypeError(f"{text}: leaves are of multiples of {LEAST_LEAF} bytes, and at least that")
+    return loads
 
 
 def size_name(size: int) -> str:
     return f"{size >> 20} MiB" if size % (1 << 20) == 0 else f"{size / 1024:g} KiB"
 
 
+def title(entry: dict[str, Any]) -> str:
+    leaves = f" in {entry['leaves']} leaves" if entry["leaves"] > 1 else ""
+    return f"{size_name(entry['bytes'])} a batch{leaves}"
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="100K,1M,16M,64M", help="of a batch (%(default)s)")
+    parser.add_argument(
+        "--batches",
+        help="their sizes, and into how many leaves they are divided; those with + side by side "
+        f"({DEFAULT_BATCHES}, or {QUICK_BATCHES} with --quick)",
+    )
+    parser.add_argument("--reading", action="store_true", help="also with a trainer that reads all bytes")
+    parser.add_argument("--latency", action="store_true", help="also from a batch's sending to its tensor")
     parser.add_argument("--repeats", type=int, help="rounds that count (5, or 3 with --quick)")
-    parser.add_argument("--quick", action="store_true", help="shorter turns, fewer repeats")
+    parser.add_argument("--quick", action="store_true", help="shorter turns, fewer repeats, fewer sizes")
     parser.add_argument("--only", help=f"some of {','.join(CONTESTANTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     chosen = parser.parse_args()
+    if chosen.batches is None:
+        chosen.batches = QUICK_BATCHES if chosen.quick else DEFAULT_BATCHES
     try:
-        chosen.sizes = [size_of(text) for text in chosen.sizes.split(",")]
+        chosen.loads = [loads_of(text) for text in chosen.batches.split(",")]
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     if chosen.repeats is None:
@@ -239,6 +373,11 @@ def options() -> argparse.Namespace:
     return chosen
 
 
+def memory_needed(names: Sequence[str], loads: Sequence[Load]) -> int:
+    """Bytes, about, that all these contestants take together."""
+    return sum(round(MEMORY_OF_TRAINER + POOLS * load.pool * load.nbytes) for load in loads for _ in names)
+
+
 def stop(*_: object) -> NoReturn:
     sys.exit(143)
 
@@ -247,26 +386,29 @@ def main() -> int:
     chosen = options()
     signal.signal(signal.SIGTERM, stop)  # so that `kill` ends the trainers as well
     seconds = 0.3 if chosen.quick else 1.0
-    report: dict[str, Any] = {"machine": machine(), "turn_seconds": seconds, "sizes": []}
+    ways = ["eager", "reduce", *(["read"] if chosen.reading else [])]
+    report: dict[str, Any] = {"machine": machine(), "turn_seconds": seconds, "loads": []}
     print(json.dumps(report["machine"]), end="\n\n")
     complete = True
-    for size in chosen.sizes:
-        if available_memory() < MEMORY_OF_PROCESSES + size * MEMORY_PER_BATCH_BYTE:
-            print(f"{size_name(size)} a batch: skipped, not enough memory\n")
+    for loads in chosen.loads:
+        if available_memory() < memory_needed(chosen.names, loads):
+            print(f"{size_name(loads[0].nbytes)} a batch: skipped, not enough memory\n")
             complete = False
             continue
-        results, skipped = measured(chosen.names, size, chosen.repeats, seconds)
-        print(table(size, results, skipped), end="\n\n", flush=True)
-        complete = complete and not any(CONTESTANTS[name].required for name in skipped)
-        report["sizes"].append(
-            {
-                "bytes": size,
-                "results": {name: result.as_json() for name, result in results.items()},
-                "skipped": skipped,
-            }
-        )
-    if chosen.json:
-        chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+        entries = measured(chosen.names, loads, ways, chosen.repeats, seconds)
+        if chosen.latency:
+            paced = [replace(load, pause=LEAST_PAUSE + load.nbytes / SLOWEST) for load in loads]
+            stamped = [name for name in chosen.names if CONTESTANTS[name].paced]
+            with_latency(entries, measured(stamped, paced, ["latency"], chosen.repeats, seconds))
+        for entry in entries:
+            print(table(entry), end="\n\n", flush=True)
+            complete = complete and not any(CONTESTANTS[name].required for name in entry["skipped"])
+        report["loads"] += entries
+        report["figures"] = figures(report["loads"])
+        if chosen.json:
+            chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+    if report.get("figures"):
+        print(figures_table(report["figures"]))
     return 0 if complete else 1
 
 

@@ -1,13 +1,16 @@
-"""What benchmarks/report.py does to the page, and how pipelines.py compares runs. No benchmark runs here."""
+"""What benchmarks/report.py does to the page, and how runs are compared. No benchmark runs here."""
 
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import report
+import transport
+from contestants import prebuilt
 from measure import Quartiles, ratios
 
 PAGE = """Ours.
@@ -44,3 +47,50 @@ def test_a_loader_is_compared_with_the_unit_of_the_same_round():
     units = [{"per_second": 10.0}, {"per_second": 1.0}, {"per_second": 20.0}, None]
     assert ratios(runs, units) == [3.0, 4.0]
     assert Quartiles.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Quartiles(3.0, 2.0, 4.0)
+
+
+def turns(speeds, cpu=0.001):
+    extra = {"read_per_second": None, "latency": None}
+    return [{"per_second": one, "trainer_cpu": cpu, "reduce_per_second": one * 2, **extra} for one in speeds]
+
+
+def entry(nbytes, leaves, **results):
+    return {"bytes": nbytes, "leaves": leaves, "results": results, "skipped": {}}
+
+
+def test_figures_say_whether_what_is_aimed_at_was_reached():
+    one = {"penstock-local": turns([90.0, 70.0, 80.0], 0.0012), "memcpy": turns([100.0] * 3), "generator": turns([1.0])}
+    many = {"penstock-local": turns([45.0, 35.0, 40.0])}
+    found = transport.figures([entry(16 << 20, 1, **one), entry(16 << 20, 64, **many)])
+    assert [(one["name"], one["median"], one["reached"]) for one in found] == [
+        ("shared memory, GB/s over memcpy's, 16 MiB", 0.8, True),
+        ("trainer's CPU less bare from_generator's, ms a batch of 16 MiB", pytest.approx(0.2), True),
+        ("16 MiB in 64 leaves, time over that of one leaf", 2.0, False),
+    ]
+
+
+def test_a_table_has_the_columns_that_were_measured_and_who_was_skipped():
+    measured = {**entry(100 << 10, 2, memcpy=turns([5.0])), "skipped": {"msgpack-zmq": "not installed"}}
+    head, columns, *rows = transport.table(measured).splitlines()
+    assert head == "100 KiB a batch in 2 leaves; median (quartiles)"
+    assert columns.split()[:2] == ["GB/s", "batches/s"]
+    assert "latency" not in columns
+    assert [row.strip().partition("  ")[0] for row in rows] == [
+        "memcpy, one thread",
+        "msgpack-numpy over ZMQ: skipped, not installed",
+    ]
+
+
+@pytest.mark.parametrize("text", ["16M/0", "0K", "16", "1K/3", "1K/128", "M/1", "1K/1+"])
+def test_batches_that_cannot_be_are_refused(text):
+    with pytest.raises(transport.argparse.ArgumentTypeError):
+        transport.loads_of(text)
+
+
+@pytest.mark.parametrize("load", transport.loads_of("1K/1+2+64"), ids=str)
+def test_a_damaged_batch_is_noticed(load):
+    batch = next(prebuilt.stream(load, prebuilt.pool(load)))
+    prebuilt.check(batch, load)
+    prebuilt.leaves(batch)[-1][-1] = np.nan
+    with pytest.raises(ValueError, match="damaged"):
+        prebuilt.check(batch, load)

@@ -1,4 +1,4 @@
-"""The yardstick for TCP: a socket, `sendall` and `recv_into`. No TensorFlow, no framing.
+"""The yardstick for TCP: a socket, `sendall` and `recv_into`. No TensorFlow, no framing, one leaf.
 
 The receiver fills aligned buffers in turn, as many as Penstock has slots.
 """
@@ -16,16 +16,15 @@ from contestants.process import running
 TIMEOUT = 60.0  # seconds; a dead peer ends the run
 
 
-def produce(port: int, size: int) -> None:
-    sources = [batch.data.cast("B") for batch in prebuilt.pool(size)]
+def produce(port: int, load: prebuilt.Load) -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        for source in itertools.cycle(sources):
-            connection.sendall(source)
+        for batch in prebuilt.stream(load, prebuilt.pool(load)):
+            connection.sendall(batch.data.cast("B"))
 
 
 @contextmanager
-def batches(size: int) -> Iterator[Iterable[np.ndarray]]:
-    targets = [prebuilt.aligned(size) for _ in range(prebuilt.POOL)]
+def batches(load: prebuilt.Load) -> Iterator[Iterable[np.ndarray]]:
+    targets = [prebuilt.aligned(load.nbytes) for _ in range(load.pool)]
 
     def received(connection: socket.socket) -> Iterator[np.ndarray]:
         for target in itertools.cycle(targets):
@@ -39,7 +38,7 @@ def batches(size: int) -> Iterator[Iterable[np.ndarray]]:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(TIMEOUT)
-        with running(produce, server.getsockname()[1], size):
+        with running(produce, server.getsockname()[1], load):
             connection, _ = server.accept()
             connection.settimeout(TIMEOUT)
             with connection:

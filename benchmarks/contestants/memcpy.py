@@ -1,4 +1,4 @@
-"""The yardstick for shared memory: one thread copies the batches within one process. No TensorFlow.
+"""The yardstick for shared memory: one thread copies the batches within one process. No TensorFlow, one leaf.
 
 It copies from as many distinct batches into as many distinct buffers as Penstock has slots. So
 large batches come from memory and go to memory, and where two dozen batches fit the last-level
@@ -15,12 +15,12 @@ from contestants import prebuilt
 
 
 @contextmanager
-def batches(size: int) -> Iterator[Iterable[np.ndarray]]:
-    sources = prebuilt.pool(size)
-    targets = [prebuilt.aligned(size) for _ in sources]
+def batches(load: prebuilt.Load) -> Iterator[Iterable[np.ndarray]]:
+    sources = prebuilt.pool(load)
+    targets = [prebuilt.aligned(load.nbytes) for _ in sources]
 
     def copies() -> Iterator[np.ndarray]:
-        for target, source in itertools.cycle(zip(targets, sources, strict=True)):
+        for target, source in zip(itertools.cycle(targets), prebuilt.stream(load, sources), strict=False):
             np.copyto(target, source)
             yield target
 

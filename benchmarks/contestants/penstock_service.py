@@ -44,21 +44,21 @@ def daemon(module: Path, variables: Mapping[str, str], *options: str) -> Iterato
 
 
 @contextmanager
-def _batches(size: int, transport: Literal["local", "tcp"]) -> Iterator[Iterable[Any]]:
+def _batches(load: prebuilt.Load, transport: Literal["local", "tcp"]) -> Iterator[Iterable[Any]]:
     import penstock
 
-    memory = prebuilt.POOL * max(size + ROOM, LEAST_SLOT)  # for `POOL` slots
+    memory = load.pool * max(load.nbytes + ROOM, LEAST_SLOT)  # for as many slots
     options = ("--workers", "1", "--memory", str(memory))
     with (
-        daemon(FEED, {"TRANSPORT_SIZE": str(size)}, *options) as url,
+        daemon(FEED, {"TRANSPORT_LOAD": load.text()}, *options) as url,
         penstock.connect(url, transport=transport) as connection,
     ):
-        yield connection.dataset(prefetch=2)
+        yield connection.dataset()
 
 
-def batches_local(size: int) -> AbstractContextManager[Iterable[Any]]:
-    return _batches(size, "local")
+def batches_local(load: prebuilt.Load) -> AbstractContextManager[Iterable[Any]]:
+    return _batches(load, "local")
 
 
-def batches_tcp(size: int) -> AbstractContextManager[Iterable[Any]]:
-    return _batches(size, "tcp")
+def batches_tcp(load: prebuilt.Load) -> AbstractContextManager[Iterable[Any]]:
+    return _batches(load, "tcp")

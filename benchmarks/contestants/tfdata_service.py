@@ -1,6 +1,6 @@
 """tf.data service: a dispatcher and one worker in a process of their own, gRPC, no compression.
 
-The worker's batches are made once and cached there, so it only sends them.
+The worker's batches are made once and cached there, so it only sends them. They have no time of sending.
 """
 
 import multiprocessing
@@ -38,16 +38,16 @@ def serving() -> Iterator[str]:
 
 
 @contextmanager
-def batches(size: int) -> Iterator[Iterable[Any]]:
+def batches(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
     import tensorflow as tf
 
     with serving() as target:
 
         def filled(number: Any) -> Any:
-            return tf.fill(prebuilt.shape(size), tf.cast(number + 1, tf.float32))
+            return load.structure([tf.fill(load.shape, tf.cast(number + 1, tf.float32)) for _ in range(load.leaves)])
 
         yield (
-            tf.data.Dataset.range(prebuilt.POOL)
+            tf.data.Dataset.range(load.pool)
             .map(filled)
             .cache()
             .repeat()
