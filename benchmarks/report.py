@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu
 import pipelines
 import recovery
 import transport
@@ -160,9 +161,27 @@ def pipelines_plot(result: dict[str, Any], figure: Any) -> None:
     )
 
 
+def gpu_text(result: dict[str, Any]) -> str:
+    return code([gpu.table(result), gpu.pinning_table(result["pinning"])])
+
+
+def gpu_plot(result: dict[str, Any], figure: Any) -> None:
+    """Steps a second of each way of feeding."""
+    figure.set_size_inches(7.5, 1.6)
+    axes = figure.subplots()
+    for y, (name, turns) in enumerate(result["turns"].items()):
+        spread = Quartiles.of([turn["per_second"] for turn in turns])
+        axes.barh(y, spread.median, color=OURS if name == "penstock" else OTHERS)
+        axes.hlines(y, spread.lower, spread.upper, "black", linewidth=1)
+    axes.set_yticks(range(len(result["turns"])), [gpu.LABELS[name] for name in result["turns"]])
+    axes.invert_yaxis()
+    axes.set(xlabel="steps a second")
+
+
 KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None], str]] = {
     "pipelines": (pipelines_text, pipelines_plot, "Batches a second of each loader over those of the unit"),
     "transport": (transport_text, transport_plot, "GB/s of each way over the size of a batch"),
+    "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),
 }
 

@@ -8,6 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import gpu
 import report
 import transport
 from contestants import prebuilt
@@ -94,3 +95,26 @@ def test_a_damaged_batch_is_noticed(load):
     prebuilt.leaves(batch)[-1][-1] = np.nan
     with pytest.raises(ValueError, match="damaged"):
         prebuilt.check(batch, load)
+
+
+def test_ways_of_feeding_a_gpu_are_compared_within_a_round():
+    rates = {"tensor": [10.0, 20.0, 40.0], "penstock": [9.0, 18.0, 36.0], "generator": [5.0, 10.0, 20.0]}
+    result = {
+        "gpu": {"name": "H200", "driver": "580"},
+        "model": "ResNet-50",
+        "batch_size": 128,
+        "workers": 4,
+        "turns": {name: [{"per_second": one, "idle": None} for one in some] for name, some in rates.items()},
+    }
+    head, columns, *rows = gpu.table(result).splitlines()
+    assert head == "ResNet-50, batches of 128, 4 workers, H200, driver 580; median (quartiles)"
+    assert columns.split() == ["steps/s", "images/s", "of", "the", "tensor", "idle,", "%"]
+    assert [row.split()[-2] for row in rows] == ["1", "0.9", "0.5"]
+
+
+def test_copies_that_could_not_be_timed_say_why():
+    assert "no driver" in gpu.pinning_table({"reason": "no driver"})
+    times = {"bytes": 10**9, "pageable": [0.1], "registered": [0.04], "registering": [0.2]}
+    head, _, pageable, registered = gpu.pinning_table(times).splitlines()
+    assert "registering it took 200 ms" in head
+    assert (pageable.split()[-2:], registered.split()[-2:]) == (["100", "10"], ["40", "25"])
