@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -127,6 +130,59 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
 def test_a_sample_that_does_not_fit_is_refused_with_its_leaf_and_the_mend(spec: Any, sample: Any, message: str) -> None:
     with pytest.raises(BadSample, match=message):
         collate(spec, sample)
+
+
+@pytest.mark.parametrize("given", [0, 1, 3, 7, 8, 9])
+@pytest.mark.parametrize("row", [0, 5, 7])
+def test_a_fill_that_is_timed_takes_what_any_fill_takes(given: int, row: int) -> None:
+    asked = []
+
+    def samples() -> Iterator[int]:
+        for i in range(given):
+            asked.append(i)
+            yield i
+        asked.append("end")
+
+    class AskedOnce:
+        """An iterator that must not be asked again after its end."""
+
+        def __init__(self) -> None:
+            self.inner = samples()
+
+        def __iter__(self) -> AskedOnce:
+            return self
+
+        def __next__(self) -> int:
+            assert "end" not in asked
+            return next(self.inner)
+
+    timed, plain = Rows(infer(0)), Rows(infer(0))
+    for _ in range(3):
+        one, other = timed.store(8), plain.store(8)
+        one[0][:] = other[0][:] = -1
+        end = timed.timed_fill(one, row, 8, AskedOnce())
+        taken = asked.copy()
+        asked.clear()
+        assert end == plain.fill(other, row, 8, AskedOnce())
+        assert taken == asked
+        asked.clear()
+        np.testing.assert_array_equal(one[0], other[0])
+
+
+def test_what_collating_takes_is_told_from_what_user_code_takes() -> None:
+    def slow(sample: int) -> int:
+        time.sleep(0.001)
+        return sample
+
+    def copying(sample: Any, samples: Iterator[Any]) -> int:
+        rows = Rows(infer(sample))
+        assert rows.timed_fill(rows.store(8), 0, 8, samples) == 8
+        return rows.copying
+
+    # The least of several: what else runs here can only make it more.
+    large = np.zeros(1 << 20, np.uint8)
+    assert min(copying(0, map(slow, range(8))) for _ in range(5)) < 4_000_000
+    assert min(copying(large, repeat(large)) for _ in range(5)) > 8 * 5_000
 
 
 def test_the_row_of_a_bad_sample_is_known() -> None:

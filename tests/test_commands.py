@@ -47,8 +47,10 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
     daemon = serve(FEED)
+    before = json.loads(control.status(daemon.url, 5))
     with penstock.connect(daemon.url) as connection:
-        next(connection.batches())
+        for _ in connection.batches():
+            pass
         shown = penstock_command("status", daemon.url)
         state = json.loads(penstock_command("status", daemon.url, "--json").stdout)
     assert shown.returncode == 0, shown.stderr
@@ -57,6 +59,16 @@ def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
     assert state["feeds"][0]["name"] == "feed"
     assert len(state["workers"]) == 2
     assert state["streams"][0]["transport"] == "local"
+    assert state["cpus"] == len(os.sched_getaffinity(0))
+    assert state["cpu_seconds"] > before["cpu_seconds"] > 0
+    for then, now in zip(before["workers"], state["workers"], strict=True):
+        spent = now["spent"]
+        if then["spent"] is not None:  # it was ready
+            assert spent["user_seconds"] > then["spent"]["user_seconds"]
+            assert spent["idle_seconds"] > then["spent"]["idle_seconds"]
+        assert spent["idle_seconds"] > 0
+        assert spent["user_seconds"] + spent["idle_seconds"] <= spent["seconds"]
+        assert spent["cpu_seconds"] + spent["cpu_wait_seconds"] > 0
 
 
 def test_status_of_nothing_says_where_it_looked() -> None:

@@ -7,11 +7,12 @@ import mmap
 import os
 import re
 import struct
+import time
 
 import numpy as np
 import pytest
 
-from penstock_server.doing import MAX_TEXT, NBYTES, DoingPage, read, where
+from penstock_server.doing import MAX_TEXT, NBYTES, DoingPage, read, spent, where
 
 
 def test_a_page_says_what_was_entered_until_it_is_left() -> None:
@@ -59,6 +60,35 @@ def test_any_text_can_show_a_split(text: str, shown: str) -> None:
     assert doing is not None
     assert doing.split == shown
     assert len(doing.split.encode()) <= MAX_TEXT
+
+
+def test_a_page_adds_up_idle_time_and_time_in_user_code() -> None:
+    memory = bytearray(NBYTES)
+    page = DoingPage(memory)
+    page.enter(1, 1, "looked at before it is ready")
+    page.leave()
+    assert spent(memory) is None
+    page.ready()
+    page.idle(lambda: time.sleep(0.02))
+    first = spent(memory)
+    assert first is not None
+    assert first.idle_seconds >= 0.02 > first.user_seconds == 0
+    page.enter(1, 1, "a")
+    time.sleep(0.02)
+    during = spent(memory)  # also while user code runs, for however long
+    assert during is not None
+    assert during.user_seconds >= 0.02
+    page.leave(copying=5_000_000)
+    after = spent(memory)
+    assert after is not None
+    assert 0.015 <= after.user_seconds <= after.seconds - after.idle_seconds
+    page.enter(1, 1, "a")
+    page.leave(copying=5_000_000)  # an estimate, and more than it took
+    assert spent(memory) is not None
+    assert after.user_seconds == spent(memory).user_seconds  # type: ignore[union-attr]
+    seen: list[float] = []
+    page.idle(lambda: (time.sleep(0.01), seen.append(spent(memory).idle_seconds)))  # type: ignore[union-attr]
+    assert seen[0] >= after.idle_seconds + 0.01
 
 
 def test_a_shorter_text_leaves_nothing_of_a_longer_one() -> None:

@@ -235,7 +235,9 @@ class Daemon:
             "version": m.VERSION,
             "endpoint": self._router.endpoint,
             "unix": self._listener.name,
-            "seconds": round(time.monotonic() - self._started, 1),
+            "seconds": round(time.monotonic() - self._started, 3),
+            "cpus": len(os.sched_getaffinity(0)),
+            "cpu_seconds": time.process_time(),
             "ready": self._all_ready(),
             "memory": {"allowed": coordinator.memory, "reserved": coordinator.reserved, "arena": self._arena.nbytes},
             "malformed": self._consumers.malformed,
@@ -253,6 +255,7 @@ class Daemon:
                     "order": feed.info.order,
                     "splits": feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
                     "segment": feed.plan.segment,
+                    "indexable": feed.plan.length is not None,
                     "on_error": feed.plan.on_error,
                     "skipped_count": feed.skipped_count,
                     "skipped": [
@@ -271,6 +274,7 @@ class Daemon:
                     "leaving": worker.number in coordinator.crew.leaving,
                     "given_up": worker.given_up,
                     "doing": worker.doing,
+                    "spent": worker.spent,
                 }
                 for worker in self._supervisor.workers.values()
             ],

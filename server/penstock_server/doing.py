@@ -1,10 +1,13 @@
 """The status page: what a worker does now, in a page of shared memory that outlives it.
 
 The worker writes it before it lets user code run on and after; the daemon's host reads it at any time, above all when
-the worker has died or stands still. So it costs about a microsecond, takes no lock and sends nothing:
+the worker has died or stands still. So it costs about a microsecond, takes no lock and sends nothing. Beside that it
+adds up where the worker's time goes:
 
     0    int64 sequence (0: never written, odd: being written), run, number, samples, monotonic ns, state, text bytes
     64   up to 256 bytes of UTF-8 text that shows the split
+    512  int64 monotonic ns when it was ready (0: not yet), ns idle, monotonic ns since when it is idle (0: it is not),
+         ns in user code, monotonic ns since when it is in user code (0: it is not)
 
 This file knows neither runs nor messages, nor who made the page.
 """
@@ -17,7 +20,7 @@ import re
 import struct
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,9 +36,12 @@ Page: TypeAlias = mmap.mmap | bytearray | memoryview
 
 _SAMPLES, _CHANGED, _STATE = 3, 4, 5  # positions among the words
 _TEXT = 64
+_READY, _WAITING, _USER = 512, 520, 536
 _WORDS = struct.Struct("=7q")
 _BEHIND_SEQUENCE = struct.Struct("=6q")
 _SEQUENCE = struct.Struct("=q")
+_SPENT = struct.Struct("=5q")
+_SUM_SINCE = struct.Struct("=2q")
 _IDLE, _IMPORTING, _IN_USER_CODE = range(3)
 _TRIES = 16
 
@@ -58,6 +64,19 @@ class Doing:
     in_user_code: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where a worker's time has gone since it was ready, in seconds; what goes on now is counted in.
+
+    `idle_seconds` it waited to be told what to do. `user_seconds` it was in user code, less what it is reckoned to have
+    spent there on checking and copying samples (of the call that runs now: with it). The rest it worked on its own.
+    """
+
+    seconds: float
+    idle_seconds: float
+    user_seconds: float
+
+
 class DoingPage:
     """The writer's side. One thread writes.
 
@@ -73,6 +92,7 @@ class DoingPage:
         self._sequence = 0
         self._text = ""
         self._nbytes = 0
+        self._entered = self._user_ns = self._idle_ns = 0
 
     @classmethod
     def inherited(cls, fd: int, *, ticks: bool = False) -> DoingPage:
@@ -90,10 +110,26 @@ class DoingPage:
         """User code is about to run for this split, of which so many samples were read."""
         self._write(run, number, text, samples, _IN_USER_CODE)
 
-    def leave(self) -> None:
-        """User code has returned. What it was stays to be seen."""
+    def leave(self, copying: int = 0) -> None:
+        """User code has returned; so many ns of the time were not its own. What it was stays to be seen."""
+        now = time.monotonic_ns()
         self._words[_STATE] = _IDLE
-        self._words[_CHANGED] = time.monotonic_ns()
+        self._words[_CHANGED] = now
+        self._user_ns += max(0, now - self._entered - copying)
+        _SUM_SINCE.pack_into(self._page, _USER, self._user_ns, 0)
+
+    def ready(self) -> None:
+        """From now on its time is counted, from nothing."""
+        self._user_ns = self._idle_ns = 0
+        _SPENT.pack_into(self._page, _READY, time.monotonic_ns(), 0, 0, 0, 0)
+
+    def idle(self, wait: Callable[[], object]) -> None:
+        """There is nothing to do until `wait` returns."""
+        began = time.monotonic_ns()
+        _SUM_SINCE.pack_into(self._page, _WAITING, self._idle_ns, began)
+        wait()
+        self._idle_ns += time.monotonic_ns() - began
+        _SUM_SINCE.pack_into(self._page, _WAITING, self._idle_ns, 0)
 
     def tick(self) -> None:
         """User code has made a sample."""
@@ -115,7 +151,11 @@ class DoingPage:
             data = text.encode(errors="backslashreplace")[:MAX_TEXT]
             self._page[_TEXT : _TEXT + len(data)] = data
             self._nbytes = len(data)
-        _BEHIND_SEQUENCE.pack_into(self._page, 8, run, number, samples, time.monotonic_ns(), state, self._nbytes)
+        now = time.monotonic_ns()
+        _BEHIND_SEQUENCE.pack_into(self._page, 8, run, number, samples, now, state, self._nbytes)
+        if state == _IN_USER_CODE:
+            self._entered = now
+            _SUM_SINCE.pack_into(self._page, _USER, self._user_ns, now)
         self._sequence += 2
         self._words[0] = self._sequence
 
@@ -134,6 +174,17 @@ def read(page: Page) -> Doing | None:
         return None
     since = max(0.0, (time.monotonic_ns() - changed) / 1e9)
     return Doing(run, number, text.decode(errors="ignore"), samples, since, state == _IN_USER_CODE)
+
+
+def spent(page: Page) -> Spent | None:
+    """Where the writer's time has gone; None before it was ready."""
+    ready, idle, waiting, user, entered = _SPENT.unpack_from(page, _READY)
+    if not ready:
+        return None
+    now = time.monotonic_ns()
+    idle += now - waiting if waiting else 0
+    user += now - entered if entered else 0
+    return Spent(*(max(0, ns) / 1e9 for ns in (now - ready, idle, user)))
 
 
 _FRAME = re.compile(rb'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)

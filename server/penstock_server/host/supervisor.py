@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import mmap
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from .. import doing
 from ..doing import Doing
@@ -97,6 +99,16 @@ class Worker:
         if now is None or now.run < 0:
             return None  # it has not been given anything to do
         return {"split": now.split, "samples": now.samples, "seconds": round(now.since_seconds, 1)}
+
+    @property
+    def spent(self) -> dict[str, float] | None:
+        """For status: where the process's time has gone since it was ready, and how long it had a CPU or lacked one."""
+        page, pid = self._page, self.pid
+        spent = None if page is None else doing.spent(page)
+        if spent is None or pid is None:
+            return None
+        had, wanted = _cpu_seconds(pid)
+        return {**dataclasses.asdict(spent), "cpu_seconds": had, "cpu_wait_seconds": wanted}
 
     def look(self) -> Doing | None:
         """What the process's status page says."""
@@ -376,6 +388,16 @@ class Supervisor:
                 process.kill()
         finally:
             del self._inquiries[worker]
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float]:
+    """How long a process has had a CPU, and how long its main thread could have run and had none. 0 if unknown."""
+    had = wanted = 0.0
+    with contextlib.suppress(OSError):  # it has ended
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        had = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, see proc(5)
+        wanted = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9  # a kernel may be built without it
+    return had, wanted
 
 
 def _how(code: int) -> str:

@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tensorflow="tensorflow" in sys.modules,
         ),
     )
+    page.ready()
     Worker(connection, options.number, feeds, page).serve()
     return 0
 

@@ -86,13 +86,13 @@ class IndexRun:
         self._randomness.seed(self._seed, self._epoch, self.index)
         self._page.enter(self._run, self.index, f"batch {self.index}")
         try:
-            self._collate.fill(target, 0, rows, items)
+            self._collate.timed_fill(target, 0, rows, items)
         except BadSample as error:
             raise SpecError(error.message, split=f"item {self._item}") from None
         except Raised as raised:
             raise item_failed(self._item, raised.error) from raised.error
         finally:
-            self._page.leave()
+            self._page.leave(self._collate.copying)
         self.index += 1
         return rows
 

@@ -82,6 +82,7 @@ class Worker:
         while not self._stopping:
             fill = self._next_fill()
             if fill is None:
+                self._page.idle(self._readable.poll)
                 self._receive()
             else:
                 self._fill(fill, self._runs[fill.run])

@@ -254,7 +254,7 @@ class OpenSplit:
         """
         self._enter()
         try:
-            end = collate.fill(store, row, stop, self._samples)
+            end = collate.timed_fill(store, row, stop, self._samples)
         except BadSample as error:
             number = self.taken + error.row - row
             raise SpecError(
@@ -264,7 +264,7 @@ class OpenSplit:
             self.taken += raised.row - row
             raise _failed(self._name, self.place, raised.error) from raised.error
         finally:
-            self._page.leave()
+            self._page.leave(collate.copying)
         self.taken += end - row
         return end
 
