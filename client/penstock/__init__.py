@@ -70,6 +70,7 @@ def dataset(
     url: str,
     *,
     prefetch: int | None = None,
+    cached: int | None = None,
     workers: int | None = None,
     memory: int | None = None,
     transport: str = "auto",
@@ -89,6 +90,7 @@ def dataset(
         url: as in `connect`.
         prefetch: batches that TensorFlow takes ahead, at least 0; they count as handed over. None: 2, or, of small
             batches, as many as make about 2 MiB.
+        cached: as in `Connection.dataset`.
         workers: as in `connect`.
         memory: as in `connect`.
         transport: as in `connect`.
@@ -115,4 +117,4 @@ def dataset(
         group=group,
         last_round=last_round,
     )
-    return connection.dataset(prefetch)
+    return connection.dataset(prefetch, cached=cached)

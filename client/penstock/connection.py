@@ -56,7 +56,7 @@ class Connection:
         """
         return Batches(self._reader)
 
-    def dataset(self, prefetch: int | None = None) -> tf.data.Dataset:
+    def dataset(self, prefetch: int | None = None, *, cached: int | None = None) -> tf.data.Dataset:
         """A dataset of this connection's stream: iterating it once is one epoch, iterating again the next.
 
         Its elements have the feed's structure of tensors, aliasing the shared memory on the same host. It keeps the
@@ -65,6 +65,8 @@ class Connection:
         Args:
             prefetch: batches that TensorFlow takes ahead, at least 0. They count as handed over. None: 2, or, where
                 batches are small and come several at a time (`info.turn`), as many as that.
+            cached: to see how fast training would be with an infinitely fast loader: copies of so many batches, over
+                and over, in epochs that are as long as the feed's (where that is not known, of so many batches).
 
         Raises (while iterating): tf.errors.UnknownError, or another of tf.errors, whose text is that of the
             PenstockError; the error itself is `error`.
@@ -73,11 +75,14 @@ class Connection:
             prefetch = max(2, self.info.turn)
         if prefetch < 0:
             raise ValueError(f"prefetch={prefetch}: 0 or more batches can be taken ahead")
+        if cached is not None and cached < 1:
+            raise ValueError(f"cached={cached}: give 1 or more batches")
         from . import tfdata
 
         if self._dataset is None:
             self._dataset = tfdata.dataset(self._reader)
-        return self._dataset.prefetch(prefetch) if prefetch else self._dataset
+        dataset = self._dataset if cached is None else tfdata.cached(self._dataset, cached, self.cardinality)
+        return dataset.prefetch(prefetch) if prefetch else dataset
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Where the training loop stands in the stream, for `load_state_dict` or `connect(state=...)` in a later run.

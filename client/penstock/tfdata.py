@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import copy
 import itertools
+import math
 import sys
 import threading
 import time
@@ -60,6 +61,24 @@ def dataset(reader: Reader) -> tf.data.Dataset:
     # Its thread holds up the end of an iterator: `break` then takes seconds now and then, also in plain tf.data.
     options.autotune.enabled = False
     return result.with_options(options)
+
+
+def cached(dataset: tf.data.Dataset, count: int, cardinality: int | float | None) -> tf.data.Dataset:
+    """Copies of the next `count` batches, over and over, `cardinality` in each epoch; `count` if that is None."""
+    if cardinality is not None:
+        count = int(min(count, cardinality))
+    bare = not isinstance(dataset.element_spec, tuple)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def copied(*batch: Any) -> Any:
+        # What was handed over stays the consumer's, who may hold and write it: the cache has memory of its own.
+        return tf.nest.map_structure(lambda leaf: tf.raw_ops.DeepCopy(x=leaf), batch[0] if bare else batch)
+
+    copies = dataset.take(count).map(copied).cache()
+    for _ in copies:  # a cache replays what was read to its end, and only that
+        pass
+    endless = copies.repeat()
+    return endless if cardinality == math.inf else endless.take(count if cardinality is None else int(cardinality))
 
 
 @dataclass(frozen=True, slots=True)

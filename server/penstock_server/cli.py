@@ -1,7 +1,11 @@
-"""The command line: `penstock serve`, `status`, `scale`, `stop`."""
+"""The command line: `penstock serve`, `status`, `scale`, `stop`, `bench`.
+
+`bench` reads as a trainer does, and is the one place of the server that imports the client.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -214,6 +218,82 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
         timeout = 10.0
     control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting)
     click.echo("stopped")
+
+
+@main.command()
+@click.argument("feed", metavar="URL|MODULE:ATTR")
+@click.option(
+    "--workers", type=click.IntRange(1, 4096), default=None, help="Worker processes of the daemon that is started."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Measured time."
+)
+@click.option("--batches", type=click.IntRange(1), default=None, help="End after so many batches, if that is sooner.")
+@click.option(
+    "--warmup", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds from the first batch on before."
+)
+@click.option(
+    "--step", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds that your training step takes."
+)
+@click.option(
+    "--cached",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Then read N batches again and again out of memory: what an infinitely fast loader would give.",
+)
+@click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
+@click.option("--transport", type=click.Choice(["auto", "local", "tcp"]), default="auto", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def bench(
+    feed: str,
+    workers: int | None,
+    seconds: float,
+    batches: int | None,
+    warmup: float,
+    step: float,
+    cached: int | None,
+    tensorflow: bool,
+    transport: str,
+    as_json: bool,
+) -> None:
+    """Read a feed for a while, and say how fast that goes, where the time goes, and what to do about it.
+
+    Either the URL of a running daemon's feed, which has one consumer more for so long, or MODULE:ATTR, for which a
+    daemon is started that ends with this.
+
+    \b
+    Examples:
+      penstock bench scenes.py:feed --workers 8
+      penstock bench tcp://loader:5555/train --step 0.120
+      penstock bench scenes.py:feed --tensorflow --cached 50
+    """  # noqa: D301
+    import dataclasses
+
+    from penstock.bench import measure
+    from penstock.verdict import lines, verdict
+
+    from . import control
+
+    if tensorflow and importlib.util.find_spec("tensorflow") is None:
+        raise click.UsageError("--tensorflow needs TensorFlow, which is not installed here")
+    seen = measure(
+        feed,
+        status=lambda url: dict(json.loads(control.status(url, 5.0))),
+        workers=workers,
+        transport=transport,
+        seconds=seconds,
+        batches=batches,
+        warmup=warmup,
+        step=step,
+        cached=cached or 0,
+        tensorflow=tensorflow,
+    )
+    if as_json:
+        limit, text = verdict(seen)
+        click.echo(json.dumps({**dataclasses.asdict(seen), "limit": limit, "verdict": text}, indent=2))
+    else:
+        click.echo("\n".join(lines(seen)))
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:

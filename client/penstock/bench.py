@@ -1,0 +1,181 @@
+"""What `penstock bench` does: reads a feed for a while as a trainer would, and takes the figures for `verdict.py`.
+
+Where the workers' time goes the daemon says in its status; how that is asked is the caller's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock_proto import EndOfStream
+
+from .connection import Connection, connect
+from .verdict import Figures, Worker
+
+
+def measure(
+    url: str,
+    *,
+    status: Callable[[str], dict[str, Any]],
+    workers: int | None = None,
+    transport: str = "auto",
+    seconds: float = 10.0,
+    batches: int | None = None,
+    warmup: float = 2.0,
+    step: float = 0.0,
+    cached: int = 0,
+    tensorflow: bool = False,
+) -> Figures:
+    """Read a feed, epoch after epoch, with a connection of its own.
+
+    Args:
+        url: as in `connect`.
+        status: asks the daemon of a URL for its status.
+        workers: as in `connect`.
+        transport: as in `connect`.
+        seconds: measured time; it ends with a batch.
+        batches: end after so many, if `seconds` have not passed before.
+        warmup: seconds from the first batch on that are not measured.
+        step: seconds that the training step is taken to last.
+        cached: read so many batches, and as long again out of copies of them. 0: do not.
+        tensorflow: read with a `tf.data.Dataset`, not with NumPy.
+
+    Raises:
+        EndOfStream: the feed has too few batches.
+        PenstockError: as `connect`, and as reading a feed does.
+    """
+    with connect(url, workers=workers, transport=transport) as connection:
+        try:
+            return _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow)
+        except Exception:
+            if connection.error is not None:  # of which TensorFlow passes on the text alone
+                raise connection.error from None
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a loop over batches took: how many batches, and seconds: altogether, in `next`, in the step."""
+
+    batches: int
+    seconds: float
+    taking: float
+    step: float
+
+
+def _measure(
+    connection: Connection,
+    status: Callable[[str], dict[str, Any]],
+    seconds: float,
+    batches: int | None,
+    warmup: float,
+    step: float,
+    cached: int,
+    tensorflow: bool,
+) -> Figures:
+    url = connection._reader.session.url
+    stream = _epochs(connection, tensorflow)
+    kept = [] if tensorflow else [_copied(batch) for batch in itertools.islice(stream, cached)]
+    _read(stream, warmup, None, step)
+    stats, state, cpu = connection.stats(), status(url), time.process_time()
+    taken = _read(stream, seconds, batches, step)
+    cpu = time.process_time() - cpu
+    stats_after, state_after = connection.stats(), status(url)
+    if not taken.batches:
+        raise EndOfStream(
+            f"the feed ended after {stats['batches']} batches, before anything was measured: make --warmup shorter",
+            feed=connection.info.name,
+        )
+    in_memory = None
+    if cached:
+        stream = iter(connection.dataset(cached=cached).repeat()) if tensorflow else itertools.cycle(kept)
+        _read(stream, math.inf, 2 * cached, 0)
+        replayed = _read(stream, seconds, batches, step)
+        in_memory = replayed.batches / replayed.seconds
+    waiting = min(taken.taking, stats_after["wait_seconds"] - stats["wait_seconds"])
+    apart = state_after["seconds"] - state["seconds"]
+    feed = next(feed for feed in state_after["feeds"] if feed["name"] == connection.info.name)
+    return Figures(
+        url=url,
+        transport=stats_after["transport"],
+        consumer="TensorFlow" if tensorflow else "NumPy",
+        seconds=taken.seconds,
+        batches=taken.batches,
+        samples=taken.batches * stats_after["rows"] / stats_after["batches"],
+        nbytes=taken.batches * stats_after["bytes"] / stats_after["batches"],
+        first_batch_seconds=stats_after["first_batch_seconds"],
+        waiting=waiting / taken.seconds,
+        receiving=(taken.taking - waiting) / taken.seconds,
+        step=taken.step / taken.seconds,
+        workers=tuple(_workers(state, state_after)),
+        daemon_cpu=(state_after["cpu_seconds"] - state["cpu_seconds"]) / apart,
+        consumer_cpu=cpu / taken.seconds,
+        cpus=state_after["cpus"],
+        lanes=_lanes(feed),
+        others=max(0, len(state_after["streams"]) + state_after["more_streams"] - 1),
+        cached=in_memory,
+    )
+
+
+def _epochs(connection: Connection, tensorflow: bool) -> Iterator[Any]:
+    """The batches of one epoch after another."""
+    dataset = connection.dataset() if tensorflow else None
+    epochs = connection.info.epochs
+    for _ in itertools.count() if epochs is None else range(epochs):
+        yield from connection.batches() if dataset is None else dataset
+
+
+def _read(stream: Iterator[Any], seconds: float, most: int | None, step: float) -> _Taken:
+    """Take batches until so many seconds have passed, at least one, and let each step last."""
+    count, taking, stepping = 0, 0.0, 0.0
+    began = asked = time.perf_counter()
+    while most is None or count < most:
+        if next(stream, None) is None:
+            break
+        got = time.perf_counter()
+        taking += got - asked
+        count += 1
+        if step:
+            time.sleep(step)
+        asked = time.perf_counter()
+        stepping += asked - got
+        if asked - began >= seconds:
+            break
+    return _Taken(count, asked - began, taking, stepping)
+
+
+def _copied(batch: Any) -> Any:
+    """A batch in memory of its own: that under a batch that was handed over is used again."""
+    if isinstance(batch, tuple):
+        return tuple(_copied(item) for item in batch)
+    if isinstance(batch, dict):
+        return {key: _copied(item) for key, item in batch.items()}
+    return np.array(batch)
+
+
+def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Worker]:
+    """Where the time went between two statuses, of the workers that lived all of it."""
+    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
+    for worker in after["workers"]:
+        now, then = worker["spent"], spent.get(worker["pid"])
+        if now and then and now["seconds"] > then["seconds"]:
+            share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
+            idle = min(1.0, max(0.0, share["idle_seconds"]))
+            user = min(1 - idle, max(0.0, share["user_seconds"]))
+            lacking = min(user, share["cpu_wait_seconds"])  # which the reckoning of user code does not leave out
+            yield Worker(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
+
+
+def _lanes(feed: dict[str, Any]) -> int | None:
+    """How many workers can work on an epoch of a feed at once, or None if any number can."""
+    if feed["indexable"]:
+        return None
+    lanes: int = feed["lanes"]
+    return min(lanes, feed["splits"] or lanes)

@@ -1,0 +1,219 @@
+"""`penstock bench` says how fast a feed is, where the time goes, and what to do; a cached dataset needs no loader."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Serve
+
+import penstock
+from penstock.bench import measure
+from penstock.verdict import Figures, Worker, lines, verdict
+from penstock_server import control
+
+FEEDS = """
+    import time
+    import numpy as np
+    from penstock_server import Feed
+
+    def cheap(split):
+        for i in range(2000):
+            yield {"x": np.full(64, i, np.float32), "y": split}
+
+    def slow(split):
+        for i in range(1000):
+            time.sleep(0.01)
+            yield i
+
+    def bad(split):
+        yield 1
+        raise ValueError("no such scene")
+
+    cheap = Feed(cheap, splits=range(4), batch_size=10, samples=8000)
+    slow = Feed(slow, splits=range(4), batch_size=4)
+    bad = Feed(bad, splits=range(2), batch_size=1)
+    short = Feed(lambda split: iter(range(10)), splits=[0], batch_size=10, epochs=1)
+"""
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock_server", "bench", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def status(url: str) -> dict[str, Any]:
+    return dict(json.loads(control.status(url, 5)))
+
+
+def worker(number: int = 0, generating: float = 0.0, idle: float = 0.0, cpu: float = 0.5) -> Worker:
+    return Worker(number, generating, idle, cpu, 0.0)
+
+
+FIGURES = Figures(
+    url="tcp://127.0.0.1:5555/train",
+    transport="local",
+    consumer="NumPy",
+    seconds=10.0,
+    batches=1000,
+    samples=32000,
+    nbytes=5e9,
+    first_batch_seconds=0.5,
+    waiting=0.9,
+    receiving=0.1,
+    step=0.0,
+    workers=(worker(0, generating=0.9), worker(1, generating=0.9)),
+    daemon_cpu=0.1,
+    consumer_cpu=0.1,
+    cpus=8,
+    lanes=16,
+)
+IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "words"),
+    [
+        (
+            {},
+            "generator",
+            "2 workers make 100 batches/s, 50 each. Add workers: of the 8 CPUs of the daemon's host, 1.2",
+        ),
+        ({}, "generator", "numbers that divide its 16 lanes, such as 4"),
+        ({"lanes": None}, "generator", "are needed."),
+        ({"lanes": 2}, "generator", "More workers need more splits and Feed(lanes=): it has 2 lanes"),
+        ({"workers": (worker(0, 0.9),), "lanes": 1}, "generator", "1 worker makes 100 batches/s. More workers need"),
+        ({"workers": (worker(0, 0.9, cpu=0.1),)}, "generator", "mostly wait for something else"),
+        ({"workers": (worker(0, 0.2),) * 2}, "collating", "or whole batches with batch_size=None"),
+        ({"cpus": 1}, "cpus", "of the 1 CPU of the daemon's host, 1.2 are needed"),
+        ({"cpus": 1}, "cpus", "in the generator"),
+        ({"cpus": 1, "workers": (worker(0, 0.2),) * 2}, "cpus", "working time collating"),
+        ({"cpus": 2, "workers": (Worker(0, 0.5, 0.0, 0.5, 0.4), Worker(1, 0.5, 0.0, 0.5, 0.4))}, "cpus", "2.0 are"),
+        ({"cpus": 2, "consumer_cpu": 1.0}, "cpus", "2.1 are needed"),
+        ({"cpus": 2, "consumer_cpu": 1.0, "transport": "tcp"}, "generator", "1.1 are needed"),
+        (
+            {"workers": (worker(0, 0.9), *IDLE), "lanes": 1},
+            "lanes",
+            "Only 1 of 3 workers is busy: the feed has 1 lane,",
+        ),
+        ({"workers": (worker(0, 0.9), *IDLE)}, "lanes", 'Feed(order="fast")'),
+        ({"workers": IDLE, "daemon_cpu": 0.9}, "daemon", "at 100 batches/s"),
+        ({"workers": IDLE, "transport": "tcp"}, "transport", "The way to the consumer is the limit at 500 MB/s"),
+        ({"workers": IDLE}, "transport", "workers are idle for 65 % of the time"),
+        ({"workers": ()}, "workers", "No worker lived all the time"),
+        (
+            {"waiting": 0.05, "step": 0.9, "receiving": 0.05},
+            "consumer",
+            "The loader keeps up: the consumer waits for 5 %",
+        ),
+        ({"waiting": 0.0, "step": 0.0, "receiving": 1.0}, "consumer", "faster than the consumer can receive"),
+    ],
+)
+def test_the_verdict_names_what_limits_and_what_to_do(changes: dict[str, Any], limit: str, words: str) -> None:
+    found, text = verdict(dataclasses.replace(FIGURES, **changes))
+    assert found == limit
+    assert words in text
+
+
+def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
+    *table, empty, text = lines(dataclasses.replace(FIGURES, cached=250.0, others=1))
+    assert table == [
+        "feed         tcp://127.0.0.1:5555/train (local), read with NumPy for 10.0 s",
+        "speed        100 batches/s, 3,200 samples/s, 500 MB/s",
+        "first batch  after 0.50 s",
+        "consumer     90 % waiting, 10 % receiving, 0 % in its step",
+        "worker 0     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of one",
+        "worker 1     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of one",
+        "daemon       10 % of a CPU; its host has 8",
+        "others       1 more read from this daemon: its figures are theirs too",
+        "cached       250 batches/s: with an infinitely fast loader this consumer would be 2.50 times as fast",
+    ]
+    assert empty == ""
+    assert text.startswith("The generator is the limit")
+
+
+def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
+    daemon = serve(FEEDS, "cheap", "slow", "bad", "short")
+    # The generator is slow, and the CPUs of this machine may be busy with other things.
+    seen = measure(daemon.urls["slow"], status=status, seconds=0.3, warmup=0.1)
+    assert verdict(seen)[0] in ("generator", "cpus")
+    assert seen.waiting > 0.5
+    assert [worker.number for worker in seen.workers] == [0, 1]
+    assert all(worker.generating + worker.cpu_wait > 0.5 > worker.idle + worker.collating for worker in seen.workers)
+    assert seen.samples == pytest.approx(4 * seen.batches)
+    assert seen.lanes == 4
+
+    # The step is slow. Workers are paused, and that counts as idle while they wait.
+    seen = measure(daemon.urls["cheap"], status=status, batches=8, warmup=0.05, step=0.05, cached=3)
+    assert verdict(seen)[0] == "consumer"
+    assert seen.batches == 8
+    assert seen.step > 0.5 > seen.waiting
+    assert all(worker.idle > 0.5 for worker in seen.workers)
+    assert seen.cached is not None
+    assert seen.cached == pytest.approx(seen.rate, rel=0.5)
+
+    shown = bench(daemon.urls["cheap"], "--seconds", "0.2", "--warmup", "0", "--transport", "tcp", "--json")
+    assert shown.returncode == 0, shown.stderr
+    said = json.loads(shown.stdout)
+    assert (said["transport"], said["consumer"]) == ("tcp", "NumPy")
+    assert said["batches"] > 0
+    assert said["limit"]
+    assert said["verdict"]
+
+    failed = bench(daemon.urls["bad"], "--warmup", "0")
+    assert failed.returncode == 1
+    assert "penstock: " in failed.stderr
+    assert "ValueError: no such scene" in failed.stderr
+    with pytest.raises(penstock.EndOfStream, match="ended after 1 batches, before anything was measured"):
+        measure(daemon.urls["short"], status=status, seconds=1)
+    with pytest.raises(penstock.UnknownFeed):
+        measure(daemon.urls["short"] + "er", status=status)
+
+
+def test_a_module_is_measured_with_a_daemon_of_its_own(tmp_path: Any) -> None:
+    (tmp_path / "feeds.py").write_text("from penstock_server import Feed\nfeed = Feed(range(100000), batch_size=10)\n")
+    said = bench(f"{tmp_path}/feeds.py:feed", "--workers", "1", "--seconds", "0.2", "--warmup", "0", "--cached", "2")
+    assert said.returncode == 0, said.stderr
+    for words in ("feed         tcp://127.0.0.1:", "worker 0 ", "batches/s, ", "cached  ", "first batch  after "):
+        assert words in said.stdout
+    assert "worker 1" not in said.stdout
+
+
+def test_what_cannot_be_measured_is_said_as_ever() -> None:
+    said = bench("nowhere.py:feed")
+    assert said.returncode == 1
+    assert "nowhere.py" in said.stderr
+    assert "Traceback" not in said.stderr
+    said = bench("localhost")
+    assert said.returncode == 1
+    assert "is neither a URL nor MODULE:ATTR" in said.stderr
+
+
+def test_a_cached_dataset_replays_copies_of_its_first_batches(serve: Serve, tf: Any) -> None:
+    daemon = serve(FEEDS, "cheap", "slow")
+    with penstock.connect(daemon.urls["cheap"]) as connection:
+        dataset = connection.dataset(cached=3)
+        read = connection.stats()["batches"]
+        assert int(dataset.cardinality()) == connection.cardinality == 800
+        first = list(dataset.take(3).as_numpy_iterator())
+        assert len({batch["x"].tobytes() for batch in first}) > 1
+        list(dataset.map(lambda batch: batch["x"][:10] + 1.0))  # which TensorFlow may write where the batch lies
+        again = list(dataset.as_numpy_iterator())
+        assert len(again) == 800
+        for i, batch in enumerate(again):
+            for name in ("x", "y"):
+                np.testing.assert_array_equal(batch[name], first[i % 3][name])
+        assert connection.stats()["batches"] == read
+    with penstock.connect(daemon.urls["slow"]) as connection:
+        assert len(list(connection.dataset(cached=2))) == 2
+        with pytest.raises(ValueError, match="give 1 or more batches"):
+            connection.dataset(cached=0)
+    seen = measure(daemon.urls["cheap"], status=status, seconds=0.2, warmup=0, tensorflow=True, cached=4)
+    assert seen.consumer == "TensorFlow"
+    assert seen.cached is not None
