@@ -887,7 +887,7 @@ class World:
         **habits: Any,
     ) -> Consumer:
         """A new consumer, with these habits (see there), with a stream of its own."""
-        name = b"" if self._state is None else self.random.randbytes(16)
+        name = self.random.randbytes(16)
         ask = Ask(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
         reader = self.coordinator.open(feed, ask)
         opened = Consumer(self, reader, reads, ask=ask, position=position, **habits)

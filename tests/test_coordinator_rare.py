@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 from simulation import SimFeed, World
 
-from penstock_proto import DaemonStopped, WorkerDied
+from penstock_proto import ConnectionLost, DaemonStopped, WorkerDied
+from penstock_server.coordinator.gathering import Ask
 
 
 def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it_is_lost_then() -> None:
@@ -77,6 +79,21 @@ def test_of_an_endless_stream_a_daemon_that_stops_deals_again_what_a_lost_consum
         world.run()
         batches = islice(world.feeds["train"].expected(0), dealt)
         assert Counter(batch for one in group for batch in one.read.get(0, [])) == Counter(batches)
+
+
+def test_a_group_waits_for_a_consumer_that_was_cut_off_though_all_others_have_closed() -> None:
+    world = World(SimFeed())
+    asks = [Ask(2, 1 << 40, 2, group="g", consumer=name) for name in (b"one", b"other")]
+    one, other = (world.coordinator.open("train", ask) for ask in asks)
+    world.coordinator.lost(one, 0)
+    world.coordinator.close(other, 0)
+    back = world.coordinator.open("train", replace(asks[0], again=True))
+    assert back.stream is one.stream
+    world.coordinator.lost(back, 0)
+    for now in (1.0, 1000.0):
+        world.coordinator.look_at_the_clock(now)
+    with pytest.raises(ConnectionLost, match="nobody read it for a while"):
+        world.coordinator.open("train", replace(asks[0], again=True))
 
 
 def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None:

@@ -192,6 +192,7 @@ class Coordinator:
                 feed=feed.name,
             )
         reader = self._new_reader(stream, ask)
+        stream.away.discard(ask.consumer)
         stream.join(reader, share)
         if stream.keeping is not None:
             stream.keeping.arrived(ask.consumer, ask.had)
@@ -320,7 +321,7 @@ class Coordinator:
         stream = reader.stream
         stream.close(reader, handed)
         self._parted(reader)
-        awaits = stream.keeping is not None and stream.keeping.awaited
+        awaits = stream.away or (stream.keeping is not None and stream.keeping.awaited)
         if stream in self._groups.values() and all(other.gone for other in stream.readers) and not awaits:
             stream.end()
         self._settle(stream)
@@ -328,12 +329,14 @@ class Coordinator:
     def cut(self, reader: Reader, handed: int) -> None:
         """The reader is cut off, but may still have tensors over slots; `handed` as in `leave`."""
         self._leave_gathering(reader)
+        self._may_come_back(reader)
         reader.stream.cut(reader, handed)
         self._settle(reader.stream)
 
     def lost(self, reader: Reader, handed: int) -> None:
         """The reader is gone without a word; `handed` as in `leave`."""
         self._leave_gathering(reader)
+        self._may_come_back(reader)
         reader.stream.lost(reader, handed)
         self._parted(reader)
         if reader.stream in self._groups.values():
@@ -345,6 +348,11 @@ class Coordinator:
         keeping, readers = reader.stream.keeping, reader.stream.readers
         if keeping is not None and not any(one.consumer == reader.consumer and not one.gone for one in readers):
             keeping.parted(reader.consumer)
+
+    def _may_come_back(self, reader: Reader) -> None:
+        """The reader goes without a word: the stream of its group does not end with the last that says Bye."""
+        if not reader.gone and reader.consumer:
+            reader.stream.away.add(reader.consumer)
 
     def _part(self, reader: Reader) -> None:
         """A group's stream has one reader fewer."""

@@ -59,6 +59,7 @@ class Stream:
 
     Attributes:
         readers: its consumers, by rank.
+        away: consumers of a group that are gone without a word, and may come back.
         making: the turns that are being made.
         error: why it failed, or None.
     """
@@ -77,6 +78,7 @@ class Stream:
         self.feed = feed
         self.share = share
         self.readers: list[Reader] = []
+        self.away: set[bytes] = set()
         self.error: PenstockError | None = None
         self._exact = feed.plan.order == "exact"
         self._indexable = feed.plan.length is not None
