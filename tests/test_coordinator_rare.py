@@ -108,6 +108,20 @@ def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None
     assert lane.skip == (0, 1)
 
 
+def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
+    world = World(SimFeed(splits=(40,), lanes=1, on_error="skip", attempts=1))
+    stream = world.open().stream
+    epoch = stream._epochs[0]
+    lane = epoch.lane(0)
+    while lane.run is None or not lane.busy:
+        assert world.step()
+    worker, run = lane.run
+    stream.making._let_go(epoch, lane)
+    assert lane.letting_go == (worker, run)
+    world.coordinator.worker_died(worker, "was killed", (run, 0, "split 0"))
+    assert lane.skip == (0,)
+
+
 @pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 3000), marks=pytest.mark.soak)], ids=str)
 def test_turns_that_wait_for_larger_slots_keep_their_order_through_deaths(seeds: range) -> None:
     for seed in seeds:

@@ -553,7 +553,7 @@ class Session:
             if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends before, and says more
                 raise Unreachable("the daemon was not ready in time")
 
-        lately, answer = cause, ANSWER
+        said, answer = cause.message, ANSWER
         while True:
             bell = self.notes.bell
             assert bell is not None
@@ -567,12 +567,12 @@ class Session:
                 last = self._token, self._stream.given, tuple(self._stream.untold)
                 return self._dial(self.notes, start, timeout, watch, last, answer), places[-1]
             except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
-                lately = error
+                said = error.message
                 answer *= 2
             if time.monotonic() > deadline:
                 raise ConnectionLost(
                     f"{cause.message}. In {self._reconnect:g} s no connection could be had again; the last attempt "
-                    f"said: {lately.message}"
+                    f"said: {said}"
                 )
 
     def _close_lost_ways(self) -> None:

@@ -107,7 +107,10 @@ class _Form:
 
     def nothing(self) -> Any:
         """The components of no batch."""
-        parts = [] if all(self.own) else [np.zeros(HEADER, np.uint8)]
+        parts = []
+        if not all(self.own):
+            parts.append(np.zeros(HEADER, np.uint8))
+            parts[0].view(np.int64)[0] = self.leaves[0].shape[0] or 0  # where TensorFlow knows how many rows there are
         for leaf, own in zip(self.leaves, self.own, strict=True):
             if own:
                 parts.append(np.zeros([0, *(dim or 0 for dim in leaf.shape)], tf.as_dtype(leaf.dtype).as_numpy_dtype))

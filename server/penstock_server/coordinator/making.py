@@ -264,6 +264,8 @@ class Making:
                     self._unassign(lane, run)
                     lost.add(key)
                 if lane.letting_go is not None and lane.letting_go[0] == worker:
+                    if blamed is not None and blamed[0] == lane.letting_go[1]:
+                        self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, lane.letting_go[1])
                     lane.letting_go = None
                     lost.add(key)
