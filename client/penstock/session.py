@@ -11,6 +11,7 @@ gone, as the daemon that has the other end may still live.
 from __future__ import annotations
 
 import collections
+import copy
 import logging
 import os
 import threading
@@ -476,6 +477,7 @@ class Session:
         self._closed.set()
 
     def _lost(self, error: PenstockError) -> None:
+        error = copy.copy(error)  # what was raised holds the frames that it came through, and these the session
         error.feed = error.feed or self._stream.info.name
         with self._ready:
             self._stream.lost(error)
@@ -503,7 +505,7 @@ class Session:
             self._close_lost_ways()
             self._ready.notify_all()
         if self._loss is None:  # else the last connection brought nothing: that one loss lasts
-            self._loss, self._pause = (cause, time.monotonic()), FIRST_PAUSE
+            self._loss, self._pause = (copy.copy(cause), time.monotonic()), FIRST_PAUSE
             logger.warning(
                 "%s: %s. Trying for %g s to connect again; the stream then goes on where it was",
                 self.url,
