@@ -14,16 +14,14 @@ import re
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Daemon, Serve
+from conftest import Serve
 from test_same_stream import leaves
 
 import penstock
@@ -431,34 +429,14 @@ def test_a_state_within_a_round_is_refused(serve: Serve, start: Start) -> None:
 
 # --- something breaks ---
 
-DAEMON = """
-import sys
-from penstock_server import cli
-from penstock_server.coordinator import gathering
-gathering.PATIENCE = 2.0
-cli.main()
-"""
-
-
-@pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon that waits for 2 seconds, and not 60, for ranks to come back."""
-    (tmp_path / "feeds.py").write_text(textwrap.dedent(FEEDS))
-    command = [sys.executable, "-c", DAEMON, "serve", "feeds.py:slowly", "--workers", "2"]
-    daemon = Daemon([*command, "--bind", "tcp://127.0.0.1:0"], tmp_path, tmp_path / "log", dict(os.environ))
-    try:
-        daemon.wait_ready(1)
-        yield daemon
-    finally:
-        assert daemon.stop() == 0, daemon.stderr()
-
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_when_a_rank_dies_and_does_not_come_back_the_others_are_told_so(
-    impatient: Daemon, start: Start, transport: str
+    serve: Serve, start: Start, transport: str
 ) -> None:
+    url = serve(FEEDS, "slowly").urls["slowly"]
     ranks = start(3)
-    ranks.connect(impatient.url, transport=transport, reconnect=1.0)
+    ranks.connect(url, transport=transport, reconnect=1.0)
     ranks.ask("read", 3)
     ranks[1].end()
     for rank in (ranks[0], ranks[2]):
@@ -470,8 +448,8 @@ def test_when_a_rank_dies_and_does_not_come_back_the_others_are_told_so(
     begun_anew = start(3)  # with the same group: nothing of the old is in their way
     ranks[0].ask("close")
     ranks[2].ask("close")
-    begun_anew.connect(impatient.url, transport=transport)
-    assert begun_anew.ask("read", 2) == [epochs[0][:2] for epochs in dealt(alone(impatient.url, 1), 3)]
+    begun_anew.connect(url, transport=transport)
+    assert begun_anew.ask("read", 2) == [epochs[0][:2] for epochs in dealt(alone(url, 1), 3)]
 
 
 def test_a_rank_that_begins_anew_beside_others_that_were_cut_off_is_refused_and_told_what_to_do(
