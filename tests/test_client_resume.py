@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +135,29 @@ def test_a_daemon_that_stops_is_waited_for_and_close_ends_the_wait() -> None:
     with pytest.raises(penstock.StreamClosed):
         list(batches)
     assert time.monotonic() - began < 1.5
+
+
+@both
+def test_a_session_that_reconnected_is_freed_without_the_garbage_collector(transport: str) -> None:
+    info, epoch = dealt(LANES)
+    causes = [
+        Fail(penstock.DaemonStopped("the daemon was stopped")),
+        Vanish(),
+        Stall(),
+    ]  # the last one is only looked at
+    gc.collect()
+    gc.disable()
+    try:
+        with FakeDaemon(info, lambda e: [*epoch(e)[:5], causes.pop()] if causes else epoch(e)) as daemon:
+            with penstock.connect(daemon.url, transport=transport) as connection:
+                assert len(seen(connection.batches())) == TOTAL
+                assert connection.stats()["reconnects"] == 2
+                bell = weakref.ref(connection._reader.session.notes.bell)
+                receiver = weakref.ref(connection._reader.session)
+            del connection
+            daemon.wait_for(lambda: receiver() is None and bell() is None)
+    finally:
+        gc.enable()
 
 
 def test_an_error_of_the_feed_is_not_tried_again() -> None:

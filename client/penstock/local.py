@@ -100,7 +100,7 @@ class LocalTransport:
             raise
         self._poll = select.poll()
         if notes.bell is not None:
-            self._poll.register(notes.bell.socket, select.POLLIN)
+            self._poll.register(notes.bell, select.POLLIN)
 
     def _greeted(self) -> mmap.mmap:
         data, fd = seqpacket.receive(self._socket)

@@ -8,36 +8,46 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import select
-import socket
 
 
 class Bell:
-    """Wakes the thread that polls on `socket`. It is closed when nobody refers to it, so never while it is rung."""
+    """Wakes the thread that polls on it. It is closed when nobody refers to it, so never while it is rung.
+
+    A pipe of bare descriptors: the garbage collector may finalize an object that holds the ends before the bell itself,
+    and a socket would then warn that nobody closed it.
+    """
 
     def __init__(self) -> None:
-        self.socket, self._far = socket.socketpair()
-        self.socket.setblocking(False)
-        self._far.setblocking(False)
+        self._near, self._far = os.pipe()
+        os.set_blocking(self._near, False)
+        os.set_blocking(self._far, False)
+
+    def fileno(self) -> int:
+        """The descriptor to poll on."""
+        return self._near
 
     def ring(self) -> None:
-        """Make `socket` readable; never blocks."""
+        """Make it readable; never blocks."""
         with contextlib.suppress(OSError):  # full: it is readable already
-            self._far.send(b"\0")
+            os.write(self._far, b"\0")
 
     def clear(self) -> None:
-        """Make `socket` unreadable."""
+        """Make it unreadable."""
         with contextlib.suppress(OSError):
-            self.socket.recv(4096)
+            os.read(self._near, 4096)
 
     def wait(self, timeout: float) -> None:
         """Wait until it is rung, at most `timeout` seconds, and make it silent."""
-        if select.select([self.socket], [], [], timeout)[0]:
+        poll = select.poll()
+        poll.register(self._near, select.POLLIN)
+        if poll.poll(timeout * 1000):
             self.clear()
 
     def __del__(self) -> None:
-        self.socket.close()
-        self._far.close()
+        os.close(self._near)
+        os.close(self._far)
 
 
 class Notes:

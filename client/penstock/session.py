@@ -460,10 +460,7 @@ class Session:
             self._stream.ended(message)
             self._flush()
         elif isinstance(message, Failed):
-            error = message.error.error()
-            if isinstance(error, ConnectionLost | DaemonStopped) and self._may_reconnect():
-                raise error
-            self._stream.fail(error)
+            self._failed(message.error.error())
         elif isinstance(message, Missing):
             self._missing = message.ranks
         elif isinstance(message, Opened):
@@ -471,6 +468,14 @@ class Session:
                 self._transport.limit(message.quota)
         elif not isinstance(message, Pong):
             raise ProtocolError(f"the daemon sent {type(message).__name__} in an open session")
+
+    def _failed(self, error: PenstockError) -> None:
+        try:
+            if isinstance(error, ConnectionLost | DaemonStopped) and self._may_reconnect():
+                raise error
+            self._stream.fail(error)
+        finally:
+            del error  # it holds this frame, which would hold it, and the session
 
     def _stop_daemon(self) -> None:
         self._dial.stop()

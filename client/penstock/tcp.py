@@ -104,7 +104,7 @@ class TcpTransport:
         self._poller = zmq.Poller()
         self._poller.register(self._monitor, zmq.POLLIN)
         if notes.bell is not None:
-            self._poller.register(notes.bell.socket, zmq.POLLIN)
+            self._poller.register(notes.bell, zmq.POLLIN)
         self._cut: Cut | None = None
         self._pool = Pool(keep=CREDIT)
         self._slab: _Arriving | None = None
@@ -252,7 +252,7 @@ class TcpTransport:
             )
         self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if for_room else 0))
         ready = dict(self._poller.poll(int(timeout * 1000)))
-        if self._notes.bell is not None and self._notes.bell.socket.fileno() in ready:
+        if self._notes.bell is not None and self._notes.bell.fileno() in ready:
             self._notes.bell.clear()
         now = time.monotonic()
         if ready.get(self._socket, 0) & zmq.POLLIN:
