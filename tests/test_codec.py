@@ -219,7 +219,7 @@ def test_small_arrays_come_back_as_they_were(dtype: str, shape: list[int]) -> No
         object(),
         np.zeros(100_000),
     ],
-    ids=str,
+    ids=lambda value: f"{type(value).__name__} {getattr(value, 'dtype', '')}".strip(),
 )
 def test_what_may_not_be_in_a_record_is_refused_on_the_way_out(value: object) -> None:
     with pytest.raises(ProtocolError):
