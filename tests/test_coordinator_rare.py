@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 from simulation import SimFeed, World
 
-from penstock_proto import ConnectionLost, DaemonStopped, WorkerDied
+from penstock_proto import DaemonStopped, StreamClosed, WorkerDied
 from penstock_server.coordinator.gathering import Ask
 
 
@@ -92,7 +92,10 @@ def test_a_group_waits_for_a_consumer_that_was_cut_off_though_all_others_have_cl
     world.coordinator.lost(back, 0)
     for now in (1.0, 1000.0):
         world.coordinator.look_at_the_clock(now)
-    with pytest.raises(ConnectionLost, match="nobody read it for a while"):
+    with pytest.raises(StreamClosed, match="nobody read it for a while"):
+        world.coordinator.open("train", replace(asks[0], again=True))
+    world.coordinator.open("train", asks[1])  # another run begins the group anew
+    with pytest.raises(StreamClosed, match="have to begin anew"):
         world.coordinator.open("train", replace(asks[0], again=True))
 
 

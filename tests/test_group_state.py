@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from simulation import SimFeed, World
 
 import penstock
-from penstock import ConnectionLost, StateMismatch
+from penstock import StateMismatch, StreamClosed
 from penstock_proto import StartError
 from penstock_server import statefile
 from penstock_server.coordinator import commands as do
@@ -121,8 +121,22 @@ def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path
 
 def test_without_a_state_file_the_error_tells_of_it() -> None:
     ask = Ask(credit=4, credit_bytes=0, quota=0, again=True, group="g")
-    with pytest.raises(ConnectionLost, match=r"'g' is not here any more.*`penstock serve --state FILE`"):
+    with pytest.raises(StreamClosed, match=r"'g' is not here any more.*`penstock serve --state FILE`"):
         World(SimFeed()).coordinator.open("train", ask)
+
+
+def test_without_a_state_file_the_consumers_of_a_killed_daemon_fail_at_once(serve: Serve) -> None:
+    bind = an_address()
+    daemon = serve(FEED, bind=bind)
+    consumers = [Consumer(daemon.url, transport, epochs=1) for transport in ("local", "tcp")]
+    until(consumers, 5)
+    daemon.stop(signal.SIGKILL)
+    daemon = serve(FEED, bind=bind)
+    with penstock.connect(daemon.url, group="g") as another:  # who begins anew is not joined by who comes back
+        for consumer in consumers:
+            consumer.join(30)  # and not the 60 s for which a connection is looked for
+            assert isinstance(consumer.error, StreamClosed)
+        assert Counter(int(number) for _, numbers in another.batches() for number in numbers) == samples(0)
 
 
 class TestFile:

@@ -6,7 +6,8 @@
     ├── Unreachable              no daemon answered at that address in time
     ├── ConnectionLost           the daemon, or the way to it, is gone while a stream was open
     ├── DaemonStopped            the daemon said that it stops
-    ├── StreamClosed             the connection, or another rank's, was closed, or a newer iterator took the stream
+    ├── StreamClosed             the connection, or another rank's, was closed, a newer iterator took the stream, or a
+    │                            group's stream that was read is not there any more
     ├── EndOfStream              the feed has `epochs=` and all of them were read
     ├── MemoryBound              the memory that is allowed (or there) does not suffice
     ├── StartError               `serve` cannot start: what was asked for does not exist or cannot work
@@ -89,7 +90,8 @@ class DaemonStopped(PenstockError):
 
 
 class StreamClosed(PenstockError):
-    """The connection, or that of another rank, was closed, or a newer iterator took its stream over."""
+    """The connection, or that of another rank, was closed, a newer iterator took its stream over, or a group's stream
+    that was read is not there any more."""
 
 
 class EndOfStream(PenstockError):

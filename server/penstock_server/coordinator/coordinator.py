@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from penstock_proto import (
-    ConnectionLost,
     DaemonStopped,
     MemoryBound,
     PenstockError,
     ProtocolError,
     StateMismatch,
+    StreamClosed,
     UnknownFeed,
     WorkerDied,
 )
@@ -153,6 +153,7 @@ class Coordinator:
                 differ.
             DaemonStopped: the daemon serves its present consumers to the end of their epochs, and nobody else.
             MemoryBound: other streams hold the memory; says how much is needed.
+            StreamClosed: the consumer comes back to a group's stream that is not here.
         """
         feed = self.feeds.get(feed_name)
         if feed is None:
@@ -177,9 +178,18 @@ class Coordinator:
 
     def _join(self, feed: ServedFeed, ask: Ask) -> Reader:
         key = feed.name, ask.group
-        stream = self._groups.get(key)
-        if stream is None or stream.error is not None or stream.closing:
-            return self._begin_group(feed, ask, self._kept.get(key))
+        stream, kept = self._groups.get(key), self._kept.get(key)
+        if stream is not None and (stream.error is not None or stream.closing):
+            stream = None
+        if ask.again and not (stream.knows(ask.consumer) if stream else kept):
+            mend = "" if self._keeps else " (with `penstock serve --state FILE` a group outlives its daemon)"
+            raise StreamClosed(
+                f"the stream of group {ask.group!r} is not here any more: the daemon was started again{mend}, or "
+                "nobody read it for a while. Its consumers have to begin anew",
+                feed=feed.name,
+            )
+        if stream is None:
+            return self._begin_group(feed, ask, kept)
         share = with_readers(
             stream.share,
             len(stream.readers) + 1,
@@ -193,19 +203,14 @@ class Coordinator:
             )
         reader = self._new_reader(stream, ask)
         stream.away.discard(ask.consumer)
+        if stream.members is not None:
+            stream.members.add(ask.consumer)
         stream.join(reader, share)
         if stream.keeping is not None:
             stream.keeping.arrived(ask.consumer, ask.had)
         return reader
 
     def _begin_group(self, feed: ServedFeed, ask: Ask, kept: Kept | None) -> Reader:
-        if ask.again and kept is None:
-            mend = "" if self._keeps else " (with `penstock serve --state FILE` a group outlives its daemon)"
-            raise ConnectionLost(
-                f"the stream of group {ask.group!r} is not here any more: the daemon was started again{mend}, or "
-                "nobody read it for a while. Its consumers have to begin anew",
-                feed=feed.name,
-            )
         if kept is not None:
             mend = "give the group another name"
             self._check(kept.position, feed, f"group {ask.group!r} cannot go on from the state file", mend)
@@ -215,6 +220,7 @@ class Coordinator:
         stream = self._new_stream(feed, ask, partial(ToWhoAsks, keeping=keeping))
         self._groups[feed.name, ask.group] = stream
         self._kept.pop((feed.name, ask.group), None)
+        stream.members = None if kept else {ask.consumer}
         reader = self._new_reader(stream, ask)
         stream.start([reader], [kept.position if kept else None])
         if keeping is not None:

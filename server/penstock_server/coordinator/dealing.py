@@ -191,12 +191,13 @@ class InRounds(ToOne):
 
     def _deal_round(self, epoch: Epoch) -> bool:
         """Send the round, if all have credit and what is repeated has been copied. The stream fails where a rank has
-        closed within the epoch: the others would wait for it in their collectives, and not know why."""
+        closed and not read the epoch: the others would wait for it in their collectives, and not know why."""
         stream = self._stream
         for reader in stream.readers:
-            if reader.gone and reader.begun == epoch.number:
+            if reader.gone and (reader.begun is None or reader.begun <= epoch.number):
+                when = "within" if reader.begun == epoch.number else "before"
                 said = (
-                    f"rank {reader.rank} of {len(stream.readers)} has closed its connection within epoch "
+                    f"rank {reader.rank} of {len(stream.readers)} has closed its connection {when} epoch "
                     f"{epoch.number}, and the others cannot go on in step without it: end all ranks, and start the job "
                     "again"
                 )
