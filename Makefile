@@ -31,8 +31,9 @@ $(BENCH_READY): $(READY)
 demo: $(READY) ## train on the digits while a loader feeds the trainer
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
-test: $(READY) ## all tests but soak and fuzz
-	$(BIN)/python -m pytest $(ARGS)
+# Half of what the tests take is waiting. A file goes to one process as a whole, for the sake of its shared daemons.
+test: $(READY) ## all tests but soak and fuzz, in two processes (ARGS='tests/test_order.py -k name': of these)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
