@@ -8,7 +8,8 @@ which starts what it needs in processes of its own, gives what the trainer itera
 without end, see `prebuilt.py`), and on leaving stops all that it started. What comes out is a
 `tf.data.Dataset`; the two yardsticks, memcpy and raw TCP, give NumPy arrays of one leaf instead,
 since they say what the machine can do and not what a trainer gets. The two limits that TensorFlow's
-loops have by themselves run in the trainer's process, with batches that lie there.
+loops have by themselves run in the trainer's process, with batches that lie there. `shared` says what the least is
+that a loader in another process can cost.
 
 All producers begin with finished batches in their own memory, so a contestant's figure is the cost
 of moving them, in whatever number of copies its way of moving needs.
@@ -39,6 +40,7 @@ CONTESTANTS = {
         "the loop alone, a constant batch", "contestants.in_process", "constant", paced=False, required=True
     ),
     "generator": Contestant("bare from_generator", "contestants.in_process", "generator", required=True),
+    "shared": Contestant("bare from_generator, shared memory", "contestants.shared_memory", required=True),
     "penstock-local": Contestant(
         "Penstock, shared memory", "contestants.penstock_service", "batches_local", required=True
     ),

@@ -1,0 +1,62 @@
+"""The least that batches of another process can cost: it copies them into shared memory, and a bare `from_generator`
+hands them to TensorFlow as they lie there.
+
+Two semaphores, and no daemon, no socket, no order, no care for a process that dies. A slot is written again when so
+many further batches were asked for that TensorFlow has let go of it, if the trainer holds none for longer.
+"""
+
+import itertools
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+import numpy as np
+
+from contestants import prebuilt
+from contestants.in_process import signature
+from contestants.process import running
+
+HELD = 6  # slots that the trainer may hold: two of prefetch, the one it has, those that are passed on
+
+
+def mapped(file: int, load: prebuilt.Load) -> list[Any]:
+    """The slots in that file, each a batch."""
+    memory = np.frombuffer(mmap.mmap(file, load.pool * load.nbytes), np.float32).reshape(load.pool, load.leaves, -1)
+    return [load.structure(list(slot)) for slot in memory]
+
+
+def produce(file: str, load: prebuilt.Load, free: Semaphore, filled: Semaphore) -> None:
+    opened = os.open(file, os.O_RDWR)
+    for slot, batch in zip(itertools.cycle(mapped(opened, load)), prebuilt.stream(load, prebuilt.pool(load))):
+        free.acquire()
+        for target, source in zip(prebuilt.leaves(slot), prebuilt.leaves(batch), strict=True):
+            np.copyto(target, source)
+        filled.release()
+
+
+@contextmanager
+def batches(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
+    import tensorflow as tf
+
+    file = os.memfd_create("slots")
+    os.ftruncate(file, load.pool * load.nbytes)
+    slots = itertools.cycle(mapped(file, load))  # of all iterators: the producer goes on where it is
+    held = min(HELD, load.pool - 1)
+    spawning = get_context("spawn")
+    free, filled = spawning.Semaphore(load.pool - held), spawning.Semaphore(0)
+
+    def generator() -> Iterator[Any]:
+        while True:
+            filled.acquire()
+            try:
+                yield next(slots)
+            finally:  # also when the iteration is left
+                free.release()
+
+    with running(produce, f"/proc/{os.getpid()}/fd/{file}", load, free, filled):
+        yield tf.data.Dataset.from_generator(generator, output_signature=signature(load)).prefetch(2)
+    os.close(file)
