@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Serve
 from fake_daemon import FakeDaemon, dealt, numbers
 
 import penstock
@@ -206,3 +208,69 @@ def test_a_feed_of_unknown_length_is_resumed_at_the_ends_of_epochs(tf: Any, forg
             connection.close()
             del data, connection, resume
             gc.collect()
+
+
+RANKS = """
+    import numpy as np
+    from penstock_server import Feed
+
+    def rows(split):
+        for i in range(20):
+            yield np.full(16, i, "float32"), np.int64(20 * split + i)
+
+    feed = Feed(rows, splits=range(8), batch_size=4, lanes=2, turn=2, samples=160)
+"""
+
+
+class OtherRank(threading.Thread):
+    """Rank 1 of 2, which reads epoch after epoch, keeps each batch and the state behind it, and stops at an error."""
+
+    def __init__(self, url: str, state: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.read: list[int] = []
+        self.states: dict[int, dict[str, Any]] = {}
+        self._url, self._state = url, state
+        self.start()
+
+    def run(self) -> None:
+        with penstock.connect(self._url, rank=1, world_size=2) as connection:
+            if self._state is not None:
+                connection.load_state_dict(self._state)
+            with contextlib.suppress(penstock.StreamClosed):
+                while True:
+                    for _, y in connection.batches():
+                        self.read.append(int(y[0]))
+                        state = connection.state_dict()
+                        self.states[state["consumed"]] = state
+
+
+def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: Serve, tmp_path: Path) -> None:
+    import keras
+
+    from penstock.keras import Resume
+
+    class Crash(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.params["epochs"] == 2 and resume.consumed == 27:
+                raise InterruptedError
+
+    daemon = serve(RANKS)
+    state, read = None, []
+    for epochs, raised in ((2, pytest.raises(InterruptedError)), (3, contextlib.nullcontext())):
+        other = OtherRank(daemon.url, state)
+        connection = penstock.connect(daemon.url, rank=0, world_size=2)
+        assert connection.cardinality == 20
+        resume = Resume(connection, tmp_path / "run", every=5)
+        data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
+        with raised:
+            history = model_of().fit(data, epochs=epochs, verbose=0, shuffle=False, callbacks=[resume, Crash()])
+        connection.close()
+        other.join(60)
+        state = other.states.get(25)
+        read += other.read[: 25 - len(read)] if epochs == 2 else other.read
+        del data, connection
+    assert history.epoch == [1, 2]
+    assert resume.consumed == 60
+    with penstock.connect(daemon.url) as alone:
+        stream = [int(y[0]) for _ in range(3) for _, y in alone.batches()]
+    assert read[:60] == stream[1::2]

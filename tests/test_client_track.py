@@ -53,8 +53,12 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
         assert position == msgspec.structs.replace(standing(info, 0, plan, border), skip=consumed - border)
         assert unpack(pack(position)) == position
     assert follow.newest() == standing(info, 0, plan, follow.consumed)
+    follow.ended(0)
     follow.begin(1)
-    assert follow.position(follow.consumed) == Position(info, 1)
+    assert follow.position(follow.consumed) == standing(info, 0, plan, follow.consumed), (
+        "as for who has not seen the end"
+    )
+    assert follow.newest() == Position(info, 1)
 
 
 @given(lanes, st.integers(1, 3), st.data())

@@ -28,6 +28,7 @@ class Reader:
         cut: how slabs are cut into batches.
         info: what the daemon says of the feed.
         cardinality: batches in an epoch (of one rank), `math.inf` where it has no end, or None where that is not known.
+        world_size: how many ranks read the stream, of which this is one; else 1.
         session: the open session.
         by_dataset: whether TensorFlow reads it, and so takes more than is consumed.
         unread: how many batches of the last slab were not read yet; each slab has a box of its own.
@@ -40,6 +41,7 @@ class Reader:
         self._reconnect = reconnect
         self._error: PenstockError | None = None
         self._shares = dial.who.shares
+        self.world_size = dial.who.world_size or 1
         self.by_dataset = False
         self.unread = [0]
         try:
@@ -68,11 +70,10 @@ class Reader:
         self.cardinality: int | float | None = way.info.batches
         if way.info.endless:
             self.cardinality = math.inf
-        elif self.cardinality is not None and dial.who.world_size:
-            more = dial.who.world_size - 1 if dial.who.pad else 0
-            self.cardinality = (self.cardinality + more) // dial.who.world_size
         elif dial.who.shares:
             self.cardinality = None
+        elif self.cardinality is not None:
+            self.cardinality = (self.cardinality + (self.world_size - 1) * dial.who.pad) // self.world_size
         self.session = Session(dial, way, notes, asked, self._reconnect, start, consumed)
 
     def load(self, loaded: object) -> None:

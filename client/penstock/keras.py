@@ -192,7 +192,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._endless:
             return
         if self._progress is not None and self._progress["within"] and resumed:
-            self._rest_ends = int(self._connection.cardinality or 0) - _read(self._progress["state"])
+            self._rest_ends = int(self._connection.cardinality or 0) - self._behind(self._progress["state"])
             self._quiet.enter_context(warnings.catch_warnings())  # the rest of an epoch is shorter, as it should be
             warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
 
@@ -210,7 +210,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._endless and step >= self.params["steps"]:
             return  # the epoch's end saves, which comes now
         state = self._connection.state_dict(self._consumed)
-        if _read(state) not in (0, self._connection.cardinality):  # likewise
+        if self._behind(state) not in (0, self._connection.cardinality):  # likewise
             self._save(state, self._epoch, step)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -224,7 +224,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self.model.stop_training is self._enough:
             self.model.stop_training = False
         state = self._connection.state_dict(self._consumed)
-        if self._by_epochs and _read(state) not in (0, self._connection.cardinality):
+        ended = self._connection._reader.session.ends_epoch(self._consumed)
+        if self._by_epochs and not ended and self._behind(state) not in (0, self._connection.cardinality):
             raise ValueError(
                 f"fit took {self._consumed - self._begin} steps in epoch {epoch}, which leaves the stream within its "
                 f"epoch {state['position']['epoch']}: an element of the dataset that fit gets must be one batch, in "
@@ -237,6 +238,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._quiet.close()
         self.model._initial_epoch = None
         self._progress = None
+
+    def _behind(self, state: dict[str, Any]) -> int:
+        """How many batches of its epoch are behind the state; where several ranks read it, of each."""
+        batches: int = state["position"]["batches"] + state["position"]["skip"]
+        return -(-batches // self._connection._reader.world_size)
 
     def _undo(self) -> None:
         values, self._values, self._rest_ends = self._values, [], -1
@@ -264,12 +270,6 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError(f"{path} is no checkpoint of penstock.keras.Resume: give it a directory of its own")
         progress: dict[str, Any] = json.loads(reader.get_tensor(_KEY))
         return progress
-
-
-def _read(state: dict[str, Any]) -> int:
-    """How many batches of its epoch are behind the state."""
-    read: int = state["position"]["batches"] + state["position"]["skip"]
-    return read
 
 
 def _named(kind: str, variables: Any) -> dict[str, Any]:

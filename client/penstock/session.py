@@ -278,6 +278,11 @@ class Session:
             count = track.consumed - unread if consumed is None else consumed
             return track.position(count), count
 
+    def ends_epoch(self, consumed: int) -> bool:
+        """As `Track.ends_epoch`."""
+        with self._ready:
+            return self._stream.track.ends_epoch(consumed)
+
     def leave_soon(self, epoch: int) -> None:
         """Leave `epoch`; safe in a finalizer."""
         self.notes.left.append(epoch)

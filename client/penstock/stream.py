@@ -144,7 +144,7 @@ class Stream:
             return received
         if self._end is not None:
             self._open = False
-            self.track.begin(epoch + 1)
+            self.track.ended(epoch)
             return self._end
         self._check()
         return None

@@ -35,9 +35,16 @@ class _Thinned:
     ended: Before
 
 
-_Step = tuple[int, "Slab | _Thinned | int", Before]
-"""How many batches were consumed behind it; a slab, or some, or the number of an epoch of which nothing was read; what
-came before the slab."""
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """An epoch of which nothing was read. `ended`: the one before was read to its end."""
+
+    epoch: int
+    ended: bool
+
+
+_Step = tuple[int, "Slab | _Thinned | _Next", Before]
+"""How many batches were consumed behind it; a slab, or some, or an epoch's start; what came before the slab."""
 
 
 class Track:
@@ -57,13 +64,17 @@ class Track:
         self._steps: collections.deque[_Step] = collections.deque()
         self._digests: dict[int, bytes] = {}
 
+    def ended(self, epoch: int) -> None:
+        """An epoch was read to its end."""
+        self._steps.append((self.consumed, _Next(epoch + 1, ended=True), ()))
+
     def begin(self, epoch: int, unread: int = 0) -> None:
-        """An epoch begins, or can begin: the one before was read or left, its last `unread` batches not consumed."""
+        """An epoch begins: the one before was read or left, its last `unread` batches not consumed."""
         if unread and self._steps:
             _, what, before = self._steps.pop()
             self.consumed -= unread
             self._steps.append((self.consumed, what, before))
-        self._steps.append((self.consumed, epoch, ()))
+        self._steps.append((self.consumed, _Next(epoch, ended=False), ()))
 
     def listed(self, epoch: int, digest: bytes) -> None:
         """The splits of the epoch have this digest."""
@@ -81,6 +92,9 @@ class Track:
     def position(self, consumed: int) -> Position:
         """The position behind `consumed` batches. Nothing older can be asked for from then on.
 
+        Behind the last batch of an epoch it is the epoch's end, and not the next one's start, also when that has begun:
+        of ranks behind the same batch some may not have heard yet that it was the last.
+
         Raises:
             ValueError: more than were handed over, or less than the oldest that is remembered.
         """
@@ -94,12 +108,16 @@ class Track:
                 f"consumed={consumed}, but the oldest state that is kept is behind {self._oldest} batches: counts of "
                 "one connection only go up, and go on from the count that its loaded state holds (its `consumed`)"
             )
-        while self._steps and self._steps[0][0] <= consumed:
+        while self._steps and _is_behind(self._steps[0], consumed):
             self._forget()
         self._oldest = consumed
         if consumed > self._at:  # within the first slab of an epoch the place has not moved yet
             self._place.digest = self._digests.get(self._place.epoch, self._place.digest)
         return self._place.position(self.info, consumed - self._at)
+
+    def ends_epoch(self, consumed: int) -> bool:
+        """Whether an epoch was read to its end behind so many batches. For counts whose position can be asked for."""
+        return any(count == consumed and isinstance(what, _Next) and what.ended for count, what, _ in self._steps)
 
     def newest(self) -> Position:
         """The position behind all that was handed over."""
@@ -115,8 +133,8 @@ class Track:
 
     def _move(self, place: Standing, step: _Step) -> None:
         _, what, before = step
-        if isinstance(what, int):
-            place.begin(what)
+        if isinstance(what, _Next):
+            place.begin(what.epoch)
         else:
             place.digest = self._digests.get(place.epoch, place.digest)
             _moved(place, what, before)
@@ -133,6 +151,12 @@ class Track:
         self._steps.extendleft(reversed(thin))
         while len(self._steps) > KEEP - KEEP // 8:
             self._forget()
+
+
+def _is_behind(step: _Step, consumed: int) -> bool:
+    """Whether the position behind so many batches is not before that step."""
+    count, what, _ = step
+    return count < consumed or (count == consumed and not (isinstance(what, _Next) and what.ended))
 
 
 def _moved(place: Standing, what: Slab | _Thinned, before: Before) -> None:
@@ -159,7 +183,7 @@ def _moved(place: Standing, what: Slab | _Thinned, before: Before) -> None:
 def _joined(first: _Step, second: _Step) -> _Step | None:
     """Two steps as one, or None where that cannot be or would be too long."""
     (_, a, _), (consumed, b, before) = first, second
-    if isinstance(a, int) or isinstance(b, int) or a.batches + b.batches > SPAN:
+    if isinstance(a, _Next) or isinstance(b, _Next) or a.batches + b.batches > SPAN:
         return None
     if any(isinstance(message, Passed) for message in before):
         return None
