@@ -366,6 +366,22 @@ def table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def tables(report: dict[str, Any]) -> str:
+    """What was measured, in Markdown."""
+    cells: list[tuple[str, ...]] = [("", "us a batch", "of the first", "the loop, us", "batches/s")]
+    for one in report["rows"]:
+        cost, ratio, loop = (Spread(**one[key]) for key in ("us_per_batch", "of_the_first", "loop_us"))
+        cells.append((one["row"]["label"], str(cost), str(ratio), digits(loop.median), digits(1e6 / cost.median)))
+    found = [table(cells)]
+    if report["opening"]:
+        cells = [(f"{SPLITS} splits; ms", *report["opening"][0]["ms"])]
+        for one in report["opening"]:
+            label = f"{one['lanes']} lanes{', shuffled' if one['shuffle'] else ''}"
+            cells.append((label, *(str(Spread(**spread)) for spread in one["ms"].values())))
+        found.append(table(cells))
+    return "\n\n".join(found)
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows with one of these words, comma between them; and the first")
@@ -401,36 +417,25 @@ def main() -> int:
                 took[told.row.label].append(measured)
     progress("")
     first = [whole for whole, _ in took[ROWS[0].label]]
-    cells: list[tuple[str, ...]] = [("", "us a batch", "of the first", "the loop, us", "batches/s")]
     for told in histories:
         both = took[told.row.label]
-        cost = Spread.of([whole * 1e6 for whole, _ in both])
-        loop = Spread.of([loop * 1e6 for _, loop in both])
-        ratio = Spread.of([whole / one for (whole, _), one in zip(both, first, strict=True)])
-        cells.append((told.row.label, str(cost), str(ratio), digits(loop.median), digits(1e6 / cost.median)))
         report["rows"].append(
             {
                 "row": asdict(told.row),
                 "batches": told.batches,
-                "us_per_batch": asdict(cost),
-                "of_the_first": asdict(ratio),
-                "loop_us": asdict(loop),
+                "us_per_batch": asdict(Spread.of([whole * 1e6 for whole, _ in both])),
+                "of_the_first": asdict(Spread.of([whole / one for (whole, _), one in zip(both, first, strict=True)])),
+                "loop_us": asdict(Spread.of([loop * 1e6 for _, loop in both])),
                 "seconds_per_batch": both,
             }
         )
-    print(table(cells), end="\n\n", flush=True)
-    cells = [(f"{SPLITS} splits; ms", "write the list", "open a stream", "read a first split")]
     for lanes, shuffle in ((16, 0), (16, 4096), (4096, 0), (4096, 4096)):
-        label = f"{lanes} lanes{', shuffled' if shuffle else ''}"
-        progress(f"opening: {label}")
+        progress(f"opening: {lanes} lanes, shuffle={shuffle}")
         rounds = [opening(lanes, shuffle) for _ in range(chosen.repeats)]
-        spreads = {name: Spread.of([one[name] * 1e3 for one in rounds]) for name in rounds[0]}
-        progress("")
-        cells.append((label, *map(str, spreads.values())))
-        report["opening"].append(
-            {"lanes": lanes, "shuffle": shuffle, "ms": {name: asdict(one) for name, one in spreads.items()}}
-        )
-    print(table(cells))
+        spreads = {name: asdict(Spread.of([one[name] * 1e3 for one in rounds])) for name in rounds[0]}
+        report["opening"].append({"lanes": lanes, "shuffle": shuffle, "ms": spreads})
+    progress("")
+    print(tables(report))
     if chosen.json:
         chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0

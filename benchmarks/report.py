@@ -4,7 +4,7 @@
 
 A result is KIND-DATE.json, as the benchmark KIND wrote it. What is drawn from it stands in docs/benchmarks.md between
 `<!-- KIND: begin -->` and `<!-- KIND: end -->`, and is replaced; all other text there is people's, and is kept. The
-plots go to docs/benchmarks/KIND.svg.
+plots go to docs/benchmarks/KIND.svg, for those kinds that have one.
 """
 
 import json
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import coordinator
+import first_batch
 import gpu
 import pipelines
 import recovery
@@ -87,7 +89,8 @@ def transport_plot(result: dict[str, Any], figure: Any) -> None:
         color = OURS if name.startswith("penstock") else OTHERS
         style = {"memcpy": ":", "loopback": "--", "penstock-tcp": "--", "msgpack-zmq": "-."}.get(name, "-")
         medians = [speed.median for speed in speeds]
-        axes.plot(sizes, medians, style, color=color, marker="o", markersize=4, label=contestant.label)
+        marker = "s" if name == "shared" else "o"
+        axes.plot(sizes, medians, style, color=color, marker=marker, markersize=4, label=contestant.label)
         axes.vlines(sizes, [speed.lower for speed in speeds], [speed.upper for speed in speeds], color)
     axes.set(xscale="log", yscale="log", xlabel="a batch", ylabel="GB/s")
     axes.set_xticks(list(fewest), [transport.size_name(size) for size in fewest])
@@ -178,9 +181,15 @@ def gpu_plot(result: dict[str, Any], figure: Any) -> None:
     axes.set(xlabel="steps a second")
 
 
-KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None], str]] = {
+def first_batch_text(result: dict[str, Any]) -> str:
+    return code([first_batch.table(result["seconds"])])
+
+
+KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None] | None, str]] = {
     "pipelines": (pipelines_text, pipelines_plot, "Batches a second of each loader over those of the unit"),
     "transport": (transport_text, transport_plot, "GB/s of each way over the size of a batch"),
+    "first_batch": (first_batch_text, None, ""),
+    "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),
 }
@@ -206,9 +215,11 @@ def main() -> int:
             print(f"{kind}: no result in {RESULTS.relative_to(ROOT)}, so its part stays as it is", file=sys.stderr)
             continue
         result = json.loads(path.read_text())
-        parts = (heading(path, result), f"![{caption}](benchmarks/{kind}.svg)", text(result))
+        parts = [heading(path, result), text(result)]
+        if draw is not None:
+            parts.insert(1, f"![{caption}](benchmarks/{kind}.svg)")
+            save(kind, draw, result)
         page = replaced(page, kind, "\n\n".join(parts))
-        save(kind, draw, result)
     PAGE.write_text(page)
     return 0
 
