@@ -4,8 +4,8 @@ A slab comes out of `from_generator` as one uint8 tensor, which aliases its slot
 all of its batches, by slice and bitcast, and those into batches by `from_tensor_slices`. So a slab costs TensorFlow one
 component however many leaves it has, and a batch next to nothing. Slices alias where they begin and end at a multiple
 of 64; so a large leaf that does not end at one comes as a component of its own, where a slab is one batch, and so does
-one that is alone (a fifth of the trainer's time less at 16 MiB). Leaves of a feed that is not fixed all do. While no
-data is there the generator yields elements of no batches, which is how TensorFlow notices a `break`.
+one that is alone. Leaves of a feed that is not fixed all do. While no data is there the generator yields elements of no
+batches, which is how TensorFlow notices a `break`.
 """
 
 from __future__ import annotations
