@@ -263,7 +263,8 @@ def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: 
         resume = Resume(connection, tmp_path / "run", every=5)
         data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
         with raised:
-            history = model_of().fit(data, epochs=epochs, verbose=0, shuffle=False, callbacks=[resume, Crash()])
+            model = model_of()
+            history = model.fit(data, epochs=epochs, verbose=0, shuffle=False, callbacks=[resume, Crash()])
         connection.close()
         other.join(60)
         state = other.states.get(25)
@@ -271,6 +272,7 @@ def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: 
         del data, connection
     assert history.epoch == [1, 2]
     assert resume.consumed == 60
+    assert int(model.optimizer.iterations.numpy()) == 60, "no step was undone"
     with penstock.connect(daemon.url) as alone:
         stream = [int(y[0]) for _ in range(3) for _, y in alone.batches()]
     assert read[:60] == stream[1::2]
