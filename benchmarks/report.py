@@ -20,6 +20,7 @@ import gpu
 import pipelines
 import recovery
 import transport
+import workers
 from contestants import CONTESTANTS
 from loaders import LOADERS
 from measure import Quartiles, Spread, ratios
@@ -185,10 +186,15 @@ def first_batch_text(result: dict[str, Any]) -> str:
     return code([first_batch.table(result["seconds"])])
 
 
+def workers_text(result: dict[str, Any]) -> str:
+    return code([workers.table(result["cases"])])
+
+
 KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None] | None, str]] = {
     "pipelines": (pipelines_text, pipelines_plot, "Batches a second of each loader over those of the unit"),
     "transport": (transport_text, transport_plot, "GB/s of each way over the size of a batch"),
     "first_batch": (first_batch_text, None, ""),
+    "workers": (workers_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),

@@ -122,7 +122,8 @@ class Daemon:
 
     def workers(self) -> list[psutil.Process]:
         """Its worker processes."""
-        return psutil.Process(self.process.pid).children()
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in below if process.name().startswith("penstock-w")]
 
     def stop(self, how: int = signal.SIGTERM, timeout: float = 10) -> int:
         """Signal it and return its exit status."""

@@ -225,7 +225,7 @@ def test_scale_adds_and_ends_workers_and_trainers_notice_nothing(serve: Serve) -
         again = connection.batches()
         kept = [int(n) for n in next(again)]
         assert penstock_command("scale", daemon.url, "4").stdout == "workers: 2 -> 4\n"
-        assert len(daemon.workers()) == 4
+        until(lambda: len(daemon.workers()) == 4)
         kept += [int(n) for n in next(again)]
         assert penstock_command("scale", daemon.url, "1").stdout == "workers: 4 -> 1\n"
         kept += [int(n) for batch in again for n in batch]
@@ -305,7 +305,7 @@ def test_user_code_that_imports_tensorflow_is_warned_of_the_cost(serve: Serve, t
     (tmp_path / "daemon0").mkdir()
     (tmp_path / "daemon0" / "tensorflow.py").write_text("# stands in for the real one, which takes seconds\n")
     daemon = serve("import tensorflow\n" + textwrap.dedent(FEED))
-    assert daemon.stderr().count("your module imports TensorFlow: each worker takes about 500 MB more") == 1
+    assert daemon.stderr().count("your module imports TensorFlow, and each worker does so by itself") == 1
 
 
 def test_few_splits_and_workers_that_do_not_divide_the_lanes_are_pointed_out(serve: Serve) -> None:
@@ -328,7 +328,7 @@ def write_module(folder: Path) -> str:
 def test_one_line_starts_a_private_daemon_that_ends_with_its_connection(tmp_path: Path) -> None:
     with penstock.connect(write_module(tmp_path), workers=2) as connection:
         children = psutil.Process().children(recursive=True)
-        assert sum("penstock_server.worker" in " ".join(child.cmdline()) for child in children) == 2
+        assert sum(child.name() in {"penstock-w0", "penstock-w1"} for child in children) == 2
         assert sum(len(batch) for batch in connection.batches()) == 200
     _gone, alive = psutil.wait_procs(children, timeout=3)
     assert not alive
@@ -346,7 +346,7 @@ time.sleep(60)
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == b"reading\n"
         children = psutil.Process(trainer.pid).children(recursive=True)
-        assert len(children) == 3
+        assert len(children) == 4, "the daemon, the fork server, and two workers"
         trainer.kill()
     _gone, alive = psutil.wait_procs(children, timeout=3)
     assert not alive

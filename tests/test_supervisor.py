@@ -262,6 +262,29 @@ def test_a_worker_that_is_retired_while_it_is_dead_is_not_started_again(watch: W
     watch(body)
 
 
+def test_workers_may_leave_or_be_killed_before_they_have_started(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, go = tmp_path / "site-packages" / "slow.py", tmp_path / "go"
+    library.parent.mkdir()
+    library.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n")
+    monkeypatch.setenv("PYTHONPATH", str(library.parent))
+
+    async def body(watched: Watched) -> None:
+        watched.supervisor.retire(1, FAREWELL)
+        watched.supervisor.kill(2)
+        await watched.until(lambda: watched.count("died", 2) == 1)
+        assert watched.how == ["was killed before it had started"]
+        go.touch()
+        await watched.imported(0)
+        await watched.imported(2)
+        assert sorted(watched.told) == [("died", 2), ("imported", 0), ("imported", 2)]
+        assert watched.supervisor.add() == 1
+        await watched.imported(1)
+
+    watch(body, top="import slow", count=3)
+
+
 def test_a_place_whose_workers_die_five_times_before_they_are_ready_is_given_up(
     watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:

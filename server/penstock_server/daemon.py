@@ -425,8 +425,9 @@ class Daemon:
                 self._warn_once(text)
         if message.tensorflow:
             self._warn_once(
-                "your module imports TensorFlow: each worker takes about 500 MB more and 3 s longer to start; "
-                "keep the generator in a module of its own that does not"
+                "your module imports TensorFlow, and each worker does so by itself, which takes about 500 MB and 3 s: "
+                "keep the generator in a module of its own that does not, or begin the module with its imports, which "
+                "are then done once for all workers"
             )
         log.info("worker %d is ready: its imports took %.2f s", number, message.imports_seconds)
 

@@ -29,9 +29,24 @@ def load(target: str) -> Feed:
     module_name, colon, attribute = target.rpartition(":")
     if not colon or not module_name or not attribute:
         raise StartError(f"{target!r} does not name a feed: write MODULE:ATTR, such as scenes:feed or scenes.py:feed")
-    is_file = module_name.endswith(".py") or os.sep in module_name
-    module = _load_file(module_name) if is_file else _load_module(module_name)
+    name, path = place_of(target)
+    module = _load_module(name) if path is None else _load_file(name, path)
     return _feed(module, module_name, attribute)
+
+
+def place_of(target: str) -> tuple[str, str | None]:
+    """The name of the module that `target` names, and the absolute path of its file where it is named by that."""
+    module = target.rpartition(":")[0]
+    if not module.endswith(".py") and os.sep not in module:
+        return module, None
+    path = os.path.abspath(module)
+    return os.path.splitext(os.path.basename(path))[0], path
+
+
+def join_path(directory: str) -> None:
+    """Put `directory` at the front of `sys.path`, unless it is there."""
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
 
 
 def user_traceback(error: BaseException) -> str:
@@ -58,9 +73,7 @@ def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith((_OURS, *_IMPORT))
 
 
-def _load_file(path: str) -> ModuleType:
-    path = os.path.abspath(path)
-    name = os.path.splitext(os.path.basename(path))[0]
+def _load_file(name: str, path: str) -> ModuleType:
     if not os.path.isfile(path):
         raise StartError(f"there is no file {path}")
     if not path.endswith(".py"):
@@ -71,7 +84,7 @@ def _load_file(path: str) -> ModuleType:
             return known
         where = getattr(known, "__file__", None) or "the interpreter"
         raise StartError(f"{path} has the name of a module that is already loaded from {where}: rename the file")
-    _join_path(os.path.dirname(path))
+    join_path(os.path.dirname(path))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # any path that ends in .py has a loader
     assert spec.loader is not None
@@ -86,7 +99,7 @@ def _load_file(path: str) -> ModuleType:
 
 
 def _load_module(name: str) -> ModuleType:
-    _join_path(os.getcwd())
+    join_path(os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -98,11 +111,6 @@ def _load_module(name: str) -> ModuleType:
         raise _import_failed(name, error) from error
     except Exception as error:
         raise _import_failed(name, error) from error
-
-
-def _join_path(directory: str) -> None:
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
 
 
 def _import_failed(module: str, error: Exception) -> StartError:

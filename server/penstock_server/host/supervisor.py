@@ -1,4 +1,4 @@
-"""The worker processes: started in parallel from the main thread, watched by pidfd, replaced when they die.
+"""The worker processes: forked by the fork server, or started afresh where that cannot be; replaced when they die.
 
 Speaks to them over an inherited socketpair and knows nothing of what is said. A worker that dies is started again after
 0.1 s, doubled each time up to 5 s, until one has lived for a minute. A place whose processes die again and again before
@@ -12,12 +12,12 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import logging
 import mmap
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +25,9 @@ from pathlib import Path
 
 from .. import doing
 from ..doing import Doing
+from .forking import ForkServer
 from .peer import Peer
+from .process import Process
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,9 @@ class Worker:
 
     def __init__(self, number: int, on_data: Callable[[int, bytes, int | None], None]) -> None:
         self.number = number
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
+        self.starting: object | None = None
+        """The start that is under way, if one is."""
         self.ready = False
         """Whether this process has imported the user's modules."""
         self.restarts = 0
@@ -77,14 +81,13 @@ class Worker:
         self.failures_in_a_row = 0
         self.starts_without_ready = 0
         self.started = 0.0
-        self.pidfd = -1
         self.timer: asyncio.TimerHandle | None = None
         """When the next process is started, or a leaving one is killed."""
         self.hung = ""
         """Why it was killed, where it was for standing still."""
         self._on_data = on_data
         self._page: mmap.mmap | None = None
-        self._dump = -1
+        self._page_fd = self._dump = -1
         self.peer, self._theirs = self._connection()
 
     @property
@@ -114,46 +117,43 @@ class Worker:
         """What the process's status page says."""
         return None if self._page is None else doing.read(self._page)
 
-    def start(self, command: list[str], environment: dict[str, str]) -> None:
-        """Start a process in this place: `command`, with the fds that it inherits.
+    def prepare(self) -> list[int]:
+        """Make what the next process is given: its connection, its status page, and where its stack goes.
 
         Raises:
-            OSError: it cannot be started; nothing is left of the attempt.
+            OSError: it cannot be made; nothing is left of the attempt.
         """
         self.started = time.monotonic()
-        page = -1
+        self.starting = object()
         try:
-            page = os.memfd_create("penstock-doing", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(page, doing.NBYTES)
-            fcntl.fcntl(page, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._page = mmap.mmap(page, doing.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._page_fd = os.memfd_create("penstock-doing", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self._page_fd, doing.NBYTES)
+            fcntl.fcntl(self._page_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._page = mmap.mmap(self._page_fd, doing.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
             self._dump = os.memfd_create("penstock-dump", os.MFD_CLOEXEC)
-            fds = [self._theirs.fileno(), page, self._dump]
-            for option, fd in zip(("--fd", "--doing-fd", "--dump-fd"), fds, strict=True):
-                command = [*command, option, str(fd)]
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=environment, pass_fds=fds
-            )
-            self.pidfd = os.pidfd_open(self.process.pid)
         except OSError:
             self.forget()
             raise
-        finally:
-            if page >= 0:
-                os.close(page)
+        return [self._theirs.fileno(), self._page_fd, self._dump]
+
+    def begin(self, process: Process) -> None:
+        """The process has started, and has what `prepare` made."""
+        self.process, self.starting = process, None
+        os.close(self._page_fd)
+        self._page_fd = -1
         self._theirs.close()
 
     def forget(self) -> None:
         """Let go of the process, which is killed if it still runs, and of all that was its own."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        for fd in (self.pidfd, self._dump):
+        if self.process is not None:
+            self.process.forget()
+        for fd in (self._page_fd, self._dump):
             if fd >= 0:
                 os.close(fd)
         if self._page is not None:
             self._page.close()
-        self.process, self.pidfd, self._dump, self._page = None, -1, -1, None
+        self.process, self.starting, self._page = None, None, None
+        self._page_fd = self._dump = -1
         self.ready, self.hung = False, ""
 
     def ask_where(self) -> None:
@@ -226,6 +226,8 @@ class Supervisor:
         self._watched = self._awake = 0.0
         """When the workers were last looked at, and since when that was done without a break."""
         self._inquiries: dict[Worker, asyncio.Task[None]] = {}
+        self._forking = True
+        self._fork_server: ForkServer | None = None
 
     def start(self) -> None:
         """Start all workers. Call it on the main thread: a worker dies with the thread that started it."""
@@ -254,6 +256,7 @@ class Supervisor:
         worker = self.workers.pop(number)
         worker.leaving = True
         if worker.process is None:
+            worker.forget()
             worker.close()
             return
         self._leaving.add(worker)
@@ -262,9 +265,11 @@ class Supervisor:
 
     def kill(self, number: int) -> None:
         """Kill a worker's process now, if one runs; it is told and replaced as any that dies."""
-        process = self.workers[number].process
-        if process is not None:
-            process.kill()
+        worker = self.workers[number]
+        if worker.process is not None:
+            worker.process.kill()
+        elif worker.starting is not None:
+            self._not_started(worker, "was killed before it had started")
 
     def ready(self, number: int) -> None:
         """A worker's process has imported the user's modules."""
@@ -280,19 +285,19 @@ class Supervisor:
         for inquiry in list(self._inquiries.values()):
             inquiry.cancel()
         for worker in self._all():
-            if worker.pidfd >= 0:
-                self._loop.remove_reader(worker.pidfd)
             if not worker.leaving:
                 worker.peer.send(farewell)
         processes = [worker.process for worker in self._all() if worker.process is not None]
         deadline = time.monotonic() + patience
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        while any(process.running() for process in processes) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         for process in processes:
             process.kill()  # all at once, then wait for each
         for worker in self._all():
             worker.forget()
             worker.close()
+        if self._fork_server is not None:
+            self._fork_server.stop()
         self._leaving.clear()
 
     def _all(self) -> list[Worker]:
@@ -300,31 +305,73 @@ class Supervisor:
 
     def _spawn(self, worker: Worker) -> None:
         worker.timer = None
-        if self._stopping or worker.process is not None:
+        if self._stopping or worker.process is not None or worker.starting is not None:
             return
         worker.starts_without_ready += 1
-        ticks = [] if self._hang_timeout is None else ["--ticks"]
-        command = [sys.executable, "-m", "penstock_server.worker", *ticks, "--number", str(worker.number), *self._feeds]
-        environment = {**_ONE_THREAD, "PYTHONUNBUFFERED": "1", **os.environ}
-        environment["PYTHONHASHSEED"] = "0"
-        environment["PENSTOCK_WORKER"] = str(worker.number)  # in which the client starts no daemon
+        fork_server = self._forks()
         try:
-            worker.start(command, environment)
+            fds = worker.prepare()
+            if fork_server is None:
+                self._spawn_afresh(worker, fds)
+            else:
+                fork_server.fork(worker.number, fds, functools.partial(self._forked, worker, worker.starting, fds))
         except OSError as error:
-            self._loop.call_soon(self._ended, worker, f"could not be started ({error})", None)
-        else:
-            self._loop.add_reader(worker.pidfd, self._died, worker)
+            self._not_started(worker, f"could not be started ({error})")
 
-    def _died(self, worker: Worker) -> None:
-        process = worker.process
-        if process is None or self._stopping:
+    def _forks(self) -> ForkServer | None:
+        """The fork server; another one in place of one that has died, unless it had never been ready."""
+        before = self._fork_server
+        if before is not None and before.gone is None:
+            return before
+        if before is not None:
+            before.stop()
+            self._fork_server = None
+        if not self._forking or (before is not None and not before.ready):
+            self._forking = False
+            return None
+        try:
+            self._fork_server = ForkServer(self._feeds, _environment("none"), ticks=self._hang_timeout is not None)
+        except OSError as error:
+            self._forking = False
+            log.warning("the fork server cannot be started (%s)", error)
+        return self._fork_server
+
+    def _forked(self, worker: Worker, start: object, fds: list[int], result: Process | OSError | None) -> None:
+        if worker.starting is not start or self._stopping:  # it has left, or was killed
+            if isinstance(result, Process):
+                result.forget()
+        elif isinstance(result, Process):
+            self._begin(worker, result)
+        elif result is not None:
+            self._not_started(worker, f"could not be started ({result})")
+        else:
+            try:
+                self._spawn_afresh(worker, fds)
+            except OSError as error:
+                self._not_started(worker, f"could not be started ({error})")
+
+    def _spawn_afresh(self, worker: Worker, fds: list[int]) -> None:
+        ticks = [] if self._hang_timeout is None else ["--ticks"]
+        command = [sys.executable, "-m", "penstock_server.worker", *ticks, "--number", str(worker.number)]
+        for option, fd in zip(("--fd", "--doing-fd", "--dump-fd"), fds, strict=True):
+            command += [option, str(fd)]
+        self._begin(worker, Process.started([*command, *self._feeds], _environment(str(worker.number)), fds))
+
+    def _begin(self, worker: Worker, process: Process) -> None:
+        worker.begin(process)
+        process.watch(functools.partial(self._died, worker))
+
+    def _not_started(self, worker: Worker, why: str) -> None:
+        worker.forget()
+        self._loop.call_soon(self._ended, worker, why, None)
+
+    def _died(self, worker: Worker, status: int | None) -> None:
+        if self._stopping:
             return
-        code = process.wait()
         worker.peer.drain()
         if self._stopping:
             return
-        how, last = worker.hung or _how(code), worker.look()
-        self._loop.remove_reader(worker.pidfd)
+        how, last = worker.hung or _how(status), worker.look()
         worker.forget()
         if worker.leaving:
             self._leaving.discard(worker)
@@ -400,8 +447,18 @@ def _cpu_seconds(pid: int) -> tuple[float, float]:
     return had, wanted
 
 
-def _how(code: int) -> str:
+def _environment(number: str) -> dict[str, str]:
+    """The environment of the worker with this number."""
+    environment = {**_ONE_THREAD, "PYTHONUNBUFFERED": "1", **os.environ}
+    environment["PYTHONHASHSEED"] = "0"
+    environment["PENSTOCK_WORKER"] = number  # in which the client starts no daemon
+    return environment
+
+
+def _how(code: int | None) -> str:
     """How a process with this exit status ended, in words."""
+    if code is None:
+        return "died with the fork server"
     if code >= 0:
         return f"exited with status {code}"
     name = str(-code)

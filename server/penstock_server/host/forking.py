@@ -1,0 +1,153 @@
+"""The daemon's side of the fork server (worker/forkserver.py): asks it for workers, and tells how they ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ..worker.forkserver import Ended, Fork, Forked, FromForkServer, Ready, Unfit
+from .peer import Peer
+from .process import Process
+
+log = logging.getLogger(__name__)
+
+_decode = msgspec.msgpack.Decoder(FromForkServer)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    number: int
+    fds: list[int]
+    done: Callable[[Process | OSError | None], None]
+
+
+class ForkServer:
+    """A fork server, from its start to its end.
+
+    Attributes:
+        ready: whether it has ever forked.
+        gone: why it forks no more, or None while it does, or will.
+
+    Args:
+        feeds: the MODULE:ATTR arguments.
+        environment: the workers', but for their number.
+        ticks: whether workers count every sample.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, feeds: list[str], environment: dict[str, str], *, ticks: bool) -> None:
+        self.ready = False
+        self.gone: str | None = None
+        self._ticks = ticks
+        self._ticket = 0
+        self._early: list[_Asked] = []
+        self._asked: dict[int, _Asked] = {}
+        self._running: dict[int, Process] = {}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "penstock_server.worker.forkserver", "--fd", str(theirs.fileno()), *feeds]
+        try:
+            with theirs:
+                self._process = Process.started(command, environment, [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        self._process.watch(self._end)
+        self._peer = Peer(ours, self._said, lambda: None)
+
+    def fork(self, number: int, fds: list[int], done: Callable[[Process | OSError | None], None]) -> None:
+        """Start a worker's process.
+
+        Args:
+            number: the worker's.
+            fds: its connection, its status page, and where its stack goes. They may be closed at once.
+            done: called with the process, with why there is none, or with None: it is to be started otherwise.
+
+        Raises:
+            OSError: there are no more file descriptors to be had; `done` is not called.
+        """
+        asked = _Asked(number, _dup(fds), done)
+        if self.ready:
+            self._ask(asked)
+        else:
+            self._early.append(asked)
+
+    def stop(self) -> None:
+        """End it, and with it whatever it has forked."""
+        self._peer.close()
+        self._process.forget()
+        for fd in (fd for asked in self._early for fd in asked.fds):
+            os.close(fd)
+        self._early.clear()
+
+    def _ask(self, asked: _Asked) -> None:
+        self._ticket += 1
+        self._asked[self._ticket] = asked
+        for fd in asked.fds:
+            self._peer.send(b"fd", fd)
+            os.close(fd)
+        self._peer.send(msgspec.msgpack.encode(Fork(self._ticket, asked.number, self._ticks)))
+
+    def _said(self, data: bytes, fd: int | None) -> None:
+        match _decode.decode(data):
+            case Ready(imported, left, seconds):
+                self.ready = True
+                if imported:
+                    log.info("imported for all workers, in %.2f s: %s", seconds, ", ".join(imported))
+                if left:
+                    why = "importing them raises, starts threads or opens files"
+                    log.info("imported by each worker: %s (%s)", ", ".join(left), why)
+                early, self._early = self._early, []
+                for asked in early:
+                    self._ask(asked)
+            case Unfit(why):
+                log.info("each worker imports all by itself: %s", why)
+                self._lost(why)
+            case Forked(ticket, pid, errno):
+                done = self._asked.pop(ticket).done
+                if fd is None:
+                    done(OSError(errno, os.strerror(errno)))
+                else:
+                    self._running[ticket] = process = Process(pid, fd)
+                    done(process)
+            case Ended(ticket, status):
+                self._running.pop(ticket).ended(status)
+
+    def _end(self, status: int | None) -> None:
+        self._peer.drain()
+        self._peer.close()
+        if self.gone is None:
+            why = "was killed by SIGKILL" if status == -signal.SIGKILL else f"ended with status {status}"
+            log.warning("the fork server %s, and its workers with it", why)
+            self._lost(why)
+
+    def _lost(self, why: str) -> None:
+        self.gone = why
+        running, self._running = self._running, {}
+        for process in running.values():
+            process.orphaned()
+        for fd in (fd for asked in self._early for fd in asked.fds):
+            os.close(fd)
+        waiting, self._asked, self._early = [*self._asked.values(), *self._early], {}, []
+        for asked in waiting:
+            asked.done(None)
+
+
+def _dup(fds: list[int]) -> list[int]:
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError:
+        for fd in copies:
+            os.close(fd)
+        raise
+    return copies

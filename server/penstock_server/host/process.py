@@ -1,0 +1,109 @@
+"""A worker's process, by its pidfd, which names no other process when this one has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+
+class Process:
+    """A process of the daemon's, or one that its fork server has forked.
+
+    Args:
+        pid: its id.
+        pidfd: is the process's own from here on.
+        child: where the daemon has started it, else None: then `ended` is to be called.
+    """
+
+    def __init__(self, pid: int, pidfd: int, child: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+        self._child = child
+        self._watched = False
+        self._on_end: Callable[[int | None], None] | None = None
+
+    @classmethod
+    def started(cls, command: list[str], environment: dict[str, str], fds: list[int]) -> Process:
+        """A child of the daemon's: `command`, with the fds that it inherits.
+
+        Raises:
+            OSError: it cannot be started; nothing is left of the attempt.
+        """
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=environment, pass_fds=fds
+        )
+        try:
+            return cls(child.pid, os.pidfd_open(child.pid), child)
+        except OSError:
+            child.kill()
+            child.wait()
+            raise
+
+    def watch(self, on_end: Callable[[int | None], None]) -> None:
+        """Call `on_end` once when it has ended: with its exit status, which is minus the number of the signal that
+        killed it, or None where that is not known."""
+        self._on_end = on_end
+        if self._child is not None:
+            self._look()
+
+    def ended(self, status: int) -> None:
+        """The fork server says that it has ended, and how."""
+        self._tell(status)
+
+    def orphaned(self) -> None:
+        """The fork server is gone, and the process ends with it, if it has not ended yet."""
+        if self._pidfd >= 0:
+            self.kill()
+            self._look()
+
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        look = select.poll()
+        look.register(self._pidfd, select.POLLIN)
+        return not look.poll(0)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """Send it SIGKILL, if it has not ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def forget(self) -> None:
+        """Let go of it; it is killed if it has not ended, and that is waited for. `on_end` is not called any more."""
+        self._on_end = None
+        self.kill()
+        end = select.poll()
+        end.register(self._pidfd, select.POLLIN)
+        end.poll()
+        self._unwatch()
+        if self._child is not None:
+            self._child.wait()
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def _look(self) -> None:
+        self._watched = True
+        asyncio.get_running_loop().add_reader(self._pidfd, self._readable)
+
+    def _readable(self) -> None:
+        self._tell(None if self._child is None else self._child.wait())
+
+    def _tell(self, status: int | None) -> None:
+        self._unwatch()
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(status)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            asyncio.get_running_loop().remove_reader(self._pidfd)

@@ -1,0 +1,221 @@
+"""The fork server: `python -m penstock_server.worker.forkserver --fd FD MODULE:ATTR ...`, run by the daemon.
+
+It imports the libraries of the user's modules once (preload.py) and then forks each worker, so that many workers start
+as soon as one, and share the memory of what was imported. The user's own modules are run in each worker, as if it had
+been started afresh. Forking is safe from a process that has one thread, and no open file and no writable shared memory
+of a library's. So that is looked at after each import, and a library after which it is otherwise is left to the
+workers: the fork server begins again without it.
+
+Over FD, a SOCK_SEQPACKET connection, come the fds of a worker, each in a datagram of its own, and then Fork; Forked
+answers, with a pidfd, and Ended follows when the worker has ended. Ready comes first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from penstock_proto import seqpacket
+
+from ..doing import DoingPage
+from . import start
+from .preload import Failed, imported_ahead
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Workers can be forked. What was imported for all of them, what was left to them, and how long that took."""
+
+    imported: tuple[str, ...]
+    left: tuple[str, ...]
+    seconds: float
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """No worker can be forked, and why."""
+
+    why: str
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker with the three fds that came before: its connection, its status page, and where its stack goes."""
+
+    ticket: int
+    number: int
+    ticks: bool
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The worker of this ticket runs; its pidfd comes along. Or, without one, the error number of why it does not."""
+
+    ticket: int
+    pid: int
+    errno: int = 0
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The worker of this ticket has ended: its exit status, or minus the number of the signal that killed it."""
+
+    ticket: int
+    status: int
+
+
+FromForkServer: TypeAlias = Ready | Unfit | Forked | Ended
+
+_KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
+"""Packages whose import nobody needs to be told of."""
+
+_Worker: TypeAlias = tuple[socket.socket, int, DoingPage, int]
+"""What a forked worker goes on with: its connection, its number, its status page, and where its stack goes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the fork server, and in each process that it forks the worker; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="penstock_server.worker.forkserver")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
+    parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
+    options = parser.parse_args(arguments)
+
+    began = time.monotonic()
+    connection = socket.socket(fileno=options.fd)
+    connection.setblocking(True)
+    connection.set_inheritable(False)
+    start.end_with_the_daemon(connection, "penstock-forks")
+    start.quiet()
+
+    before = _ours()
+    if _threads() != 1:
+        _say(connection, Unfit("it has several threads from its beginning"))
+        return 0
+    imported: list[str] = []
+    try:
+        for name in imported_ahead(options.feeds, options.without):
+            if _threads() != 1 or not _ours() <= before:
+                _again(connection, name)
+            if name.partition(".")[0] not in _KNOWN:
+                imported.append(name)
+    except Failed as failed:
+        _again(connection, failed.args[0])
+    gc.collect()
+    gc.freeze()  # what a collection touches would not be shared any more
+    _say(connection, Ready((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
+    worker = _Server(connection).serve()
+    return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
+
+
+def _again(connection: socket.socket, name: str) -> None:
+    """Begin again, and leave a package to the workers."""
+    connection.set_inheritable(True)
+    command = [sys.executable, "-m", "penstock_server.worker.forkserver", *sys.argv[1:]]
+    os.execv(sys.executable, [*command[:3], "--without", name.partition(".")[0], *command[3:]])
+
+
+class _Server:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._fds: list[int] = []
+        self._workers: dict[int, tuple[int, int]] = {}
+        """The ticket and the pid of each by its pidfd."""
+        self._pid = os.getpid()
+
+    def serve(self) -> _Worker:
+        """Fork as asked; returns in the workers alone. When the daemon is gone, the process ends here, at once."""
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd in self._workers:
+                    self._bury(fd)
+                elif (worker := self._receive()) is not None:
+                    return worker
+
+    def _receive(self) -> _Worker | None:
+        try:
+            data, fd = seqpacket.receive(self._connection)
+        except ConnectionError:
+            data, fd = b"", None
+        if not data:
+            os._exit(0)
+        if fd is not None:
+            self._fds.append(fd)
+            return None
+        fds, self._fds = self._fds, []
+        return self._fork(msgspec.msgpack.decode(data, type=Fork), fds)
+
+    def _fork(self, asked: Fork, fds: list[int]) -> _Worker | None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _say(self._connection, Forked(asked.ticket, 0, error.errno or 0))
+            pid = -1
+        if pid == 0:
+            return self._become(asked, fds)
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            pidfd = os.pidfd_open(pid)  # a zombie at worst: nobody but us waits for it
+            self._workers[pidfd] = asked.ticket, pid
+            self._poll.register(pidfd, select.POLLIN)
+            _say(self._connection, Forked(asked.ticket, pid), pidfd)
+        return None
+
+    def _become(self, asked: Fork, fds: list[int]) -> _Worker:
+        """In the child: let go of what is the fork server's."""
+        self._connection.close()
+        for pidfd in self._workers:
+            os.close(pidfd)
+        connection = socket.socket(fileno=fds[0])
+        start.end_with_the_daemon(connection, f"penstock-w{asked.number}")
+        if os.getppid() != self._pid:  # it ended before the kernel was told that we are to end with it
+            os._exit(0)
+        connection.setblocking(True)
+        os.environ["PENSTOCK_WORKER"] = str(asked.number)
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()  # as `random` does by itself
+        return connection, asked.number, DoingPage.inherited(fds[1], ticks=asked.ticks), fds[2]
+
+    def _bury(self, pidfd: int) -> None:
+        ticket, pid = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        _say(self._connection, Ended(ticket, os.waitstatus_to_exitcode(status)))
+
+
+def _say(connection: socket.socket, message: FromForkServer, fd: int | None = None) -> None:
+    try:
+        seqpacket.send(connection, msgspec.msgpack.encode(message), fd)
+    except ConnectionError:
+        os._exit(0)
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _ours() -> set[str]:
+    """What processes that are forked would share beside memory that is copied: open files, writable shared memory."""
+    shared = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            shared.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        place, mode, *_ = line.split()
+        if mode[1] == "w" and mode[3] == "s":
+            shared.add(place)
+    return shared
+
+
+if __name__ == "__main__":
+    sys.exit(main())

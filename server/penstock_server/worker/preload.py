@@ -1,0 +1,118 @@
+"""Imports libraries ahead: those that the user's modules import before they do anything else.
+
+It runs nothing of the user's: a module that is not installed is read, never imported. Of each file it takes the imports
+that it begins with, and follows those of modules that are not installed either. The first statement of any other kind
+ends the search, since it may change what a later import does: `os.environ["..."] = ...`, `matplotlib.use("Agg")`. So
+each library is imported as it would have been by the worker, in the same order, before any of the user's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import sysconfig
+from collections.abc import Collection, Generator, Iterator, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+from ..importing import join_path, place_of
+
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED_IN = ("site-packages", "dist-packages")
+
+
+Steps: TypeAlias = Generator[str, None, bool]
+"""Gives the name of what it has imported, and at last whether the search goes on behind it."""
+
+
+class Failed(Exception):
+    """The import of the module in its first argument raised."""
+
+
+def imported_ahead(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
+    """Import libraries of the feeds' modules, one at a time, and give the name of each behind its import.
+
+    Args:
+        targets: the MODULE:ATTR arguments. As when a worker loads them, their directories join `sys.path`.
+        without: names of packages that are passed over.
+
+    Raises:
+        Failed: a library cannot be imported.
+    """
+    search = _Search(frozenset(without))
+    for target in targets:
+        name, path = place_of(target)
+        join_path(os.getcwd() if path is None else os.path.dirname(path))
+        begins = search.module(name, []) if path is None else search.file(Path(path), "")
+        if not (yield from begins):
+            return
+
+
+class _Search:
+    def __init__(self, without: Collection[str]) -> None:
+        self._without = without
+        self._read: set[Path] = set()
+
+    def file(self, path: Path, package: str) -> Steps:
+        """The imports at the beginning of a file, whose module is in `package`."""
+        if path in self._read:
+            return True
+        self._read.add(path)
+        try:
+            body = ast.parse(path.read_bytes()).body
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return False  # the worker says what is wrong with it
+        for statement in body:
+            if isinstance(statement, ast.Import):
+                for alias in statement.names:
+                    if not (yield from self.module(alias.name, [])):
+                        return False
+            elif isinstance(statement, ast.ImportFrom):
+                parts = package.split(".")[: len(package.split(".")) - statement.level + 1] if statement.level else []
+                name = ".".join([*filter(None, parts), *filter(None, [statement.module])])
+                if not name or not (yield from self.module(name, [alias.name for alias in statement.names])):
+                    return False
+            elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                return False
+        return True
+
+    def module(self, name: str, wanted: list[str]) -> Steps:
+        """`import name`, or `from name import ...` of those wanted."""
+        place: list[str] | None = None
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            module = ".".join(parts[:depth])
+            if module in sys.modules or (depth == 1 and module in sys.builtin_module_names):
+                return (yield from self._library(name, wanted))
+            spec = find_spec(module) if place is None else PathFinder.find_spec(module, place)
+            if spec is None:
+                return False
+            places = list(spec.submodule_search_locations or ())
+            if _installed(spec.origin or next(iter(places), "")):
+                return (yield from self._library(name, wanted))
+            if spec.origin is not None:
+                inside = module if places else module.rpartition(".")[0]
+                if not spec.origin.endswith(".py") or not (yield from self.file(Path(spec.origin), inside)):
+                    return False
+            place = places
+        for one in wanted if place else ():
+            there = PathFinder.find_spec(f"{name}.{one}", place) is not None
+            if there and not (yield from self.module(f"{name}.{one}", [])):
+                return False
+        return True
+
+    def _library(self, name: str, wanted: list[str]) -> Steps:
+        if name.partition(".")[0] not in self._without:
+            try:
+                __import__(name, fromlist=[one for one in wanted if one != "*"])
+            except (Exception, SystemExit):
+                raise Failed(name.partition(".")[0]) from None  # the worker says what is wrong with it
+            yield name
+        return True
+
+
+def _installed(path: str) -> bool:
+    return path.startswith(_INSTALLED) or any(part in _INSTALLED_IN for part in Path(path).parts)

@@ -1,0 +1,124 @@
+"""How a worker process begins, whether it was started afresh or forked: it ties its life to the daemon's, imports the
+feeds, and serves.
+
+A worker ends with the daemon: by Shutdown, by end of file on its connection, or, when user code is in the middle of
+something, by the kernel's SIGKILL. It ends with status 0, or with 1 if it could not start (StartFailed says why).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from penstock_proto import PenstockError, StartError, codec, seqpacket
+from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, StartFailed
+
+from ..doing import DoingPage
+from ..feed import Feed
+from ..importing import load, said, user_traceback
+from .loop import Worker
+from .served import ServedFeed
+from .usercode import did
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
+
+
+def end_with_the_daemon(connection: socket.socket, name: str) -> None:
+    """Have the kernel kill this process with the one that started it; end now if the daemon is gone already.
+
+    `name` is what `top` and `ps -e` show, at most 15 letters of it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    libc.prctl(_PR_SET_NAME, name.encode())
+    gone = select.poll()
+    gone.register(connection, 0)  # reports only a hang-up
+    if gone.poll(0):
+        os._exit(0)
+
+
+def quiet() -> None:
+    """What user code prints belongs to the log, and there is nobody to answer its questions or to press Ctrl-C."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the daemon, which then stops its workers
+
+
+def serve(
+    connection: socket.socket, number: int, feeds: Sequence[str], page: DoingPage, dump_fd: int | None = None
+) -> int:
+    """Import the feeds and serve them until the daemon says farewell; returns the process's exit status.
+
+    Args:
+        connection: to the daemon; blocking.
+        number: the worker's number.
+        feeds: the MODULE:ATTR arguments.
+        page: where it says what it does.
+        dump_fd: where it writes its stack at SIGUSR2.
+    """
+    if dump_fd is not None:
+        os.set_inheritable(dump_fd, False)
+        faulthandler.register(signal.SIGUSR2, dump_fd, all_threads=False)
+    began = time.monotonic()
+    had_tensorflow = "tensorflow" in sys.modules  # which the fork server has imported for all
+    page.importing(f"importing {' '.join(feeds)}")
+    try:
+        served = _load(feeds)
+    except PenstockError as error:
+        error.worker = number
+        _send(connection, StartFailed(error=ErrorReport.of(error)))
+        return 1
+    page.leave()
+    _send(
+        connection,
+        Imported(
+            feeds=tuple(one.plan for one in served.values()),
+            imports_seconds=time.monotonic() - began,
+            tensorflow="tensorflow" in sys.modules and not had_tensorflow,
+        ),
+    )
+    page.ready()
+    Worker(connection, number, served, page).serve()
+    return 0
+
+
+def _load(targets: Sequence[str]) -> dict[str, ServedFeed]:
+    feeds: dict[str, ServedFeed] = {}
+    for target in targets:
+        feed = _import(target)
+        plan = _plan(feed.plan, target)
+        if plan.name in feeds:
+            raise StartError(f"two feeds have the name {plan.name!r} ({target} is the second): give one Feed(name=...)")
+        feeds[plan.name] = ServedFeed(feed, plan)
+    return feeds
+
+
+def _import(target: str) -> Feed:
+    try:
+        return load(target)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise StartError(f"importing {target} {did(error)}", remote_traceback=user_traceback(error)) from error
+
+
+def _plan(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
+    try:
+        return make(target.rpartition(":")[2])
+    except BaseException as error:  # the length of an indexable object is user code
+        raise StartError(f"{target} cannot be served: {said(error)}", remote_traceback=user_traceback(error)) from error
+
+
+def _send(connection: socket.socket, message: Message) -> None:
+    try:
+        seqpacket.send(connection, codec.encode(message))
+    except ConnectionError:
+        os._exit(0)
