@@ -47,6 +47,14 @@ LOADERS = {
         "the loop alone, over one batch that is there", "loaders.limits", "constant", limit=True, required=True
     ),
     "unit": Loader("the generator and np.stack, in process", "loaders.limits", "unit", tensors=False, required=True),
+    "crowded": Loader(
+        "the unit, while another process runs it too",
+        "loaders.limits",
+        "crowded",
+        limit=True,
+        tensors=False,
+        required=True,
+    ),
     "generator-samples": Loader("from_generator of samples, .batch", "loaders.tfdata", "of_samples"),
     "generator-batches": Loader("from_generator of batches", "loaders.tfdata", "of_batches"),
     "py-function": Loader("map(py_function), 2 calls", "loaders.tfdata", "py_function"),

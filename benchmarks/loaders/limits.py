@@ -1,8 +1,11 @@
-"""What no loader exceeds, and the unit of the comparison. Not one of them has a process or a thread of its own."""
+"""What no loader exceeds, and the unit of the comparison. Nothing is sent from one process to another here."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,3 +45,20 @@ def unit(name: str) -> Iterator[Iterator[Any]]:
     from loaders.samples import batch_stream
 
     yield batch_stream(name)
+
+
+@contextmanager
+def crowded(name: str) -> Iterator[Iterator[Any]]:
+    """The unit, while as many other processes run it too as a loader has beside its first: what one core gives then."""
+    from loaders import WORKERS
+    from loaders.samples import batch_stream
+
+    busy = f"from loaders.samples import batch_stream\nfor batch in batch_stream({name!r}): pass"
+    command, folder = [sys.executable, "-c", busy], Path(__file__).resolve().parents[1]
+    others = [subprocess.Popen(command, cwd=folder) for _ in range(WORKERS - 1)]
+    try:
+        yield batch_stream(name)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

@@ -29,7 +29,7 @@ from .served import ServedFeed, look_at_item, look_at_splits
 from .slots import Segments
 from .splits import OpenSplit, SplitList, SplitOpener, list_splits, write_list
 
-_PART_SECONDS = 0.010
+_PART_SECONDS = 0.020
 """A turn that takes longer than this is handed over in parts, so that a waiting consumer sees what there is."""
 
 
