@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -109,6 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _again(connection, failed.args[0])
     gc.collect()
     gc.freeze()  # what a collection touches would not be shared any more
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library that ignores it would hide how workers end
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # or each worker would print what a library has printed
     _say(connection, Ready((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
     worker = _Server(connection).serve()
     return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
