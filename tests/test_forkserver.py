@@ -98,14 +98,15 @@ def test_libraries_are_imported_once_and_the_users_module_by_each_worker(
     assert re.search(r"imported for all workers, in \d\.\d\d s: lib$", daemon.stderr(), re.MULTILINE)
 
 
-def test_what_a_library_prints_is_printed_once(start: Callable[..., Daemon]) -> None:
+def test_what_a_library_prints_is_printed_once(start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
     talks = """
     import ctypes, signal
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("from Python")
     ctypes.CDLL(None).printf(b"from C\\n")
     """
-    daemon = start("import lib\n", lib=talks)
+    daemon = start("import lib\n", workers=3, lib=talks)
     daemon.workers()[0].kill()
     until(lambda: "was killed by SIGKILL" in daemon.stderr())
     assert daemon.stop() == 0
