@@ -16,6 +16,7 @@ from typing import Any
 
 import coordinator
 import first_batch
+import gil
 import gpu
 import pipelines
 import recovery
@@ -190,11 +191,16 @@ def workers_text(result: dict[str, Any]) -> str:
     return code([workers.table(result["cases"])])
 
 
+def gil_text(result: dict[str, Any]) -> str:
+    return code([gil.table(result["loads"])])
+
+
 KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None] | None, str]] = {
     "pipelines": (pipelines_text, pipelines_plot, "Batches a second of each loader over those of the unit"),
     "transport": (transport_text, transport_plot, "GB/s of each way over the size of a batch"),
     "first_batch": (first_batch_text, None, ""),
     "workers": (workers_text, None, ""),
+    "gil": (gil_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),
