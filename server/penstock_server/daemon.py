@@ -425,7 +425,7 @@ class Daemon:
                 self._warn_once(text)
         if message.tensorflow:
             self._warn_once(
-                "your module imports TensorFlow, and each worker does so by itself, which takes about 500 MB and 3 s: "
+                "your module imports TensorFlow, and each worker does so by itself, which takes about 250 MB and 3 s: "
                 "keep the generator in a module of its own that does not, or begin the module with its imports, which "
                 "are then done once for all workers"
             )

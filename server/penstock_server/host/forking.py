@@ -32,7 +32,7 @@ class ForkServer:
     """A fork server, from its start to its end.
 
     Attributes:
-        ready: whether it has ever forked.
+        ready: whether it has imported the libraries, and can, or could, fork.
         gone: why it forks no more, or None while it does, or will.
 
     Args:
