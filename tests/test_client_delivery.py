@@ -19,6 +19,7 @@ from fake_daemon import Fail, FakeDaemon, Stall, Vanish, feed_info, numbers, sla
 import penstock
 from penstock import session, tcp
 from penstock_proto import Leaf, TupleSpec
+from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.messages import Ack, Begin, Bye, Leave, Pong, SegmentGone, Slab, Welcome
 from penstock_proto.spec import infer
 
@@ -92,7 +93,7 @@ def test_batches_of_varying_shapes_arrive_whole(transport: str) -> None:
 
 def test_large_slabs_come_in_chunks_of_any_size() -> None:
     info, epoch = numbers(3, rows=64, width=20_000)
-    for chunk in (1 << 20, 65_536 + 1):
+    for chunk in (MAX_CHUNK, 1 << 20, 65_536 + 1):
         with (
             FakeDaemon(info, epoch, chunk=chunk) as daemon,
             penstock.connect(daemon.url, transport="tcp") as connection,
@@ -100,10 +101,10 @@ def test_large_slabs_come_in_chunks_of_any_size() -> None:
             assert [first(batch) for batch in connection.batches()] == [0, 1, 2]
 
 
-def test_a_chunk_over_1_mib_breaks_the_protocol() -> None:
+def test_a_chunk_over_4_mib_breaks_the_protocol() -> None:
     info, epoch = numbers(1, rows=64, width=20_000)
     with (
-        FakeDaemon(info, epoch, chunk=(1 << 20) + 1) as daemon,
+        FakeDaemon(info, epoch, chunk=MAX_CHUNK + 1) as daemon,
         penstock.connect(daemon.url, transport="tcp") as connection,
     ):
         with pytest.raises(penstock.ProtocolError, match="room for"):

@@ -15,7 +15,7 @@ MAX_MESSAGE = 128 * 1024
 MAX_STATUS = 1024 * 1024
 """Largest message in bytes over ZeroMQ, which only Status may need."""
 
-MAX_CHUNK = 1024 * 1024
+MAX_CHUNK = 4 * 1024 * 1024
 """Most bytes of a slab in one message over ZeroMQ; the daemon sends as many."""
 
 M = TypeVar("M")
