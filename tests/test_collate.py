@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import repeat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -40,6 +41,17 @@ def test_samples_become_rows() -> None:
     assert (x.dtype, y.dtype, y.tolist()) == (np.float32, np.int64, [1, 2])
 
 
+def test_rows_of_a_mapped_file_are_arrays_like_any_other(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.stack([IMAGE, IMAGE + 1]))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    x, _ = collate(SPEC, *((row, 1) for row in mapped))
+    np.testing.assert_array_equal(x, mapped)
+    with pytest.raises(BadSample, match="float32 array of shape \\(3,\\)"):
+        collate(SPEC, (mapped[0, 0], 1))
+    with pytest.raises(BadSample, match=r"yield .astype\('int64'\) of it"):
+        collate(SPEC, (IMAGE, mapped[0, 0, :1]))
+
+
 def test_a_sample_is_copied_before_the_next_is_asked_for() -> None:
     def reuses_its_buffer() -> Any:
         buffer = np.zeros(3, np.float32)
@@ -69,6 +81,8 @@ def test_no_sample_more_is_taken_than_fits() -> None:
         ("int8", -128),
         ("float32", 2),
         ("float32", 0.1),
+        ("float32", -3.4028234663852886e38),
+        ("float32", float("-inf")),
         ("float16", float("inf")),
         ("float64", float("nan")),
         ("bool", True),
@@ -97,6 +111,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("bool", ()), 1, "in one type"),
         (Leaf("float32", ()), True, "in one type"),
         (Leaf("float16", ()), 1e6, "too large for float16"),
+        (Leaf("float32", ()), -3.41e38, "too large for float32"),
         (Leaf("float32", (2,)), [1.0, 1e300], "too large for float32"),
         (Leaf("float32", ()), 1j, "in one type"),
         (Leaf("int64", ()), np.int32(1), "yield .astype\\('int64'\\) of it, or declare"),

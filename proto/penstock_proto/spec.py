@@ -196,7 +196,7 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     except ValueError as error:
         mend = "a list is read as one array: yield a tuple, such as (X, y), and where lengths differ, pad them"
         raise SpecError(f"sample{path} is no array ({error}); {mend}") from None
-    if array.dtype.name in DTYPES:
+    if _can_be_served(array.dtype):
         return array
     if array.dtype.kind in "SU":
         hint = "text and bytes cannot be served yet: yield ids, or np.frombuffer(value, np.uint8) padded to one length"
@@ -207,6 +207,11 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     else:
         hint = f"these can be: {', '.join(sorted(DTYPES))}"
     raise SpecError(f"sample{path} is {shown(value)} of dtype {array.dtype}, which cannot be served; {hint}")
+
+
+@functools.cache
+def _can_be_served(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in DTYPES  # which NumPy makes up anew each time, in more time than all else takes
 
 
 def shown(value: Any, limit: int = 120) -> str:

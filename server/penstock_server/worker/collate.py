@@ -116,12 +116,13 @@ class Rows(_Timed):
             BadSample: a sample does not fit the spec.
             Raised: `samples` raised, whatever it was.
         """
-        flat_of, checks, array_type = self._flatten, self._checks, np.ndarray
+        flat_of, array_type = self._flatten, np.ndarray
+        targets = [(target, *check) for target, check in zip(store, self._checks, strict=True)]
         try:
             for sample in islice(samples, stop - row):
                 try:
-                    flat = flat_of(sample)
-                    for value, target, (dtype, shape, scalar, fit) in zip(flat, store, checks, strict=True):
+                    # strict=True takes as long as a leaf does; `flat_of` gives as many as there are.
+                    for value, (target, dtype, shape, scalar, fit) in zip(flat_of(sample), targets):  # noqa: B905
                         kind = type(value)
                         if kind is array_type:
                             if value.dtype is dtype and value.shape == shape:
@@ -228,9 +229,7 @@ class _LeafCheck:
         self.shape = tuple(dim or 0 for dim in leaf.shape)  # only `Rows` reads it, and there is no None there
         self.scalar = self.dtype.type if leaf.shape == () else None
         self._kind = self.dtype.kind if leaf.dtype != "bfloat16" else "f"
-        limits = np.iinfo(self.dtype) if self._kind in "iu" else None
-        self._low, self._high = (limits.min, limits.max) if limits else (1, 0)
-        self._fast_int = leaf.shape == () and limits is not None
+        self._number, self._low, self._high = _numbers(self.dtype)
 
     def fit(self, value: Any) -> Any:
         """`value`, or an array of it, that can be assigned to a leaf's row and keeps its meaning.
@@ -239,11 +238,15 @@ class _LeafCheck:
             SpecError: its structure, dtype or shape is another.
         """
         kind = type(value)
-        if kind is int and self._fast_int and self._low <= value <= self._high:
+        if kind is self._number and self._low <= value <= self._high and self._leaf.shape == ():
             return value
+        if isinstance(value, np.ndarray) and self._is_plain(value):  # of a subclass, np.memmap for one
+            return np.asarray(value)
         if isinstance(value, tuple | Mapping):
             raise self._error(value, "every sample of a feed needs the same structure")
         array = as_array(value, self._path)
+        if self._is_plain(array):
+            return array
         if array.dtype.name != self._leaf.dtype:
             if kind not in (bool, int, float, complex, list):
                 raise self._error(
@@ -257,6 +260,11 @@ class _LeafCheck:
                 mend = "crop or pad samples to one shape, or yield whole batches with batch_size=None"
             raise self._error(value, mend)
         return array
+
+    def _is_plain(self, array: Array) -> bool:
+        """Whether it has just the dtype and the shape; with a dimension that varies it is looked at more closely."""
+        is_masked = isinstance(array, np.ma.MaskedArray)
+        return array.dtype == self.dtype and array.shape == self.shape and not is_masked
 
     def _has_shape(self, shape: tuple[int, ...]) -> bool:
         wanted = self._leaf.shape
@@ -282,6 +290,15 @@ class _LeafCheck:
     def _error(self, value: Any, mend: str) -> SpecError:
         name = f"{self._what}{self._path}"
         return SpecError(f"{name} is {shown(value)}, but the feed's spec has {self._leaf} there: {mend}")
+
+
+def _numbers(dtype: np.dtype[Any]) -> tuple[type | None, float, float]:
+    """Python's type of number that goes into this dtype as it is, and from where to where."""
+    if dtype.kind in "iu":
+        return int, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if dtype.kind == "f":
+        return float, float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return None, 0, 0
 
 
 class _Unlike(Exception):
