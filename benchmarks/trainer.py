@@ -58,8 +58,9 @@ def led(source: Iterator[Any], seconds: float, consume: Callable[[Any], Any] | N
 def reduced(dataset: Any, rate: float, seconds: float) -> float:
     """Batches a second of `Dataset.reduce`, over as many as take about `seconds`, if it is as fast as `rate`.
 
-    The loop itself reads the clock, so that neither the iterator's start nor a lead counts. Where it was much faster it
-    is repeated with more batches, since they come in bursts.
+    The loop itself reads the clock at each batch, so that neither the iterator's start nor a lead counts, nor its end:
+    that waits for what is being made then, which no loop asks for. Where it was much faster it is repeated with more
+    batches, since they come in bursts.
     """
     import tensorflow as tf
 
@@ -68,11 +69,13 @@ def reduced(dataset: Any, rate: float, seconds: float) -> float:
         timed = max(LEAST_BATCHES, round(rate * seconds))
 
         def counted(state: Any, _: Any, lead: int = lead) -> Any:
-            count, begun = state
-            return count + 1, tf.where(count < lead, tf.timestamp(), begun)
+            count, begun, _ = state
+            now = tf.timestamp()
+            return count + 1, tf.where(count < lead, now, begun), now
 
-        count, begun = dataset.take(lead + timed).reduce((np.int64(0), np.float64(0)), counted)
-        taken = time.time() - float(begun)
+        start = np.int64(0), np.float64(0), np.float64(0)
+        count, begun, ended = dataset.take(lead + timed).reduce(start, counted)
+        taken = float(ended - begun)
         if count != lead + timed:
             raise RuntimeError(f"{count} batches came where {lead + timed} were asked for")
         rate = timed / taken
