@@ -82,7 +82,7 @@ def _measure(
 ) -> Figures:
     url = connection._reader.session.url
     stream = _epochs(connection, tensorflow)
-    kept = [] if tensorflow else [_copied(batch) for batch in itertools.islice(stream, cached)]
+    kept = [_copied(batch) for batch in itertools.islice(stream, cached)]
     _read(stream, warmup, None, step)
     stats, state, cpu = connection.stats(), status(url), time.process_time()
     taken = _read(stream, seconds, batches, step)
@@ -95,7 +95,7 @@ def _measure(
         )
     in_memory = None
     if cached:
-        stream = iter(connection.dataset(cached=cached).repeat()) if tensorflow else itertools.cycle(kept)
+        stream = _replayed(connection, kept) if tensorflow else itertools.cycle(kept)
         _read(stream, math.inf, 2 * cached, 0)
         replayed = _read(stream, seconds, batches, step)
         in_memory = replayed.batches / replayed.seconds
@@ -130,6 +130,13 @@ def _epochs(connection: Connection, tensorflow: bool) -> Iterator[Any]:
     epochs = connection.info.epochs
     for _ in itertools.count() if epochs is None else range(epochs):
         yield from connection.batches() if dataset is None else dataset
+
+
+def _replayed(connection: Connection, kept: list[Any]) -> Iterator[Any]:
+    """These batches over and over, as tensors. Nothing is read for it."""
+    from . import tfdata
+
+    return iter(tfdata.replayed(kept, connection.dataset().element_spec).prefetch(2))
 
 
 def _read(stream: Iterator[Any], seconds: float, most: int | None, step: float) -> _Taken:

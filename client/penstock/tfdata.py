@@ -81,6 +81,12 @@ def cached(dataset: tf.data.Dataset, count: int, cardinality: int | float | None
     return endless if cardinality == math.inf else endless.take(count if cardinality is None else int(cardinality))
 
 
+def replayed(batches: list[Any], element_spec: Any) -> tf.data.Dataset:
+    """Batches of NumPy arrays over and over, without end, out of TensorFlow's own cache."""
+    source = tf.data.Dataset.from_generator(lambda: batches, output_signature=element_spec)
+    return cached(source, len(batches), math.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """How the batches of a feed pass through TensorFlow.
