@@ -130,7 +130,7 @@ memory   1.0 MiB in slots, 1.0 MiB reserved, 1.0 GiB allowed
 worker   0: pid 42, restarted 0 times, split a.h5: 1 sample as of 0.2 s ago
 worker   1: pid 43, restarted 1 time, leaving, idle
 worker   2: pid 44, restarted 2 times, importing
-worker   3: not running, restarted 3 times
+worker   3: starting, restarted 3 times
 worker   4: given up, restarted 4 times: its processes died before they were ready, see the log
 feed     tcp://127.0.0.1:5555/train  int64[], batch size 10
 skipped  train, epoch 2: split b.h5 after 17 samples: ValueError: not [31m a scene

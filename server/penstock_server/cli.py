@@ -336,7 +336,7 @@ def _worker(worker: dict[str, Any]) -> str:
     if worker.get("given_up"):
         return f"given up, {restarted}: its processes died before they were ready, see the log"
     if not worker.get("pid"):
-        return f"not running, {restarted}"
+        return f"starting, {restarted}"
     words = [f"pid {worker['pid']}", restarted]
     if worker.get("leaving"):
         words.append("leaving")
