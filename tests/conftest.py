@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -122,8 +123,12 @@ class Daemon:
 
     def workers(self) -> list[psutil.Process]:
         """Its worker processes."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return [process for process in below if process.name().startswith("penstock-w")]
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+                if process.name().startswith("penstock-w"):
+                    found.append(process)
+        return found
 
     def stop(self, how: int = signal.SIGTERM, timeout: float = 10) -> int:
         """Signal it and return its exit status."""
