@@ -23,6 +23,7 @@ from typing import Any
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
 from penstock_proto import messages as m
 
+from . import status
 from .consumers import Consumers
 from .coordinator import Coordinator, size
 from .coordinator import commands as do
@@ -37,6 +38,7 @@ from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
 from .statefile import StateFile
+from .to_workers import ToWorkers
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +91,6 @@ class Daemon:
         self._error: PenstockError | None = None
         self._warned: set[str] = set()
         self._started = time.monotonic()
-        self._lists: dict[int, tuple[int, int]] = {}
-        """fd and size of each list of splits, by its number."""
-        self._last_list = 0
-        self._known: dict[int, set[tuple[str, int]]] = {number: set() for number in range(workers)}
-        """Segments and lists of splits that each worker has been told of."""
 
     async def run(self, until_stdin_closes: bool = False) -> None:
         """Serve until SIGTERM, SIGINT, a stop request, or (where asked for) the end of standard input.
@@ -147,6 +144,7 @@ class Daemon:
                 self._worker_given_up,
                 self._hang_timeout,
             )
+            self._to_workers = ToWorkers(self._supervisor, range(self._workers))
             self._supervisor.start()
             clock = loop.create_task(self._clock())
             clock.add_done_callback(self._clock_stopped)
@@ -194,7 +192,7 @@ class Daemon:
         before, workers = len(staying), max(1, workers)
         for _ in range(before, workers):
             number = self._supervisor.add()
-            self._known[number] = set()
+            self._to_workers.anew(number)
             self._coordinator.add_worker(number)
         for number in staying[workers:]:
             self._coordinator.retire_worker(number)
@@ -228,8 +226,6 @@ class Daemon:
 
     def status(self) -> dict[str, object]:
         """What `penstock status` shows, as JSON types."""
-        coordinator = self._coordinator
-        reading = [session for session in self._consumers.sessions.values() if session.reader is not None]
         return {
             "pid": os.getpid(),
             "version": m.VERSION,
@@ -239,64 +235,19 @@ class Daemon:
             "cpus": len(os.sched_getaffinity(0)),
             "cpu_seconds": time.process_time(),
             "ready": self._all_ready(),
-            "memory": {"allowed": coordinator.memory, "reserved": coordinator.reserved, "arena": self._arena.nbytes},
+            "memory": {
+                "allowed": self._coordinator.memory,
+                "reserved": self._coordinator.reserved,
+                "arena": self._arena.nbytes,
+            },
             "malformed": self._consumers.malformed,
             "draining": self._draining,
-            "feeds": [
-                {
-                    "name": feed.name,
-                    "url": self._url(feed.name),
-                    "spec": str(feed.info.spec)[:1000],
-                    "batch_size": feed.info.batch_size,
-                    "batches": feed.info.batches,
-                    "samples": feed.info.samples,
-                    "turn": feed.info.turn,
-                    "lanes": feed.info.lanes,
-                    "order": feed.info.order,
-                    "splits": feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
-                    "segment": feed.plan.segment,
-                    "indexable": feed.plan.length is not None,
-                    "on_error": feed.plan.on_error,
-                    "skipped_count": feed.skipped_count,
-                    "skipped": [
-                        {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:200]}
-                        for one in feed.skipped
-                    ],
-                }
-                for feed in coordinator.feeds.values()
-            ],
+            "feeds": [status.of_feed(feed, self._url(feed.name)) for feed in self._coordinator.feeds.values()],
             "workers": [
-                {
-                    "number": worker.number,
-                    "pid": worker.pid,
-                    "restarts": worker.restarts,
-                    "ready": worker.ready,
-                    "leaving": worker.number in coordinator.crew.leaving,
-                    "given_up": worker.given_up,
-                    "doing": worker.doing,
-                    "spent": worker.spent,
-                }
+                status.of_worker(worker, leaving=worker.number in self._coordinator.crew.leaving)
                 for worker in self._supervisor.workers.values()
             ],
-            "streams": [
-                {
-                    "feed": session.feed,
-                    "client": session.client,
-                    "transport": session.transport,
-                    "epoch": session.reader.begun,
-                    "reading": session.reader.reading,
-                    "batches": session.reader.stream.epoch_batches,
-                    "sent": session.reader.sent,
-                    "handed": session.reader.handed,
-                    "slots": session.reader.stream.making.slots,
-                    "slot_bytes": session.reader.stream.making.slot_nbytes,
-                    "rank": session.reader.rank if session.reader.stream.share.readers > 1 else None,
-                    "error": _short(session.reader.stream.error),
-                }
-                for session in reading[:200]
-                if session.reader is not None
-            ],
-            "more_streams": max(0, len(reading) - 200),
+            **status.of_streams(self._consumers.sessions.values()),
         }
 
     # --- events ---
@@ -356,7 +307,7 @@ class Daemon:
         self._carry_out()
 
     def _worker_died(self, number: int, how: str, doing: Doing | None) -> None:
-        self._known[number] = set()
+        self._to_workers.anew(number)
         blamed = None
         where = ""
         leaving = number in self._coordinator.crew.leaving  # then it was us
@@ -370,7 +321,7 @@ class Daemon:
         self._carry_out()
 
     def _worker_given_up(self, number: int, text: str) -> None:
-        self._known.pop(number, None)
+        self._to_workers.gone(number)
         self._coordinator.worker_gone(number, text)
         self._carry_out()
 
@@ -416,7 +367,7 @@ class Daemon:
             log.error(
                 "worker %d imported other feeds than the daemon serves: a module changed; restart the daemon", number
             )
-            self._tell(number, m.Shutdown())
+            self._to_workers.say(number, m.Shutdown())
             return
         self._supervisor.ready(number)
         self._coordinator.worker_ready(number)
@@ -432,11 +383,7 @@ class Daemon:
         log.info("worker %d is ready: its imports took %.2f s", number, message.imports_seconds)
 
     def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
-        number = 0
-        if fd is not None:
-            self._last_list += 1
-            number = self._last_list
-            self._lists[number] = (fd, message.nbytes)
+        number = 0 if fd is None else self._to_workers.keep_list(fd, message.nbytes)
         splits = SplitsInfo(number, message.count, message.digest)
         self._coordinator.splits_listed(message.run, splits, message.spec, message.sample_nbytes)
 
@@ -467,9 +414,9 @@ class Daemon:
             case do.FindSlot():
                 self._slots.request(command)
             case do.Fill():
-                self._fill(command)
+                self._to_workers.fill(command, self._slots.segment(command.ticket))
             case do.WriteRows():
-                self._write_rows(command)
+                self._to_workers.write_rows(command, self._slots.segment(command.ticket))
             case do.Deliver():
                 self._consumers.deliver(command, self._slots.segment(command.ticket))
             case do.Copy():
@@ -479,20 +426,20 @@ class Daemon:
             case do.Free():
                 self._slots.free(command.ticket)
             case do.StartRun():
-                self._start_run(command)
+                self._to_workers.start_run(command, self._coordinator.feeds[command.feed].info.spec)
             case do.DropRun():
-                self._tell(command.worker, m.DropRun(command.run))
+                self._to_workers.say(command.worker, m.DropRun(command.run))
             case do.Tell():
                 self._consumers.send(command.reader, command.message)
             case do.Retry():
                 asyncio.get_running_loop().call_later(command.seconds, self._retry, command.run)
             case do.Retire():
-                self._known.pop(command.worker, None)
+                self._to_workers.gone(command.worker)
                 self._supervisor.retire(command.worker, codec.encode(m.Shutdown()))
             case do.ListSplits():
-                self._tell(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
+                self._to_workers.say(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
             case do.ForgetSplits():
-                self._forget_splits(command.splits)
+                self._to_workers.forget_list(command.splits)
             case do.FeedReady():
                 self._feed_ready(command.feed, command.splits)
             case do.RefuseStart():
@@ -524,80 +471,9 @@ class Daemon:
         self._coordinator.retry(run)
         self._carry_out()
 
-    def _fill(self, command: do.Fill) -> None:
-        segment = self._slots.segment(command.ticket)
-        self._show_segment(command.worker, segment)
-        fill = m.Fill(
-            run=command.run,
-            ticket=command.ticket,
-            index=command.index,
-            batches=command.batches,
-            segment=segment.number,
-            nbytes=segment.nbytes,
-            first=command.first,
-        )
-        self._tell(command.worker, fill)
-
-    def _write_rows(self, command: do.WriteRows) -> None:
-        segment = self._slots.segment(command.ticket)
-        self._show_segment(command.worker, segment)
-        write = m.WriteRows(
-            run=command.run,
-            ticket=command.ticket,
-            segment=segment.number,
-            nbytes=segment.nbytes,
-            start=command.start,
-            count=command.count,
-            row=command.row,
-            rows=command.rows,
-            index=command.index,
-        )
-        self._tell(command.worker, write)
-
-    def _start_run(self, command: do.StartRun) -> None:
-        if command.splits:
-            fd, nbytes = self._lists[command.splits]
-            if ("splits", command.splits) not in self._known[command.worker]:
-                self._known[command.worker].add(("splits", command.splits))
-                data = codec.encode(m.SplitList(command.splits, nbytes))
-                self._supervisor.send(command.worker, data, fd)
-        start = m.StartRun(
-            run=command.run,
-            feed=command.feed,
-            epoch=command.epoch,
-            lane=command.lane,
-            splits=command.splits,
-            spec=self._coordinator.feeds[command.feed].info.spec,
-            record=command.record,
-            skip=command.skip,
-            careful=command.careful,
-        )
-        self._tell(command.worker, start)
-
-    def _forget_splits(self, number: int) -> None:
-        fd, _ = self._lists.pop(number, (-1, 0))
-        if fd >= 0:
-            os.close(fd)
-        for worker, known in self._known.items():
-            if ("splits", number) in known:
-                known.discard(("splits", number))
-                self._tell(worker, m.ForgetSplits(number))
-
-    def _show_segment(self, worker: int, segment: Segment) -> None:
-        if ("segment", segment.number) not in self._known[worker]:
-            self._known[worker].add(("segment", segment.number))
-            data = codec.encode(m.Segment(segment.number, segment.nbytes))
-            self._supervisor.send(worker, data, segment.fd)
-
     def _segment_gone(self, segment: Segment) -> None:
         self._consumers.segment_gone(segment)
-        for worker, known in self._known.items():
-            if ("segment", segment.number) in known:
-                known.discard(("segment", segment.number))
-                self._tell(worker, m.SegmentGone(segment.number))
-
-    def _tell(self, worker: int, message: m.Message) -> None:
-        self._supervisor.send(worker, codec.encode(message))
+        self._to_workers.forget_segment(segment)
 
     # --- starting ---
 
@@ -635,10 +511,6 @@ class Daemon:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
-
-
-def _short(error: PenstockError | None) -> str | None:
-    return None if error is None else error.message[:200]
 
 
 def serve(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import msgspec
 
 from ..worker.forkserver import Ended, Fork, Forked, FromForkServer, Ready, Unfit
 from .peer import Peer
-from .process import Process
+from .process import Process, ended_how
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class ForkServer:
 
     Attributes:
         ready: whether it has imported the libraries, and can, or could, fork.
-        gone: why it forks no more, or None while it does, or will.
+        gone: whether it forks no more.
 
     Args:
         feeds: the MODULE:ATTR arguments.
@@ -46,7 +45,7 @@ class ForkServer:
 
     def __init__(self, feeds: list[str], environment: dict[str, str], *, ticks: bool) -> None:
         self.ready = False
-        self.gone: str | None = None
+        self.gone = False
         self._ticks = ticks
         self._ticket = 0
         self._early: list[_Asked] = []
@@ -110,7 +109,7 @@ class ForkServer:
                     self._ask(asked)
             case Unfit(why):
                 log.info("each worker imports all by itself: %s", why)
-                self._lost(why)
+                self._lost()
             case Forked(ticket, pid, errno):
                 done = self._asked.pop(ticket).done
                 if fd is None:
@@ -124,13 +123,12 @@ class ForkServer:
     def _end(self, status: int | None) -> None:
         self._peer.drain()
         self._peer.close()
-        if self.gone is None:
-            why = "was killed by SIGKILL" if status == -signal.SIGKILL else f"ended with status {status}"
-            log.warning("the fork server %s, and its workers with it", why)
-            self._lost(why)
+        if not self.gone:
+            log.warning("the fork server %s, and its workers with it", ended_how(status))
+            self._lost()
 
-    def _lost(self, why: str) -> None:
-        self.gone = why
+    def _lost(self) -> None:
+        self.gone = True
         running, self._running = self._running, {}
         for process in running.values():
             process.orphaned()

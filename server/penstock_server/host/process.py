@@ -52,9 +52,12 @@ class Process:
         if self._child is not None:
             self._look()
 
-    def ended(self, status: int) -> None:
-        """The fork server says that it has ended, and how."""
-        self._tell(status)
+    def ended(self, status: int | None) -> None:
+        """It has ended, and how, if that is known: its fork server says so, or we saw it."""
+        self._unwatch()
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(status)
 
     def orphaned(self) -> None:
         """The fork server is gone, and the process ends with it, if it has not ended yet."""
@@ -95,15 +98,22 @@ class Process:
         asyncio.get_running_loop().add_reader(self._pidfd, self._readable)
 
     def _readable(self) -> None:
-        self._tell(None if self._child is None else self._child.wait())
-
-    def _tell(self, status: int | None) -> None:
-        self._unwatch()
-        if self._on_end is not None:
-            on_end, self._on_end = self._on_end, None
-            on_end(status)
+        self.ended(None if self._child is None else self._child.wait())
 
     def _unwatch(self) -> None:
         if self._watched:
             self._watched = False
             asyncio.get_running_loop().remove_reader(self._pidfd)
+
+
+def ended_how(code: int | None) -> str:
+    """How a process with this exit status ended, in words."""
+    if code is None:
+        return "died with the fork server"
+    if code >= 0:
+        return f"exited with status {code}"
+    name = str(-code)
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+    hint = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -9,25 +9,18 @@ read what it did when it died; with a hang timeout, one that stands still in use
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import fcntl
 import functools
 import logging
-import mmap
 import os
-import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from .. import doing
 from ..doing import Doing
 from .forking import ForkServer
-from .peer import Peer
-from .process import Process
+from .place import Worker
+from .process import Process, ended_how
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +39,6 @@ _LIVED = 60.0
 _DUMP_SECONDS = 0.5
 """So long a hung worker may take to say where it stands."""
 
-_MOST_DUMP = 256 * 1024
-
 _ONE_THREAD = dict.fromkeys(
     (
         "OMP_NUM_THREADS",
@@ -59,136 +50,6 @@ _ONE_THREAD = dict.fromkeys(
     ),
     "1",
 )
-
-
-class Worker:
-    """One worker's place: the process that fills it now, and how often it had to be filled.
-
-    The connection to the next process is made as soon as one has ended: what is said before the new one is there waits
-    in it.
-    """
-
-    def __init__(self, number: int, on_data: Callable[[int, bytes, int | None], None]) -> None:
-        self.number = number
-        self.process: Process | None = None
-        self.starting: object | None = None
-        """The start that is under way, if one is."""
-        self.ready = False
-        """Whether this process has imported the user's modules."""
-        self.restarts = 0
-        self.given_up = False
-        self.leaving = False
-        self.failures_in_a_row = 0
-        self.starts_without_ready = 0
-        self.started = 0.0
-        self.timer: asyncio.TimerHandle | None = None
-        """When the next process is started, or a leaving one is killed."""
-        self.hung = ""
-        """Why it was killed, where it was for standing still."""
-        self._on_data = on_data
-        self._page: mmap.mmap | None = None
-        self._page_fd = self._dump = -1
-        self.peer, self._theirs = self._connection()
-
-    @property
-    def pid(self) -> int | None:
-        """The process's id, or None where none runs."""
-        return None if self.process is None else self.process.pid
-
-    @property
-    def doing(self) -> dict[str, object] | None:
-        """For status: the split that it read last, the samples it had made of it, and how many seconds ago that was."""
-        now = self.look()
-        if now is None or now.run < 0:
-            return None  # it has not been given anything to do
-        return {"split": now.split, "samples": now.samples, "seconds": round(now.since_seconds, 1)}
-
-    @property
-    def spent(self) -> dict[str, float] | None:
-        """For status: where the process's time has gone since it was ready, and how long it had a CPU or lacked one."""
-        page, pid = self._page, self.pid
-        spent = None if page is None else doing.spent(page)
-        if spent is None or pid is None:
-            return None
-        had, wanted = _cpu_seconds(pid)
-        return {**dataclasses.asdict(spent), "cpu_seconds": had, "cpu_wait_seconds": wanted}
-
-    def look(self) -> Doing | None:
-        """What the process's status page says."""
-        return None if self._page is None else doing.read(self._page)
-
-    def prepare(self) -> list[int]:
-        """Make what the next process is given: its connection, its status page, and where its stack goes.
-
-        Raises:
-            OSError: it cannot be made; nothing is left of the attempt.
-        """
-        self.started = time.monotonic()
-        self.starting = object()
-        try:
-            self._page_fd = os.memfd_create("penstock-doing", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self._page_fd, doing.NBYTES)
-            fcntl.fcntl(self._page_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._page = mmap.mmap(self._page_fd, doing.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
-            self._dump = os.memfd_create("penstock-dump", os.MFD_CLOEXEC)
-        except OSError:
-            self.forget()
-            raise
-        return [self._theirs.fileno(), self._page_fd, self._dump]
-
-    def begin(self, process: Process) -> None:
-        """The process has started, and has what `prepare` made."""
-        self.process, self.starting = process, None
-        os.close(self._page_fd)
-        self._page_fd = -1
-        self._theirs.close()
-
-    def forget(self) -> None:
-        """Let go of the process, which is killed if it still runs, and of all that was its own."""
-        if self.process is not None:
-            self.process.forget()
-        for fd in (self._page_fd, self._dump):
-            if fd >= 0:
-                os.close(fd)
-        if self._page is not None:
-            self._page.close()
-        self.process, self.starting, self._page = None, None, None
-        self._page_fd = self._dump = -1
-        self.ready, self.hung = False, ""
-
-    def ask_where(self) -> None:
-        """Have the process write its stack."""
-        if self.process is not None:
-            os.ftruncate(self._dump, 0)
-            os.lseek(self._dump, 0, os.SEEK_SET)  # its fd shares the position
-            self.process.send_signal(signal.SIGUSR2)
-
-    def stack(self) -> bytes:
-        """What it has written of its stack."""
-        return b"" if self._dump < 0 else os.pread(self._dump, _MOST_DUMP, 0)
-
-    def renew(self) -> None:
-        """Make the connection to the next process in place of the last one's."""
-        self.close()
-        self.peer, self._theirs = self._connection()
-
-    def close(self) -> None:
-        """Close the connection, and wait for nothing any more."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        self.peer.close()
-        self._theirs.close()
-
-    def _connection(self) -> tuple[Peer, socket.socket]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return Peer(ours, self._data, lambda: None), theirs
-
-    def _data(self, data: bytes, fd: int | None) -> None:
-        if not self.leaving:
-            self._on_data(self.number, data, fd)
-        elif fd is not None:
-            os.close(fd)
 
 
 class Supervisor:
@@ -321,7 +182,7 @@ class Supervisor:
     def _forks(self) -> ForkServer | None:
         """The fork server; another one in place of one that has died, unless it had never been ready."""
         before = self._fork_server
-        if before is not None and before.gone is None:
+        if before is not None and not before.gone:
             return before
         if before is not None:
             before.stop()
@@ -371,7 +232,7 @@ class Supervisor:
         worker.peer.drain()
         if self._stopping:
             return
-        how, last = worker.hung or _how(status), worker.look()
+        how, last = worker.hung or ended_how(status), worker.look()
         worker.forget()
         if worker.leaving:
             self._leaving.discard(worker)
@@ -437,32 +298,9 @@ class Supervisor:
             del self._inquiries[worker]
 
 
-def _cpu_seconds(pid: int) -> tuple[float, float]:
-    """How long a process has had a CPU, and how long its main thread could have run and had none. 0 if unknown."""
-    had = wanted = 0.0
-    with contextlib.suppress(OSError):  # it has ended
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        had = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, see proc(5)
-        wanted = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9  # a kernel may be built without it
-    return had, wanted
-
-
 def _environment(number: str) -> dict[str, str]:
     """The environment of the worker with this number."""
     environment = {**_ONE_THREAD, "PYTHONUNBUFFERED": "1", **os.environ}
     environment["PYTHONHASHSEED"] = "0"
     environment["PENSTOCK_WORKER"] = number  # in which the client starts no daemon
     return environment
-
-
-def _how(code: int | None) -> str:
-    """How a process with this exit status ended, in words."""
-    if code is None:
-        return "died with the fork server"
-    if code >= 0:
-        return f"exited with status {code}"
-    name = str(-code)
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-    hint = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

@@ -1,0 +1,85 @@
+"""What `penstock status` shows of feeds, workers and streams, as JSON types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock_proto import PenstockError
+
+from .consumers import Session
+from .coordinator.feeds import ServedFeed
+from .coordinator.reader import Reader
+from .host.place import Worker
+
+_MOST_STREAMS = 200
+_MOST_SPEC = 1000
+_MOST_TEXT = 200
+
+
+def of_feed(feed: ServedFeed, url: str) -> dict[str, object]:
+    """A feed, which has this URL."""
+    return {
+        "name": feed.name,
+        "url": url,
+        "spec": str(feed.info.spec)[:_MOST_SPEC],
+        "batch_size": feed.info.batch_size,
+        "batches": feed.info.batches,
+        "samples": feed.info.samples,
+        "turn": feed.info.turn,
+        "lanes": feed.info.lanes,
+        "order": feed.info.order,
+        "splits": feed.static_splits.count if feed.static_splits and not feed.plan.endless else None,
+        "segment": feed.plan.segment,
+        "indexable": feed.plan.length is not None,
+        "on_error": feed.plan.on_error,
+        "skipped_count": feed.skipped_count,
+        "skipped": [
+            {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:_MOST_TEXT]}
+            for one in feed.skipped
+        ],
+    }
+
+
+def of_worker(worker: Worker, *, leaving: bool) -> dict[str, object]:
+    """A worker, and what it does now."""
+    return {
+        "number": worker.number,
+        "pid": worker.pid,
+        "restarts": worker.restarts,
+        "ready": worker.ready,
+        "leaving": leaving,
+        "given_up": worker.given_up,
+        "doing": worker.doing,
+        "spent": worker.spent,
+    }
+
+
+def of_streams(sessions: Iterable[Session]) -> dict[str, object]:
+    """The consumers that read, not more than `_MOST_STREAMS` of them, and how many more there are."""
+    reading = [(session, session.reader) for session in sessions if session.reader is not None]
+    return {
+        "streams": [_stream(session, reader) for session, reader in reading[:_MOST_STREAMS]],
+        "more_streams": max(0, len(reading) - _MOST_STREAMS),
+    }
+
+
+def _stream(session: Session, reader: Reader) -> dict[str, object]:
+    stream = reader.stream
+    return {
+        "feed": session.feed,
+        "client": session.client,
+        "transport": session.transport,
+        "epoch": reader.begun,
+        "reading": reader.reading,
+        "batches": stream.epoch_batches,
+        "sent": reader.sent,
+        "handed": reader.handed,
+        "slots": stream.making.slots,
+        "slot_bytes": stream.making.slot_nbytes,
+        "rank": reader.rank if stream.share.readers > 1 else None,
+        "error": _short(stream.error),
+    }
+
+
+def _short(error: PenstockError | None) -> str | None:
+    return None if error is None else error.message[:_MOST_TEXT]

@@ -1,0 +1,121 @@
+"""What the daemon says to its workers.
+
+What comes with a file descriptor, a slot's segment or a list of splits, is shown to a worker's process once, before the
+first message that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from penstock_proto import codec
+from penstock_proto import messages as m
+from penstock_proto.spec import Spec
+
+from .coordinator import commands as do
+from .host.arena import Segment
+from .host.supervisor import Supervisor
+
+
+class ToWorkers:
+    """Speaks to the workers of `supervisor`, which has these numbers at first."""
+
+    def __init__(self, supervisor: Supervisor, numbers: Iterable[int]) -> None:
+        self._supervisor = supervisor
+        self._shown: dict[int, set[tuple[str, int]]] = {number: set() for number in numbers}
+        """Segments and lists of splits that each worker has been shown."""
+        self._lists: dict[int, tuple[int, int]] = {}
+        """fd and size of each list of splits, by its number."""
+        self._last_list = 0
+
+    def anew(self, number: int) -> None:
+        """Another process has this worker's place, or is the first in it: it has been shown nothing."""
+        self._shown[number] = set()
+
+    def gone(self, number: int) -> None:
+        """Nothing is said to this worker any more."""
+        self._shown.pop(number, None)
+
+    def say(self, worker: int, message: m.Message) -> None:
+        """Say something that names nothing."""
+        self._supervisor.send(worker, codec.encode(message))
+
+    def fill(self, command: do.Fill, segment: Segment) -> None:
+        """Have a turn, or a part of it, filled into `segment`."""
+        self._show_segment(command.worker, segment)
+        fill = m.Fill(
+            run=command.run,
+            ticket=command.ticket,
+            index=command.index,
+            batches=command.batches,
+            segment=segment.number,
+            nbytes=segment.nbytes,
+            first=command.first,
+        )
+        self.say(command.worker, fill)
+
+    def write_rows(self, command: do.WriteRows, segment: Segment) -> None:
+        """Have leftover rows written into `segment`."""
+        self._show_segment(command.worker, segment)
+        write = m.WriteRows(
+            run=command.run,
+            ticket=command.ticket,
+            segment=segment.number,
+            nbytes=segment.nbytes,
+            start=command.start,
+            count=command.count,
+            row=command.row,
+            rows=command.rows,
+            index=command.index,
+        )
+        self.say(command.worker, write)
+
+    def start_run(self, command: do.StartRun, spec: Spec) -> None:
+        """Have a run opened, of a feed with this spec."""
+        if command.splits:
+            fd, nbytes = self._lists[command.splits]
+            self._show(command.worker, ("splits", command.splits), m.SplitList(command.splits, nbytes), fd)
+        start = m.StartRun(
+            run=command.run,
+            feed=command.feed,
+            epoch=command.epoch,
+            lane=command.lane,
+            splits=command.splits,
+            spec=spec,
+            record=command.record,
+            skip=command.skip,
+            careful=command.careful,
+        )
+        self.say(command.worker, start)
+
+    def keep_list(self, fd: int, nbytes: int) -> int:
+        """Take over the fd of a list of splits, of so many bytes; returns its number."""
+        self._last_list += 1
+        self._lists[self._last_list] = fd, nbytes
+        return self._last_list
+
+    def forget_list(self, number: int) -> None:
+        """Nothing names this list of splits again."""
+        fd, _ = self._lists.pop(number, (-1, 0))
+        if fd >= 0:
+            os.close(fd)
+        self._forget(("splits", number), m.ForgetSplits(number))
+
+    def forget_segment(self, segment: Segment) -> None:
+        """The segment was given back to the system."""
+        self._forget(("segment", segment.number), m.SegmentGone(segment.number))
+
+    def _show_segment(self, worker: int, segment: Segment) -> None:
+        self._show(worker, ("segment", segment.number), m.Segment(segment.number, segment.nbytes), segment.fd)
+
+    def _show(self, worker: int, what: tuple[str, int], message: m.Message, fd: int) -> None:
+        if what not in self._shown[worker]:
+            self._shown[worker].add(what)
+            self._supervisor.send(worker, codec.encode(message), fd)
+
+    def _forget(self, what: tuple[str, int], message: m.Message) -> None:
+        for worker, shown in self._shown.items():
+            if what in shown:
+                shown.discard(what)
+                self.say(worker, message)
