@@ -17,6 +17,9 @@ from .process import Process, ended_how
 
 log = logging.getLogger(__name__)
 
+_FAREWELL = 1.0
+"""Seconds that it has to end by itself once it serves."""
+
 _decode = msgspec.msgpack.Decoder(FromForkServer)
 
 
@@ -80,9 +83,9 @@ class ForkServer:
             self._early.append(asked)
 
     def stop(self) -> None:
-        """End it, and with it whatever it has forked."""
+        """End it, and with it whatever it has forked. It buries first those that have ended."""
         self._peer.close()
-        self._process.forget()
+        self._process.forget(_FAREWELL if self.ready else 0.0)
         for fd in (fd for asked in self._early for fd in asked.fds):
             os.close(fd)
         self._early.clear()

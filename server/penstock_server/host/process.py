@@ -80,13 +80,15 @@ class Process:
         """Send it SIGKILL, if it has not ended."""
         self.send_signal(signal.SIGKILL)
 
-    def forget(self) -> None:
-        """Let go of it; it is killed if it has not ended, and that is waited for. `on_end` is not called any more."""
+    def forget(self, patience: float = 0.0) -> None:
+        """Let go of it; it is killed if it does not end within `patience` seconds, and its end is waited for. `on_end`
+        is not called any more."""
         self._on_end = None
-        self.kill()
         end = select.poll()
         end.register(self._pidfd, select.POLLIN)
-        end.poll()
+        if not end.poll(patience * 1000):
+            self.kill()
+            end.poll()
         self._unwatch()
         if self._child is not None:
             self._child.wait()

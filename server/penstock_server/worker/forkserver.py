@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import msgspec
 
@@ -152,7 +152,7 @@ class _Server:
         except ConnectionError:
             data, fd = b"", None
         if not data:
-            os._exit(0)
+            _end()
         if fd is not None:
             self._fds.append(fd)
             return None
@@ -203,7 +203,15 @@ def _say(connection: socket.socket, message: FromForkServer, fd: int | None = No
     try:
         seqpacket.send(connection, msgspec.msgpack.encode(message), fd)
     except ConnectionError:
-        os._exit(0)
+        _end()
+
+
+def _end() -> NoReturn:
+    """The daemon is gone. Workers that have ended are buried, for nobody else would soon; the others end with us."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    os._exit(0)
 
 
 def _threads() -> int:
