@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,9 @@ def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: 
     class Crash(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if self.params["epochs"] == 2 and resume.consumed == 27:
+                deadline = time.monotonic() + 60
+                while 25 not in other.states and time.monotonic() < deadline:  # its state there is needed below
+                    time.sleep(0.01)
                 raise InterruptedError
 
     daemon = serve(RANKS)
