@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from . import errors
 from .spec import Spec
 
-VERSION = 3
+VERSION = 4
 """The protocol's version. Both ends must have the same."""
 
 MAX_TEXT = 32 * 1024
