@@ -55,8 +55,8 @@ FEEDS = f"""
     ranked = Feed(generate, splits=range(12), batch_size=4, lanes=4, turn=1, seed=12)
     grouped = Feed(generate, splits=range(12), batch_size=4, lanes=4, turn=1, epochs=2)
 """
-BATCHES = 114
-"""Of an epoch, each of 64 KiB: by far more than what is on the way at once."""
+BATCHES, BATCH_BYTES = 114, 64 * 1024
+"""Of an epoch, by far more than what is on the way at once. A slab has up to two."""
 PATIENCE = 1.0
 """Seconds without a sign of life, in place of 30, on both sides."""
 
@@ -203,6 +203,20 @@ def test_faults_shorter_than_the_patience_are_waited_out_over_the_same_connectio
         assert not faults
         assert connection.stats()["reconnects"] == 0
         assert proxy.accepted == 1
+
+
+def test_a_link_on_which_a_slab_takes_longer_than_the_patience_is_alive(start: Start, impatient: None) -> None:
+    daemon = start("feed")
+    calm = quiet(daemon)
+    slow = 2 * BATCH_BYTES / (3 * PATIENCE)
+    with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
+
+        def meet(n: int) -> None:
+            if n == 9:
+                proxy.throttle(slow, lasting=5 * PATIENCE)
+
+        assert consume(connection, meet=meet) == calm
+        assert connection.stats()["reconnects"] == 0
 
 
 def test_a_link_that_is_cut_again_and_again_is_a_pause_and_nothing_else(start: Start) -> None:

@@ -115,6 +115,35 @@ def test_a_large_frame_goes_straight_to_its_place_and_what_follows_is_kept() -> 
         dealer.close(1)
 
 
+def test_a_poll_waits_for_as_many_bytes_as_it_was_told_to() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        with far:
+            near.setblocking(False)
+            dealer = zmtp.Dealer(near)
+            far.sendall(b"\2" + (100_000).to_bytes(8, "big") + bytes(1000))
+            assert dealer.wait(10)
+            data = bytearray(100_000)
+            assert dealer.begin() == (100_000, False)
+            while dealer.left > 99_000:
+                dealer.wait(10)
+                dealer.read_into(memoryview(data))
+            dealer.wake_at(dealer.left)
+            far.sendall(bytes(98_999))
+            assert not dealer.wait(0.3)
+            dealer.wake_at(1)
+            assert dealer.wait(10)
+            dealer.wake_at(dealer.left)
+            far.sendall(b"\1")
+            assert dealer.wait(10)
+            assert dealer.read_into(memoryview(data)) == 99_000
+            dealer.wake_at(1 << 40)  # the last bytes come, whatever is waited for
+            far.sendall(b"\0\1z")
+            far.shutdown(socket.SHUT_WR)
+            assert dealer.wait(10)
+            assert frame(dealer) == (b"z", False)
+
+
 def test_the_heartbeats_of_the_peer_are_answered() -> None:
     with router(HEARTBEAT_IVL=50, HEARTBEAT_TIMEOUT=400) as (there, port):
         dealer = connected(port)

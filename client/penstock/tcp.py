@@ -255,7 +255,11 @@ class TcpTransport:
         dealer = self._there
         dealer.flush()
         self._poll.register(dealer, select.POLLIN | (select.POLLOUT if for_room or dealer.unsent else 0))
+        dealer.wake_at(dealer.left)
         ready = dict(self._poll.poll(timeout * 1000))
+        if dealer.fileno() not in ready:  # bytes that come slowly are a sign of life, too
+            dealer.wake_at(1)
+            ready.update(self._poll.poll(0))
         if self._notes.bell is not None and self._notes.bell.fileno() in ready:
             self._notes.bell.clear()
         now = time.monotonic()

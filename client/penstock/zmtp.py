@@ -24,6 +24,8 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 _FLAGS = (0, _MORE, _LONG, _MORE | _LONG, _COMMAND)
 _STAGE = 16 * 1024
 """Bytes that are read ahead: what comes behind a frame that is received to where it stays, small frames above all."""
+_AT_ONCE = 1 << 20
+"""Most bytes that a poll is to wait for."""
 _STEP = 0.1
 """Seconds after which a wait looks around."""
 
@@ -46,6 +48,7 @@ class Dealer:
         self._stage = memoryview(bytearray(_STAGE))
         self._start = self._end = 0  # of what is there in the stage
         self._unsent = b""
+        self._wakes_at = 1
         self.left = 0
 
     def greet(self, deadline: float, watch: Callable[[], None]) -> None:
@@ -70,6 +73,14 @@ class Dealer:
     def fileno(self) -> int:
         """The descriptor to poll on: readable, and writable if `unsent`."""
         return self._socket.fileno()
+
+    def wake_at(self, count: int) -> None:
+        """Let polls find the descriptor readable from so many bytes on: at most 1 MiB, and what the kernel has room
+        for. Where much is to come, waits are a third as many."""
+        count = max(1, min(count, _AT_ONCE))
+        if count != self._wakes_at:
+            self._wakes_at = count
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     @property
     def unsent(self) -> bool:
