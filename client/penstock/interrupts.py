@@ -53,10 +53,12 @@ class _Listener:
         signals.close()
 
     def heard(self) -> int:
-        ends = self._ends
-        if ends is not None:
+        came = b""
+        if self._ends is not None:
             with contextlib.suppress(OSError):
-                self._count += ends[0].recv(4096).count(signal.SIGINT)
+                came = self._ends[0].recv(4096)
+        if signal.SIGINT in came and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._count += 1
         return self._count
 
     def forget(self) -> None:
@@ -81,7 +83,5 @@ def unlisten() -> None:
 
 
 def heard() -> int:
-    """How many interrupts came since the process began to listen; a change while waiting means: give up."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return 0
+    """A count that goes up with interrupts that raise KeyboardInterrupt; a change while waiting means: give up."""
     return _listener.heard()
