@@ -136,6 +136,16 @@ def test_an_epoch_that_is_left_is_void_and_the_next_begins_at_once(transport: st
         assert connection.stats()["batches"] == 5
 
 
+@both
+def test_the_daemon_hears_of_a_slab_that_was_handed_though_nobody_takes_another(transport: str) -> None:
+    info, epoch = numbers(50)
+    with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url, transport=transport) as connection:
+        batches = connection.batches()
+        for count in (1, 2):
+            next(batches)
+            daemon.wait_for(lambda count=count: any(isinstance(m, Ack) and m.handed == count for m in daemon.got))
+
+
 def test_a_dropped_iterator_leaves_its_epoch_without_another() -> None:
     info, epoch = numbers(50)
     with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url) as connection:
