@@ -95,7 +95,7 @@ def transport_plot(result: dict[str, Any], figure: Any) -> None:
         axes.plot(sizes, medians, style, color=color, marker=marker, markersize=4, label=contestant.label)
         axes.vlines(sizes, [speed.lower for speed in speeds], [speed.upper for speed in speeds], color)
     axes.set(xscale="log", yscale="log", xlabel="a batch", ylabel="GB/s")
-    axes.set_xticks(list(fewest), [transport.size_name(size) for size in fewest])
+    axes.set_xticks(list(fewest), [transport.size_name(size) for size in fewest], rotation=45)
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
