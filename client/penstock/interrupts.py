@@ -53,12 +53,10 @@ class _Listener:
         signals.close()
 
     def heard(self) -> int:
-        came = b""
-        if self._ends is not None:
+        ends = self._ends
+        if ends is not None:
             with contextlib.suppress(OSError):
-                came = self._ends[0].recv(4096)
-        if signal.SIGINT in came and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._count += 1
+                self._count += ends[0].recv(4096).count(signal.SIGINT)
         return self._count
 
     def forget(self) -> None:
@@ -83,5 +81,7 @@ def unlisten() -> None:
 
 
 def heard() -> int:
-    """A count that goes up with interrupts that raise KeyboardInterrupt; a change while waiting means: give up."""
+    """How many interrupts came since the process began to listen; a change while waiting means: give up."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return 0
     return _listener.heard()
