@@ -194,7 +194,7 @@ class Session:
         """The next slab of `epoch`, handed over with this call; its End; or None after `timeout` seconds without one.
 
         Over TCP the daemon is told of it at once. On the daemon's host the ledger says so, and one message tells with
-        the next call (or within 0.1 s) that it was handed and, mostly, that it was released.
+        the next call (else within 0.1 s, or 1 s where no slot is held) that it was handed and, mostly, released.
 
         Raises as `Stream.take`.
         """
