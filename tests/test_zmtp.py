@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -209,6 +211,25 @@ def test_nobody_there_is_refused_at_once() -> None:
         port = server.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):
         connected(port)
+
+
+def test_an_attempt_in_vain_leaves_nothing_to_the_garbage_collector() -> None:
+    class Watch:
+        def __call__(self) -> None: ...
+
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        watch = Watch()
+        watcher = weakref.ref(watch)
+        gc.collect()
+        gc.disable()
+        try:
+            with suppress(ConnectionRefusedError):
+                zmtp.connected("127.0.0.1", closed.getsockname()[1], 10, watch)
+            del watch
+            assert watcher() is None
+        finally:
+            gc.enable()
 
 
 def test_of_several_addresses_the_one_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,10 @@ def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -
         except BaseException:
             connection.close()
             raise
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # it holds this frame, which would hold it, and through `watch` a session that looks for its daemon
 
 
 def _connect(connection: socket.socket, place: object, deadline: float, watch: Callable[[], None]) -> None:
