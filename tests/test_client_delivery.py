@@ -17,7 +17,7 @@ import pytest
 from fake_daemon import Fail, FakeDaemon, Stall, Vanish, feed_info, numbers, slab
 
 import penstock
-from penstock import session, tcp
+from penstock import session, tally, tcp
 from penstock_proto import Leaf, TupleSpec
 from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.messages import Ack, Begin, Bye, Leave, Pong, SegmentGone, Slab, Welcome
@@ -480,7 +480,7 @@ if sys.argv[3].startswith("SIG"):
 def test_a_long_wait_is_logged_once_with_what_to_look_at(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(session, "SLOW", 0.3)
+    monkeypatch.setattr(tally, "SLOW", 0.3)
     info, epoch = numbers(1)
     with FakeDaemon(info, lambda e: [Stall(), *epoch(e)]) as daemon, penstock.connect(daemon.url) as connection:
         threading.Timer(1, daemon.go_on).start()

@@ -17,7 +17,7 @@ import pytest
 from fake_daemon import Fail, FakeDaemon, Stall, Vanish, dealt
 
 import penstock
-from penstock import session, tcp
+from penstock import redial, tcp
 from penstock_proto.messages import Begin, FeedInfo, Hello
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -28,8 +28,8 @@ TOTAL = -(-sum(LANES) // 4)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(session, "LAST_PAUSE", 0.1)
+    monkeypatch.setattr(redial, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(redial, "LAST_PAUSE", 0.1)
 
 
 def seen(batches: Any) -> list[int]:

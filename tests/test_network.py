@@ -29,7 +29,7 @@ from conftest import Daemon, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
 
 import penstock
-from penstock import session, tcp
+from penstock import redial, session, tcp
 from penstock_server import control
 
 SIZES = [33, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
@@ -312,7 +312,7 @@ def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_n
 def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_time_of_the_next(
     start: Start, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "ANSWER", 0.5)
+    monkeypatch.setattr(redial, "ANSWER", 0.5)
     daemon = start("feed")
     calm = quiet(daemon)
     with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:

@@ -23,7 +23,7 @@ from test_coordinator import Case, any_feeds, cases, fast, faults, quick
 from test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start
 
 import penstock
-from penstock import dial, session
+from penstock import dial, tally
 from penstock_proto import ProtocolError, StateMismatch, StreamClosed
 from penstock_proto.position import Position, pack, unpack
 
@@ -307,7 +307,7 @@ def test_ranks_wait_for_one_that_does_not_come_back_as_long_as_reconnect_says_an
 def test_whoever_waits_says_which_ranks_are_missing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(session, "SLOW", 0.2)
+    monkeypatch.setattr(tally, "SLOW", 0.2)
     daemon = serve(FEEDS, "plain")
     with penstock.connect(daemon.url, rank=1, world_size=4) as one, ThreadPoolExecutor(2) as pool:
         first = pool.submit(next, one.batches())
@@ -315,7 +315,7 @@ def test_whoever_waits_says_which_ranks_are_missing(
             time.sleep(0.01)
             if "is the generator slow" in caplog.text:  # it was said before the daemon had told
                 caplog.clear()
-                one._reader.session._warned = False
+                one._reader.session._tally._warned = False
         with contextlib.ExitStack() as others:
             ranks = [others.enter_context(penstock.connect(daemon.url, rank=rank, world_size=4)) for rank in (0, 2, 3)]
             caplog.clear()

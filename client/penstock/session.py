@@ -23,11 +23,9 @@ import numpy as np
 from penstock_proto import (
     ConnectionLost,
     DaemonStopped,
-    MemoryBound,
     PenstockError,
     ProtocolError,
     StreamClosed,
-    Unreachable,
 )
 from penstock_proto.codec import encode
 from penstock_proto.messages import (
@@ -47,24 +45,18 @@ from penstock_proto.messages import (
 from penstock_proto.position import Position
 
 from . import lifetimes, state
-from .dial import Dial, Way
+from .dial import Dial, Last, Way
 from .memory import Pool
 from .notes import Notes
+from .redial import GivenUp, Redial
 from .stream import Received, Stream
+from .tally import Tally
 
 STEP = 0.1
 """Seconds after which a wait looks around, and within which a released slot is reported."""
 SOON = 0.005
 """Seconds within which a released slot is reported while the consumer waits for data."""
 IDLE = 1.0
-SLOW = 10.0
-"""Seconds of waiting for data after which the log says so."""
-FIRST_PAUSE = 0.05
-LAST_PAUSE = 1.0
-"""Seconds between two attempts to get another connection: from, doubling, to."""
-ANSWER = 4.0
-"""Seconds that the daemon has for its first answer at the first of these attempts, doubling. A link that froze once the
-connection was made is not waited for in vain for long, and a daemon that is slow has its time in the end."""
 _CLOSE = 1.0
 
 logger = logging.getLogger("penstock")
@@ -94,10 +86,6 @@ class Transport(Protocol):
     def mark(self, handed: int) -> None: ...
     def close(self) -> None: ...
     def forget(self) -> None: ...
-
-
-class _GivenUp(Exception):
-    """Nobody waits for another connection any more."""
 
 
 class Session:
@@ -132,23 +120,14 @@ class Session:
         self._name = way.transport.name
         self._lost_ways: list[tuple[Transport, set[int]]] = []
         self._dial = dial
-        self._reconnect = reconnect
-        self._reconnects = 0
-        self._loss: tuple[PenstockError, float] | None = None
+        self._redial = Redial(notes, reconnect)
         self._missing: tuple[int, ...] = ()
-        self._pause = FIRST_PAUSE
         self._ready = threading.Condition()
         self._outbox: collections.deque[bytes] = collections.deque()
         self._pool = Pool(keep=2)
         self._ending = False
         self._closed = threading.Event()
-        self._connecting = time.monotonic() - asked
-        self._begun: float | None = None
-        self._first: float | None = None
-        self._waiting_since: float | None = None
-        self._warned = False
-        self._counts = {"slabs": 0, "batches": 0, "rows": 0, "bytes": 0, "copies": 0}
-        self._waited = 0.0
+        self._tally = Tally(asked)
         self._thread = threading.Thread(target=self._run, name="penstock-receiver", daemon=True)
         lifetimes.register(self)
         self._thread.start()
@@ -163,7 +142,7 @@ class Session:
     @property
     def begun(self) -> bool:
         """Whether it was read."""
-        return self._begun is not None
+        return self._tally.begun
 
     @property
     def closed(self) -> bool:
@@ -180,8 +159,7 @@ class Session:
         with self._ready:
             self._note()
             messages = self._stream.begin(unread)
-            self._waiting_since = None
-            self._begun = self._begun or time.monotonic()
+            self._tally.begins()
             self._send(*messages)
             self._ready.notify_all()
             return self._stream.epoch
@@ -217,7 +195,7 @@ class Session:
                 copy = len(stream.aliased) >= (quota or 0)
             if quota is not None:
                 stream.aliased.add(item.slab.seq)  # also while it is copied: that keeps the connection
-            self._count(item, copy)
+            self._tally.hands(item.slab, copy)
             if not transport.sends_anywhere:
                 self._send()
         if copy:
@@ -231,8 +209,7 @@ class Session:
 
     def _wait(self, epoch: int, timeout: float) -> Received | End | None:
         began = time.monotonic()
-        if self._waiting_since is None:
-            self._waiting_since = began
+        self._tally.waits(began)
         try:
             item = None
             while item is None and (left := began + timeout - time.monotonic()) > 0:
@@ -241,32 +218,17 @@ class Session:
                 item = self._next(epoch)
         finally:
             now = time.monotonic()
-            self._waited += now - began
-            since = self._waiting_since or now
-            if now - since > SLOW and not self._warned and self._transport is not None:
-                self._warned = True
-                why = f"is the generator slow? `penstock status {self.url}` shows its workers"
-                if self._missing:
-                    why = f"{self._who_is_missing()} not there, and the stream begins when all are"
-                logger.warning(
-                    "%s: no data for %.0f s, since %s; %s",
-                    self.url,
-                    now - since,
-                    time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since))),
-                    why,
-                )
+            self._tally.waited(began, now)
+            if self._transport is not None and (seconds := self._tally.slow(now)) is not None:
+                self._warn(seconds)
         return item
 
-    def _count(self, item: Received, copy: bool) -> None:
-        self._waiting_since, self._warned = None, False
-        if self._first is None:
-            self._first = time.monotonic()
-        counts, slab = self._counts, item.slab
-        counts["slabs"] += 1
-        counts["batches"] += slab.batches
-        counts["rows"] += slab.rows
-        counts["bytes"] += slab.nbytes
-        counts["copies"] += copy
+    def _warn(self, seconds: float) -> None:
+        why = f"is the generator slow? `penstock status {self.url}` shows its workers"
+        if self._missing:
+            why = f"{self._who_is_missing()} not there, and the stream begins when all are"
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        logger.warning("%s: no data for %.0f s, since %s; %s", self.url, seconds, since, why)
 
     def _copied(self, item: Received) -> Received:
         private = self._pool.take(item.layout.nbytes)
@@ -334,20 +296,12 @@ class Session:
         """See `Connection.stats`."""
         with self._ready:
             self._release()
-            now = time.monotonic()
-            first = None
-            if self._first is not None and self._begun is not None:
-                first = self._connecting + self._first - self._begun
             return {
                 "feed": self._stream.info.name,
                 "transport": self._name,
                 "epoch": self._stream.epoch,
-                **self._counts,
+                **self._tally.stats(),
                 "aliased": len(self._stream.aliased) + sum(len(held) for _, held in self._lost_ways),
-                "reconnects": self._reconnects,
-                "wait_seconds": self._waited,
-                "first_batch_seconds": first,
-                "seconds": 0.0 if self._first is None else now - self._first,
             }
 
     # --- both, with the lock held ---
@@ -443,10 +397,10 @@ class Session:
 
     def _give_up_on_ranks(self) -> None:
         """Wait no longer than for a connection until all ranks are back after a loss. With the lock."""
-        if self._missing and self._loss is not None and time.monotonic() > self._loss[1] + self._reconnect:
+        if self._missing and (cause := self._redial.overdue) is not None:
             self._stream.lost(
                 ConnectionLost(
-                    f"{self._loss[0].message}. In {self._reconnect:g} s not all were there again: "
+                    f"{cause.message}. In {self._redial.seconds:g} s not all were there again: "
                     f"{self._who_is_missing()} missing. End all ranks, and start the job again",
                     feed=self._stream.info.name,
                 )
@@ -463,7 +417,7 @@ class Session:
     def _apply(self, message: ServerMessage | Received) -> None:
         if isinstance(message, Received):
             self._stream.came(message)
-            self._loss = None
+            self._redial.over()
         elif isinstance(message, LaneEnded | Passed):
             self._stream.passed(message)
         elif isinstance(message, Begun):
@@ -506,7 +460,7 @@ class Session:
         stream, daemon = self._stream, self._dial.daemon
         if self._ending or stream.error is not None or stream.closed is not None:
             return False
-        return self._reconnect > 0 and not (daemon is not None and daemon.stopping)
+        return self._redial.seconds > 0 and not (daemon is not None and daemon.stopping)
 
     def _regained(self, cause: PenstockError) -> bool:
         """Get another connection after a loss; whether there is one. If not, the stream has failed, or is closed."""
@@ -521,18 +475,16 @@ class Session:
             self._outbox.clear()
             self._close_lost_ways()
             self._ready.notify_all()
-        if self._loss is None:  # else the last connection brought nothing: that one loss lasts
-            self._loss, self._pause = (copy.copy(cause), time.monotonic()), FIRST_PAUSE
+        if self._redial.lost(cause):
             logger.warning(
                 "%s: %s. Trying for %g s to connect again; the stream then goes on where it was",
                 self.url,
                 cause.message,
-                self._reconnect,
+                self._redial.seconds,
             )
-        cause, began = self._loss
         try:
-            way, place = self._found(cause, began + self._reconnect)
-        except _GivenUp:
+            way, place = self._found()
+        except GivenUp:
             with self._ready:
                 self._ending = True
             return False
@@ -541,22 +493,15 @@ class Session:
             return False
         with self._ready:
             self._transport, self._name, self._token = way.transport, way.transport.name, way.session
-            self._reconnects += 1
             self.url = str(self._dial)
-            self._waiting_since = self._waiting_since and time.monotonic()
+            self._tally.reconnected()
             self._send(*self._stream.joined(place, way.epoch))
             self._ready.notify_all()
-        logger.warning("%s: connected again after %.1f s", self.url, time.monotonic() - began)
+        logger.warning("%s: connected again after %.1f s", self.url, self._redial.lasted)
         return True
 
-    def _found(self, cause: PenstockError, deadline: float) -> tuple[Way, Position]:
-        """Another way, and the position from which it begins.
-
-        Raises:
-            _GivenUp: nobody waits any more.
-            ConnectionLost: there was none until `deadline`.
-            PenstockError: what the daemon there says will not become better.
-        """
+    def _found(self) -> tuple[Way, Position]:
+        """Another way, and the position from which it begins. Raises as `Redial`."""
         places: list[Position] = []
 
         def start(info: FeedInfo) -> Position | None:
@@ -566,33 +511,14 @@ class Session:
                 places.append(self._stream.place())
             return None if state.is_start(places[-1]) else places[-1]
 
-        def watch() -> None:
-            if self.notes.closing:
-                raise _GivenUp
-            if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends before, and says more
-                raise Unreachable("the daemon was not ready in time")
+        def last() -> Last:
+            return self._token, self._stream.given, tuple(self._stream.untold)
 
-        said, answer = cause.message, ANSWER
-        while True:
-            bell = self.notes.bell
-            assert bell is not None
-            bell.wait(max(0.0, min(self._pause, deadline - time.monotonic())))
-            self._pause = min(2 * self._pause, LAST_PAUSE)
+        def idle() -> None:
             with self._ready:
                 self._close_lost_ways()
-            try:
-                watch()
-                timeout = min(self._dial.timeout, max(STEP, deadline - time.monotonic()))
-                last = self._token, self._stream.given, tuple(self._stream.untold)
-                return self._dial(self.notes, start, timeout, watch, last, answer), places[-1]
-            except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
-                said = error.message
-                answer *= 2
-            if time.monotonic() > deadline:
-                raise ConnectionLost(
-                    f"{cause.message}. In {self._reconnect:g} s no connection could be had again; the last attempt "
-                    f"said: {said}"
-                )
+
+        return self._redial(self._dial, start, last, idle), places[-1]
 
     def _close_lost_ways(self) -> None:
         """Let go of the connections that were lost, where no array lies over their slots any more. With the lock."""

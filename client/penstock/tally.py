@@ -1,0 +1,90 @@
+"""What a session counts: what it handed over, how long its consumer waited, and when a wait is worth a warning.
+
+All of it under the session's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock_proto.messages import Slab
+
+SLOW = 10.0
+"""Seconds of waiting for data after which the log says so."""
+
+
+class Tally:
+    """The counts of one session.
+
+    Attributes:
+        begun: whether an epoch was begun.
+        reconnects: how often the connection was another one.
+    """
+
+    def __init__(self, asked: float) -> None:
+        """`asked`: the time (monotonic) when the user asked for the connection, which is there now."""
+        self._connecting = time.monotonic() - asked
+        self._begun: float | None = None
+        self._first: float | None = None
+        self._counts = {"slabs": 0, "batches": 0, "rows": 0, "bytes": 0, "copies": 0}
+        self._waited = 0.0
+        self._waiting_since: float | None = None
+        self._warned = False
+        self.reconnects = 0
+
+    @property
+    def begun(self) -> bool:
+        return self._begun is not None
+
+    def begins(self) -> None:
+        """An epoch begins."""
+        self._waiting_since = None
+        self._begun = self._begun or time.monotonic()
+
+    def hands(self, slab: Slab, copy: bool) -> None:
+        """`slab` is handed over, as a copy or not."""
+        self._waiting_since, self._warned = None, False
+        if self._first is None:
+            self._first = time.monotonic()
+        counts = self._counts
+        counts["slabs"] += 1
+        counts["batches"] += slab.batches
+        counts["rows"] += slab.rows
+        counts["bytes"] += slab.nbytes
+        counts["copies"] += copy
+
+    def waits(self, now: float) -> None:
+        """The consumer waits from `now` on, if it did not before."""
+        if self._waiting_since is None:
+            self._waiting_since = now
+
+    def waited(self, began: float, now: float) -> None:
+        """It waited from `began` until `now`, and may wait again."""
+        self._waited += now - began
+
+    def slow(self, now: float) -> float | None:
+        """For how many seconds it has waited in vain, where that is worth a warning: once until something comes."""
+        if self._warned or self._waiting_since is None or now - self._waiting_since <= SLOW:
+            return None
+        self._warned = True
+        return now - self._waiting_since
+
+    def reconnected(self) -> None:
+        """There is another connection: if the consumer waits, it waits for that one from now on."""
+        self.reconnects += 1
+        self._waiting_since = self._waiting_since and time.monotonic()
+
+    def stats(self) -> dict[str, Any]:
+        """The counts among those of `Connection.stats`."""
+        now = time.monotonic()
+        first = None
+        if self._first is not None and self._begun is not None:
+            first = self._connecting + self._first - self._begun
+        return {
+            **self._counts,
+            "reconnects": self.reconnects,
+            "wait_seconds": self._waited,
+            "first_batch_seconds": first,
+            "seconds": 0.0 if self._first is None else now - self._first,
+        }
