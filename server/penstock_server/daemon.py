@@ -1,8 +1,7 @@
 """The loader daemon: one process that carries out what the coordinator decides.
 
-Everything runs on one event loop and one thread (pages of new slots are reserved, and slots copied,
-on others). Events from workers and
-consumers go to the coordinator; after each, its commands are carried out in order.
+Everything runs on one event loop and one thread (pages of new slots are reserved, and slots copied, on others). Events
+from workers and consumers go to the coordinator; after each, its commands are carried out in order.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from penstock_proto import (
     PenstockError,
     ProtocolError,
     StateMismatch,
-    StreamClosed,
     UnknownFeed,
     WorkerDied,
 )
@@ -34,14 +33,12 @@ from .dealing import Dealing, InRounds, ToOne, ToWhoAsks
 from .epoch import check
 from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
 from .gathering import Ask, Gathering
-from .keeping import Keeping, Kept
+from .groups import Groups
+from .keeping import Kept
 from .memory import Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
 from .stream import IDS_PER_STREAM, Stream
-
-PATIENCE = 60.0
-"""Seconds for which a group's stream waits for somebody to read it."""
 
 
 class Coordinator:
@@ -62,14 +59,7 @@ class Coordinator:
         self._listings: dict[int, str] = {}
         self.stopping: DaemonStopped | None = None
         self._gatherings: dict[tuple[str, str, int], Gathering] = {}
-        self._groups: dict[tuple[str, str], Stream] = {}
-        self._deserted: dict[tuple[str, str], float] = {}
-        """Since when nobody has read a group's stream."""
-        self._keeps = kept is not None
-        self._kept = dict(kept or {})
-        """Groups of the file to which nobody has come back yet."""
-        self._waiting: float | None = None
-        """Since when consumers that the file names are waited for."""
+        self._groups = Groups(kept, self._do)
         self._last_stream = 0
         self._last_reader = 0
         self._commands: list[do.Command] = []
@@ -177,54 +167,33 @@ class Coordinator:
         return reader
 
     def _join(self, feed: ServedFeed, ask: Ask) -> Reader:
-        key = feed.name, ask.group
-        stream, kept = self._groups.get(key), self._kept.get(key)
-        if stream is not None and (stream.error is not None or stream.closing):
-            stream = None
-        if ask.again and not (stream.knows(ask.consumer) if stream else kept):
-            mend = "" if self._keeps else " (with `penstock serve --state FILE` a group outlives its daemon)"
-            raise StreamClosed(
-                f"the stream of group {ask.group!r} is not here any more: the daemon was started again{mend}, or "
-                "nobody read it for a while. Its consumers have to begin anew",
-                feed=feed.name,
-            )
-        if stream is None:
-            return self._begin_group(feed, ask, kept)
-        share = with_readers(
-            stream.share,
-            len(stream.readers) + 1,
-            free=self.memory - self.reserved,
-            slot=stream.making.slot_nbytes,
-        )
+        group = self._groups.find(feed, ask)
+        if group is None:
+            return self._begin_group(feed, ask)
+        stream = group.stream
+        free = self.memory - self.reserved
+        share = with_readers(stream.share, len(stream.readers) + 1, free=free, slot=stream.making.slot_nbytes)
         if share is None:
             raise MemoryBound(
                 f"there is no memory for one more consumer of group {ask.group!r}: give the daemon more, or close one",
                 feed=feed.name,
             )
         reader = self._new_reader(stream, ask)
-        stream.away.discard(ask.consumer)
-        if stream.members is not None:
-            stream.members.add(ask.consumer)
         stream.join(reader, share)
-        if stream.keeping is not None:
-            stream.keeping.arrived(ask.consumer, ask.had)
+        group.came(ask)
         return reader
 
-    def _begin_group(self, feed: ServedFeed, ask: Ask, kept: Kept | None) -> Reader:
+    def _begin_group(self, feed: ServedFeed, ask: Ask) -> Reader:
+        kept = self._groups.kept(feed, ask.group)
         if kept is not None:
             mend = "give the group another name"
             self._check(kept.position, feed, f"group {ask.group!r} cannot go on from the state file", mend)
-        keeping = None
-        if self._keeps and feed.plan.order == "exact":  # in fast order what is merged is another batch when made again
-            keeping = Keeping(feed.info, ask.group, kept, self._do)
-        stream = self._new_stream(feed, ask, partial(ToWhoAsks, keeping=keeping))
-        self._groups[feed.name, ask.group] = stream
-        self._kept.pop((feed.name, ask.group), None)
-        stream.members = None if kept else {ask.consumer}
+        dealing = partial(ToWhoAsks, keeping=self._groups.keeping(feed, ask.group))
+        stream = self._new_stream(feed, ask, dealing)
+        group = self._groups.begin(stream, ask.group)
         reader = self._new_reader(stream, ask)
         stream.start([reader], [kept.position if kept else None])
-        if keeping is not None:
-            keeping.arrived(ask.consumer, ask.had)
+        group.came(ask)
         return reader
 
     def _gather(self, feed: ServedFeed, ask: Ask) -> Reader:
@@ -327,25 +296,28 @@ class Coordinator:
         stream = reader.stream
         stream.close(reader, handed)
         self._parted(reader)
-        awaits = stream.away or (stream.keeping is not None and stream.keeping.awaited)
-        if stream in self._groups.values() and all(other.gone for other in stream.readers) and not awaits:
+        group = self._groups.of(stream)
+        if group is not None and group.left:
             stream.end()
         self._settle(stream)
 
     def cut(self, reader: Reader, handed: int) -> None:
         """The reader is cut off, but may still have tensors over slots; `handed` as in `leave`."""
         self._leave_gathering(reader)
-        self._may_come_back(reader)
+        if (group := self._groups.of(reader.stream)) is not None:
+            group.lost(reader)
         reader.stream.cut(reader, handed)
         self._settle(reader.stream)
 
     def lost(self, reader: Reader, handed: int) -> None:
         """The reader is gone without a word; `handed` as in `leave`."""
         self._leave_gathering(reader)
-        self._may_come_back(reader)
+        group = self._groups.of(reader.stream)
+        if group is not None:
+            group.lost(reader)
         reader.stream.lost(reader, handed)
         self._parted(reader)
-        if reader.stream in self._groups.values():
+        if group is not None:
             self._part(reader)
         self._settle(reader.stream)
 
@@ -354,11 +326,6 @@ class Coordinator:
         keeping, readers = reader.stream.keeping, reader.stream.readers
         if keeping is not None and not any(one.consumer == reader.consumer and not one.gone for one in readers):
             keeping.parted(reader.consumer)
-
-    def _may_come_back(self, reader: Reader) -> None:
-        """The reader goes without a word: the stream of its group does not end with the last that says Bye."""
-        if not reader.gone and reader.consumer:
-            reader.stream.away.add(reader.consumer)
 
     def _part(self, reader: Reader) -> None:
         """A group's stream has one reader fewer."""
@@ -378,33 +345,17 @@ class Coordinator:
 
     def look_at_the_clock(self, now: float) -> None:
         """Time has passed; `now` is in seconds from anywhere."""
-        self._wait_for_groups(now)
+        if self._plans and len(self.feeds) == len(self._plans):
+            for stream in self._groups.given_up(now):
+                stream.give_up_waiting()
+                self._settle(stream)
         for gathering in list(self._gatherings.values()):
             gathering.look_at_the_clock()
-        for key, stream in list(self._groups.items()):
-            if not all(reader.gone for reader in stream.readers):
-                self._deserted.pop(key, None)
-            elif now - self._deserted.setdefault(key, now) > PATIENCE:
-                stream.end()
-                self._settle(stream)
-            if stream.closing or stream.error is not None:
-                del self._groups[key]
-                self._deserted.pop(key, None)
-
-    def _wait_for_groups(self, now: float) -> None:
-        """Consumers that the state file names have a while from when the feeds are there."""
-        if not self._keeps or not self._plans or len(self.feeds) < len(self._plans):
-            return
-        if self._waiting is None:
-            self._waiting = now
-        if now - self._waiting > PATIENCE:
-            for feed, group in self._kept:
-                self._do(do.Forget(feed, group))
-            self._kept.clear()
-            for stream in list(self._groups.values()):
-                if stream.keeping is not None and stream.keeping.awaited:
-                    stream.give_up_waiting()
-                    self._settle(stream)
+        for group in self._groups:
+            if group.deserted(now):
+                group.stream.end()
+                self._settle(group.stream)
+        self._groups.tidy()
 
     # --- workers ---
 

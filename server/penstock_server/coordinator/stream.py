@@ -59,8 +59,6 @@ class Stream:
 
     Attributes:
         readers: its consumers, by rank.
-        members: consumers of a group that have read the stream; None where another daemon began it.
-        away: consumers of a group that are gone without a word, and may come back.
         making: the turns that are being made.
         error: why it failed, or None.
     """
@@ -79,8 +77,6 @@ class Stream:
         self.feed = feed
         self.share = share
         self.readers: list[Reader] = []
-        self.members: set[bytes] | None = None
-        self.away: set[bytes] = set()
         self.error: PenstockError | None = None
         self._exact = feed.plan.order == "exact"
         self._indexable = feed.plan.length is not None
@@ -100,10 +96,6 @@ class Stream:
         self.share = share
         reader.epoch = self._epochs[0].number if self._epochs else self._next_epoch
         self.readers.append(reader)
-
-    def knows(self, consumer: bytes) -> bool:
-        """Whether it can come back: not one that read a stream before this, of the same group."""
-        return self.members is None or consumer in self.members
 
     def start(self, readers: list[Reader], positions: list[Position | None]) -> None:
         """All readers are there: begin at the earliest of their positions (None: epoch 0). Who is further on gets what

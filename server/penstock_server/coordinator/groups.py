@@ -1,0 +1,152 @@
+"""Groups: consumers that share one stream, who may join it, and when it ends.
+
+With a state file a group outlives its daemon: what the file has of it waits here until one of its consumers comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from penstock_proto import StreamClosed
+
+from . import commands as do
+from .feeds import ServedFeed
+from .gathering import Ask
+from .keeping import Keeping, Kept
+from .reader import Reader
+from .stream import Stream
+
+PATIENCE = 60.0
+"""Seconds for which a group's stream waits for somebody to read it, and a group of the state file for its consumers."""
+
+
+class Group:
+    """One group.
+
+    Attributes:
+        stream: what its consumers share.
+    """
+
+    def __init__(self, stream: Stream, *, kept: bool) -> None:
+        """`kept`: another daemon began it, and who has read it is not known here."""
+        self.stream = stream
+        self._members: set[bytes] | None = None if kept else set()
+        self._away: set[bytes] = set()
+        """Consumers that are gone without a word, and may come back."""
+        self._deserted: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream has ended or failed, so that a new one is to begin."""
+        return self.stream.error is not None or self.stream.closing
+
+    @property
+    def left(self) -> bool:
+        """Whether all consumers have said that they want nothing more."""
+        keeping = self.stream.keeping
+        awaits = self._away or (keeping is not None and keeping.awaited)
+        return not awaits and self._unread
+
+    def knows(self, consumer: bytes) -> bool:
+        """Whether it can come back: not one that read a stream before this, of the same group."""
+        return self._members is None or consumer in self._members
+
+    def came(self, ask: Ask) -> None:
+        """A consumer reads the stream from now on."""
+        self._away.discard(ask.consumer)
+        if self._members is not None:
+            self._members.add(ask.consumer)
+        if self.stream.keeping is not None:
+            self.stream.keeping.arrived(ask.consumer, ask.had)
+
+    def lost(self, reader: Reader) -> None:
+        """A reader goes without a word: the stream does not end with the last that says Bye."""
+        if not reader.gone and reader.consumer:
+            self._away.add(reader.consumer)
+
+    def deserted(self, now: float) -> bool:
+        """Whether nobody has read the stream for so long that it is to end."""
+        if not self._unread:
+            self._deserted = None
+            return False
+        if self._deserted is None:
+            self._deserted = now
+        return now - self._deserted > PATIENCE
+
+    @property
+    def _unread(self) -> bool:
+        return all(reader.gone for reader in self.stream.readers)
+
+
+class Groups:
+    """All groups that are read, or wait in the state file.
+
+    Args:
+        kept: what the state file has, by feed and name; None without such a file.
+        out: where commands go.
+    """
+
+    def __init__(self, kept: Mapping[tuple[str, str], Kept] | None, out: Callable[[do.Command], None]) -> None:
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._keeps = kept is not None
+        self._kept = dict(kept or {})
+        self._waiting: float | None = None
+        self._do = out
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(list(self._groups.values()))
+
+    def of(self, stream: Stream) -> Group | None:
+        """The group that shares this stream now, if one does."""
+        return next((group for group in self._groups.values() if group.stream is stream), None)
+
+    def kept(self, feed: ServedFeed, name: str) -> Kept | None:
+        """What the state file has of a group to which nobody has come back yet."""
+        return self._kept.get((feed.name, name))
+
+    def find(self, feed: ServedFeed, ask: Ask) -> Group | None:
+        """The group that `ask` can join, or None where it is to begin, from `kept` or anew.
+
+        Raises:
+            StreamClosed: the consumer comes back to a stream that is not here.
+        """
+        group = self._groups.get((feed.name, ask.group))
+        if group is not None and group.over:
+            group = None
+        if ask.again and not (group.knows(ask.consumer) if group else self.kept(feed, ask.group)):
+            mend = "" if self._keeps else " (with `penstock serve --state FILE` a group outlives its daemon)"
+            raise StreamClosed(
+                f"the stream of group {ask.group!r} is not here any more: the daemon was started again{mend}, or "
+                "nobody read it for a while. Its consumers have to begin anew",
+                feed=feed.name,
+            )
+        return group
+
+    def keeping(self, feed: ServedFeed, name: str) -> Keeping | None:
+        """What tells the state file of a group that begins, if that can be told."""
+        if self._keeps and feed.plan.order == "exact":  # in fast order what is merged is another batch when made again
+            return Keeping(feed.info, name, self.kept(feed, name), self._do)
+        return None
+
+    def begin(self, stream: Stream, name: str) -> Group:
+        """A group has this stream from now on."""
+        key = stream.feed.name, name
+        group = self._groups[key] = Group(stream, kept=self._kept.pop(key, None) is not None)
+        return group
+
+    def tidy(self) -> None:
+        """Forget the groups that are over."""
+        self._groups = {key: group for key, group in self._groups.items() if not group.over}
+
+    def given_up(self, now: float) -> list[Stream]:
+        """The feeds are there: the streams that have waited for long enough for consumers that the state file names."""
+        if not self._keeps:
+            return []
+        if self._waiting is None:
+            self._waiting = now
+        if now - self._waiting <= PATIENCE:
+            return []
+        for feed, group in self._kept:
+            self._do(do.Forget(feed, group))
+        self._kept.clear()
+        return [group.stream for group in self if group.stream.keeping is not None and group.stream.keeping.awaited]
