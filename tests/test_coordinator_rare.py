@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 from simulation import SimFeed, World
 
 from penstock_proto import DaemonStopped, StreamClosed, WorkerDied
+from penstock_server.coordinator import commands as do
 from penstock_server.coordinator.gathering import Ask
+from penstock_server.coordinator.stream import Stream
 
 
 def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it_is_lost_then() -> None:
@@ -169,3 +172,32 @@ def test_parts_of_a_turn_that_wait_are_sent_as_one_slab_but_to_ranks(world_size:
             assert [(part.first, part.batches, part.rows) for part in second.parts] == [(0, 4, 16)]
             assert first.parts[-1].record != second.parts[-1].record
             assert consumer.read[0] == list(world.feeds["train"].expected(0))
+
+
+def test_leftovers_are_written_once_though_the_worker_that_had_their_lane_before_dies() -> None:
+    """A second writing may come when the batch was handed over, and the slot is another's."""
+    met = 0
+    for seed in range(100):
+        world = World(SimFeed(splits=(1, 2) * 3, lanes=6, batch_size=5), workers=2, seed=seed, kills=2)
+        stream = world.open(reads=[(0, None), (1, None), (2, None)]).stream
+        for run, before in _runs_that_write_while_their_lane_moves(world, stream):
+            world._carry_out()
+            world.coordinator.worker_died(before, "was killed")
+            again = [command for command in world.coordinator.take() if isinstance(command, do.WriteRows)]
+            assert again
+            assert run not in [command.run for command in again], seed
+            met += 1
+            break
+    assert met
+
+
+def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Iterator[tuple[int, int]]:
+    """Runs that write rows of a merged batch while another worker, which lets go of their lane, writes rows of it, too;
+    and that worker. The world goes on between."""
+    while world.step():
+        for epoch in stream._epochs:
+            for turn, lane in product(list(stream.making._merges(epoch)), list(epoch.lanes.values())):
+                if lane.letting_go is not None and lane.run in turn.fillers:
+                    (worker, run), before = lane.run, lane.letting_go[0]
+                    if worker != before and before in (writer for writer, _ in turn.fillers):
+                        yield run, before

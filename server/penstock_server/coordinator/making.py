@@ -270,9 +270,11 @@ class Making:
         for epoch in self._epochs:
             epoch.moved = True
             lost: set[int] = set()
+            writers: dict[int, int] = {}  # the lanes of its runs that may be writing leftovers
             for key, lane in epoch.lanes.items():
                 if lane.run is not None and lane.run[0] == worker:
                     _, run = epoch.stop(lane)
+                    writers[run] = key
                     if blamed is not None and blamed[0] == run:
                         self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, run)
@@ -286,9 +288,10 @@ class Making:
             for key in sorted(lost):
                 self._hand_over(epoch, key)
             for turn in self._merges(epoch):
-                if any(filler[0] == worker for filler in turn.fillers):
+                lanes = {writers[run] for writer, run in turn.fillers if writer == worker}
+                if lanes:  # not of other lanes: who wrote twice might do so when the slot is another's
                     turn.fillers = [filler for filler in turn.fillers if filler[0] != worker]
-                    self._write_leftovers(epoch, turn, {part for part in turn.leftovers if part.lane in lost})
+                    self._write_leftovers(epoch, turn, {part for part in turn.leftovers if part.lane in lanes})
         self._close_unwanted(lambda filler: filler[0] == worker)
 
     # --- workers come and go ---
