@@ -1,0 +1,126 @@
+"""Is this checkout slower than another one?
+
+    git worktree add ../before main~20
+    python benchmarks/compare.py ../before                  # all of it, a quarter of an hour
+    python benchmarks/compare.py ../before --cases 100K/2:tcp,rotate --repeats 15 --json compare.json
+
+It measures Penstock alone, from the sources of both checkouts, with the benchmarks of this one: batches through
+`transport.py`'s trainers (SIZE/LEAVES:TRANSPORT), and whole pipelines through `pipelines_trainer.py`'s. The two take
+turns, and each round begins with the other one. A ratio is taken within a round, between turns next to each other:
+speeds drift on a shared machine, and ratios do not. The table has their medians and quartiles: above 1, this checkout
+is faster (of CPU time: it takes more).
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pipelines_data
+from measure import Quartiles, Run, ratios
+from pipelines import LEAST_SECONDS
+from transport import Failed, aligned, loads_of, machine, progress, stop, trainer
+
+CASES = "100K/2:local,100K/2:tcp,16M:local,16M:tcp,rotate"
+FIGURES = {"batches/s": "per_second", "by reduce": "reduce_per_second", "trainer's CPU": "trainer_cpu"}
+
+TakeTurn = Callable[[], dict[str, Any]]
+
+
+@contextmanager
+def sources(checkout: Path) -> Iterator[None]:
+    """Processes that are started meanwhile import Penstock from this checkout."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(checkout / part) for part in ("proto", "server", "client"))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def batches(stack: ExitStack, case: str, checkout: Path, seconds: float) -> TakeTurn:
+    """Starts a trainer that takes batches of one size; a turn is `seconds` of it."""
+    size, transport = case.split(":")
+    (load,) = loads_of(size)
+    with sources(checkout):
+        process = stack.enter_context(trainer("trainer.py", f"penstock-{transport}", load.text(), "eager,reduce"))
+    process.wait_until_ready()
+    return lambda: asdict(process.turn(seconds))
+
+
+def pipeline(name: str, checkout: Path, seconds: float) -> TakeTurn:
+    """Each turn of a pipeline has fresh processes."""
+
+    def take_turn() -> dict[str, Any]:
+        with sources(checkout), trainer("pipelines_trainer.py", "penstock-local", name, 2 * seconds) as process:
+            return asdict(Run(**process.answer(LEAST_SECONDS + 20 * seconds)))
+
+    return take_turn
+
+
+def compared(case: str, checkouts: Sequence[Path], repeats: int, seconds: float) -> list[list[dict[str, Any]]]:
+    """The turns of each checkout, in rounds. One round more warms up, and is dropped."""
+    with ExitStack() as stack:
+        sides = [
+            batches(stack, case, checkout, seconds) if ":" in case else pipeline(case, checkout, seconds)
+            for checkout in checkouts
+        ]
+        turns: list[list[dict[str, Any]]] = [[] for _ in sides]
+        for round_ in range(repeats + 1):
+            for side in sorted(range(len(sides)), reverse=round_ % 2 == 1):
+                progress(f"{case}: round {round_} of {repeats}, {checkouts[side]}")
+                turns[side].append(sides[side]())
+    progress("")
+    return [taken[1:] for taken in turns]
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="the other checkout")
+    parser.add_argument("--cases", default=CASES, help=f"some of {CASES}, other sizes, or other pipelines")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds (9)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    chosen = parser.parse_args()
+    if not (chosen.before / "client" / "penstock").is_dir():
+        parser.error(f"{chosen.before}: expected a checkout of Penstock")
+    return chosen
+
+
+def main() -> int:
+    chosen = options()
+    signal.signal(signal.SIGTERM, stop)  # so that `kill` ends what runs as well
+    checkouts = [Path(__file__).resolve().parents[1], chosen.before.resolve()]
+    report: dict[str, Any] = {"machine": machine(), "turn_seconds": chosen.seconds, "cases": {}}
+    rows = [["this checkout over the other", *FIGURES]]
+    with tempfile.TemporaryDirectory(prefix="pipelines-") as data:
+        pipelines_data.write(Path(data))
+        os.environ["PIPELINES_DATA"] = data
+        for case in chosen.cases.split(","):
+            try:
+                now, before = compared(case, checkouts, chosen.repeats, chosen.seconds)
+            except Failed as error:
+                sys.exit(f"{case}: {error}")
+            report["cases"][case] = {"now": now, "before": before}
+            rows.append([case, *(str(Quartiles.of(ratios(now, before, key))) for key in FIGURES.values())])
+            if chosen.json:
+                chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+    print("\n".join(aligned(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
