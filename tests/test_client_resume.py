@@ -298,7 +298,7 @@ def test_a_state_is_small() -> None:
     ("damage", "says"),
     [
         (lambda s: [], "this is no state of a Penstock connection"),
-        (lambda s: {**s, "penstock": 7}, "the state has version 7, and this Penstock reads version 1"),
+        (lambda s: {**s, "penstock": 7}, "the state has version 7, and this Penstock reads version 2"),
         (lambda s: {**s, "more": 1}, "a state has the keys"),
         (lambda s: {**s, "consumed": -1}, "`consumed` is -1, and not a number of batches"),
         (lambda s: {**s, "position": None}, "position is damaged: Expected `object`"),

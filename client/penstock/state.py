@@ -10,7 +10,8 @@ from penstock_proto import StateMismatch
 from penstock_proto.messages import FeedInfo
 from penstock_proto.position import Position, differences
 
-VERSION = 1
+VERSION = 2
+"""It changes with the form, and with the order of samples in streams, in which a place would be another one."""
 _KEYS = {"penstock", "consumed", "position"}
 
 

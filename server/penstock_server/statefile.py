@@ -22,8 +22,8 @@ from .coordinator.keeping import Kept
 
 APPLICATION = 0x50454E53
 """SQLite's application_id of our files."""
-SCHEMA = 1
-"""The version of the tables."""
+SCHEMA = 2
+"""The version of the tables, and of the streams in them: with another order of samples a place is another one."""
 PATIENCE = 5.0
 """Seconds for which another daemon, which may be just ending, can have the file."""
 

@@ -3,19 +3,32 @@
 `random` and `numpy.random` have one state in a process, but many splits are open at once. So each split has a state of
 its own, put in place whole when its generator goes on. (Exchanging NumPy's bit generator is faster, but loses the
 second half of a pair of normal deviates, and the stream would depend on how lanes share workers.)
+
+All seeds come from `seeds`, which says what they are for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
 import numpy as np
 
 
+def seeds(purpose: str, *numbers: int) -> np.random.SeedSequence:
+    """Seeds for one purpose, such as `seeds("rng", seed, epoch, split)`.
+
+    They come from a 128-bit hash of all parts. A `SeedSequence` of the numbers themselves would cut each into 32-bit
+    words and forget where one ends: of [2**32, 5, 0] and [0, 1, 5] it makes the same seeds.
+    """
+    text = " ".join((purpose, *map(str, numbers)))
+    return np.random.SeedSequence(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little"))
+
+
 def generator(seed: int, epoch: int, split: int) -> np.random.Generator:
     """The `rng` of a split, `split` being its index in the list of splits."""
-    return np.random.default_rng(np.random.SeedSequence([seed, epoch, split]))
+    return np.random.default_rng(seeds("rng", seed, epoch, split))
 
 
 class GlobalState:
@@ -24,7 +37,7 @@ class GlobalState:
     __slots__ = ("_saved", "_sequence")
 
     def __init__(self, seed: int, epoch: int, split: int) -> None:
-        self._sequence = np.random.SeedSequence([seed, epoch, split])
+        self._sequence = seeds("split", seed, epoch, split)
         self._saved: tuple[Any, Any] | None = None
 
     def _put(self) -> None:
@@ -60,10 +73,7 @@ class GlobalRandomness:
     def seed(self, seed: int, epoch: int, batch: int | None = None) -> None:
         """Seed afresh for one batch of an indexable feed, or, with None, for the function that lists the splits."""
         self.use(None)
-        if batch is None:
-            _seed(np.random.SeedSequence([seed, epoch], spawn_key=(0,)))
-        else:
-            _seed(np.random.SeedSequence([seed, epoch, batch]))
+        _seed(seeds("list", seed, epoch) if batch is None else seeds("batch", seed, epoch, batch))
 
 
 def _seed(sequence: np.random.SeedSequence) -> None:
