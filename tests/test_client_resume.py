@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -121,6 +122,40 @@ def test_when_the_time_is_up_the_error_names_it_and_the_first_cause(transport: s
     assert time.monotonic() - began < 2
     assert isinstance(connection.error, penstock.ConnectionLost)
     connection.close()
+
+
+@both
+def test_connections_that_break_at_once_are_said_once_and_in_the_error(
+    transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    info, epoch = dealt(LANES)
+    breaks = itertools.count()
+    with (
+        FakeDaemon(info, lambda e: [*(epoch(e)[:2] if next(breaks) == 0 else ()), Vanish()]) as daemon,
+        penstock.connect(daemon.url, transport=transport, reconnect=1.0) as connection,
+        pytest.raises(penstock.ConnectionLost, match=r"(?s)In 1 s \d+ connections were made, and broke before data"),
+    ):
+        list(connection.batches())
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("Trying for 1 s" in text for text in said) == 1
+    assert sum("connected again" in text for text in said) == 1
+    assert sum("that connection broke before data came" in text for text in said) == 1
+    assert 2 < next(breaks) < 20, "pauses are kept, also when the time is nearly up"
+
+
+def test_a_connection_that_nobody_reads_outlives_restarts_that_are_far_apart() -> None:
+    info, epoch = dealt(LANES)
+    with contextlib.ExitStack() as running:
+        daemon = running.enter_context(FakeDaemon(info, epoch))
+        port = daemon.port
+        connection = penstock.connect(daemon.url, reconnect=2)
+        for restarts in (1, 2):
+            running.close()
+            daemon = running.enter_context(FakeDaemon(info, epoch, port=port))
+            daemon.wait_for(lambda n=restarts: connection.stats()["reconnects"] == n, timeout=5)
+            time.sleep(2.2)  # a loss that lasts for longer than `reconnect` is given up
+        assert seen(connection.batches()) == list(range(TOTAL))
+        connection.close()
 
 
 def test_a_daemon_that_stops_is_waited_for_and_close_ends_the_wait() -> None:

@@ -1,7 +1,8 @@
 """The search for another connection after a loss: for how long, in which steps, and what is said when it was in vain.
 
 A loss lasts until a slab has come over another connection. One that breaks before belongs to the same loss, so a daemon
-that takes connections and drops them is not tried for ever.
+that takes connections and drops them is not tried for ever. But one that lasted for as long as a loss may ends it too:
+nobody may have read it, as a validation dataset between two epochs.
 """
 
 from __future__ import annotations
@@ -36,26 +37,34 @@ class Redial:
 
     Attributes:
         seconds: how long a loss may last.
+        connections: how many connections were made since the last loss began, of which all but the newest broke
+            before a slab had come.
     """
 
     def __init__(self, notes: Notes, seconds: float) -> None:
         self.seconds = seconds
+        self.connections = 0
         self._notes = notes
         self._cause: PenstockError | None = None
-        self._began = 0.0
+        self._newest = ""
+        self._began = self._made = 0.0
         self._pause = FIRST_PAUSE
 
     def lost(self, cause: PenstockError) -> bool:
         """A connection was lost by `cause`. Whether that is a loss of its own."""
-        if self._cause is not None:
+        self._newest = cause.message
+        lasted = time.monotonic() - self._made if self.connections else 0.0
+        if self._cause is not None and lasted <= self.seconds:
             return False
         # What was raised holds the frames that it came through, and these the session.
         self._cause, self._began, self._pause = copy.copy(cause), time.monotonic(), FIRST_PAUSE
+        self.connections = 0
         return True
 
-    def over(self) -> None:
-        """Something came: the loss, if there was one, is over."""
-        self._cause = None
+    def over(self) -> bool:
+        """Something came: the loss is over. Whether there was one."""
+        was, self._cause = self._cause is not None, None
+        return was
 
     @property
     def lasted(self) -> float:
@@ -97,6 +106,10 @@ class Redial:
                 raise Unreachable("the daemon was not ready in time")
 
         said, answer = cause.message, ANSWER
+        if self.connections:  # the one before broke at once, and another would
+            said = self._newest
+            if time.monotonic() > deadline:
+                raise self._in_vain(cause, said)
         while True:
             bell = self._notes.bell
             assert bell is not None
@@ -106,12 +119,20 @@ class Redial:
             try:
                 watch()
                 timeout = min(dial.timeout, max(STEP, deadline - time.monotonic()))
-                return dial(self._notes, start, timeout, watch, last(), answer)
+                way = dial(self._notes, start, timeout, watch, last(), answer)
+                self.connections += 1
+                self._made = time.monotonic()
+                return way
             except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
                 said = error.message
                 answer *= 2
             if time.monotonic() > deadline:
-                raise ConnectionLost(
-                    f"{cause.message}. In {self.seconds:g} s no connection could be had again; the last attempt "
-                    f"said: {said}"
-                )
+                raise self._in_vain(cause, said)
+
+    def _in_vain(self, cause: PenstockError, said: str) -> ConnectionLost:
+        if self.connections:
+            times = "a connection was" if self.connections == 1 else f"{self.connections} connections were"
+            said = f"{times} made, and broke before data came; the last: {said}"
+        else:
+            said = f"no connection could be had again; the last attempt said: {said}"
+        return ConnectionLost(f"{cause.message}. In {self.seconds:g} s {said}")

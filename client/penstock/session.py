@@ -417,7 +417,8 @@ class Session:
     def _apply(self, message: ServerMessage | Received) -> None:
         if isinstance(message, Received):
             self._stream.came(message)
-            self._redial.over()
+            if self._redial.over() and self._redial.connections > 1:
+                logger.warning("%s: connected again after %.1f s", self.url, self._redial.lasted)
         elif isinstance(message, LaneEnded | Passed):
             self._stream.passed(message)
         elif isinstance(message, Begun):
@@ -482,6 +483,8 @@ class Session:
                 cause.message,
                 self._redial.seconds,
             )
+        elif self._redial.connections == 1:
+            logger.warning("%s: that connection broke before data came: %s. Still trying", self.url, cause.message)
         try:
             way, place = self._found()
         except GivenUp:
@@ -497,7 +500,8 @@ class Session:
             self._tally.reconnected()
             self._send(*self._stream.joined(place, way.epoch))
             self._ready.notify_all()
-        logger.warning("%s: connected again after %.1f s", self.url, self._redial.lasted)
+        if self._redial.connections == 1:  # of more it is said when data comes
+            logger.warning("%s: connected again after %.1f s", self.url, self._redial.lasted)
         return True
 
     def _found(self) -> tuple[Way, Position]:
