@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 import os
 import signal
@@ -9,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -85,6 +89,64 @@ def test_a_private_daemon_ends_when_nobody_holds_the_connection(server: Fake) ->
     (process,) = daemons()
     del batches
     process.wait(5)
+
+
+def _read(dataset: Any) -> Any:
+    for _ in dataset:
+        pass
+    return dataset
+
+
+def _broken_off(dataset: Any) -> Any:
+    for _ in dataset:
+        break
+    return dataset
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "not read": lambda dataset: dataset,
+    "read": _read,
+    "broken off": _broken_off,
+    "an iterator over it": lambda dataset: (iterator := iter(dataset), next(iterator)),
+    "one made from it": lambda dataset: _read(dataset.map(lambda x, y: x).batch(2)),
+}
+
+
+def test_a_private_daemon_ends_at_once_with_the_last_reference_to_its_dataset(tf: Any, server: Fake) -> None:
+    server.is_(SERVE, LINGER=0)
+    gc.disable()  # nothing may be left to it
+    try:
+        for use, of in USES.items():
+            held = of(penstock.dataset("scenes.py:feed"))
+            (process,) = daemons()
+            ended, _ = psutil.wait_procs([process], timeout=0.2)
+            assert not ended, f"{use}: it lives as long as that"
+            del held
+            _, alive = psutil.wait_procs([process], timeout=10)
+            assert not alive, use
+        arrays = list(penstock.dataset("scenes.py:feed").as_numpy_iterator())  # which keep no dataset
+        psutil.wait_procs(daemons(), timeout=10)
+        assert not daemons()
+        assert [y[0] for _, y in arrays] == [0, 1, 2, 3]
+        del arrays
+        tf.constant(0)  # TensorFlow lets go of the memory of NumPy arrays with its next call
+    finally:
+        gc.enable()
+
+
+def test_a_private_daemon_ends_at_once_when_the_stream_failed_and_the_connection_is_gone(server: Fake) -> None:
+    server.is_(SERVE.replace("numbers(4)", "numbers(4, batches=5)"), LINGER=0)
+    gc.disable()
+    try:
+        batches = penstock.connect("scenes.py:feed").batches()
+        (process,) = daemons()
+        with contextlib.suppress(penstock.IncompleteEpoch):
+            list(batches)
+        del batches
+        _, alive = psutil.wait_procs([process], timeout=10)
+        assert not alive
+    finally:
+        gc.enable()
 
 
 def test_a_private_daemon_that_is_killed_is_started_again_and_the_stream_goes_on(server: Fake) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ class Reader:
     def __init__(self, dial: Dial, reconnect: float, loaded: object | None) -> None:
         """Open a session, which begins where the state `loaded` was taken. Raises as `connect`."""
         self._reconnect = reconnect
-        self._error: PenstockError | None = None
+        self._error: weakref.ref[PenstockError] | None = None
         self._shares = dial.who.shares
         self.world_size = dial.who.world_size or 1
         self.by_dataset = False
@@ -111,10 +112,16 @@ class Reader:
 
     @property
     def error(self) -> PenstockError | None:
-        """The one error by which the stream failed, or None."""
-        if self._error is None and self.session.error is not None:
-            self._error = copy.copy(self.session.error)
-        return self._error
+        """The error by which the stream failed, or None: the same object as long as somebody holds it.
+
+        It is held weakly. Once raised it holds the frames that it came through, and these the reader: a cycle, which
+        would keep the session and a private daemon until a garbage collection.
+        """
+        kept = self._error() if self._error is not None else None
+        if kept is None and self.session.error is not None:
+            kept = copy.copy(self.session.error)
+            self._error = weakref.ref(kept)
+        return kept
 
     def begin(self) -> int:
         """Begin the next epoch and return its number.

@@ -29,7 +29,7 @@ import tensorflow as tf
 from penstock_proto import PenstockError
 from penstock_proto.layout import ALIGN, HEADER, LeafPlace
 from penstock_proto.messages import End
-from penstock_proto.spec import Leaf, leaf_list, unflatten
+from penstock_proto.spec import Leaf, Spec, leaf_list, unflatten
 
 from . import interrupts
 from .batches import Reader
@@ -46,8 +46,13 @@ _FIRST, _BATCHES = 4, 5
 def dataset(reader: Reader) -> tf.data.Dataset:
     """The dataset of `reader`'s stream; the reader lives until it, and all made from it, are gone."""
     form = _form(reader)
-    source = tf.data.Dataset.from_generator(_begin, args=(_token(reader, form),), output_signature=form.signature())
-    result = source.flat_map(form.batches)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def slabs(token: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_generator(_begin, args=(token,), output_signature=form.signature())
+
+    # The token is an element, as what a traced function captures lives until the next garbage collection.
+    result = tf.data.Dataset.from_tensors(_token(reader, form)).flat_map(slabs).flat_map(form.batches)
     if reader.info.endless:
         result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif reader.cardinality is not None:
@@ -92,12 +97,13 @@ class _Form:
     """How the batches of a feed pass through TensorFlow.
 
     Attributes:
-        leaves: the leaves of a batch, with the batch dimension where there is one.
+        spec: the spec of a batch.
+        leaves: its leaves, with the batch dimension where there is one.
         places: where they lie in a slot of a fixed feed, else empty.
         own: which leaves are components of their own.
     """
 
-    reader: Reader
+    spec: Spec
     leaves: list[Leaf]
     places: tuple[LeafPlace, ...]
     own: tuple[bool, ...]
@@ -147,7 +153,7 @@ class _Form:
             tensor = next(rest if own else cut)
             tensor.set_shape([None, *leaf.shape])
             flat.append(tensor)
-        return tf.data.Dataset.from_tensor_slices(unflatten(self.reader.cut.spec, flat))
+        return tf.data.Dataset.from_tensor_slices(unflatten(self.spec, flat))
 
 
 def _alone(parts: list[Any]) -> Any:
@@ -181,23 +187,23 @@ def _form(reader: Reader) -> _Form:
     leaves = leaf_list(reader.cut.spec)
     layout = reader.cut.fixed
     if layout is None:
-        return _Form(reader, leaves, (), (True,) * len(leaves))
+        return _Form(reader.cut.spec, leaves, (), (True,) * len(leaves))
     own = tuple(
         reader.info.turn == 1
         and place.nbytes >= OWN_COMPONENT
         and (place.nbytes % ALIGN != 0 or leaf.dtype == "bool" or len(leaves) == 1)
         for leaf, place in zip(leaves, layout.places, strict=True)
     )
-    return _Form(reader, leaves, layout.places, own)
+    return _Form(reader.cut.spec, leaves, layout.places, own)
 
 
 class _Epoch:
     """The generator of one iteration. A class, as a generator function's locals would pin a slot while it waits."""
 
-    def __init__(self, form: _Form) -> None:
+    def __init__(self, reader: Reader, form: _Form) -> None:
         self._form = form
-        form.reader.by_dataset = True
-        self._session = form.reader.session
+        reader.by_dataset = True
+        self._session = reader.session
         self._nothing = form.nothing()
         self._heard: int | None = None
         self._interrupted = False
@@ -242,13 +248,14 @@ class _Epoch:
             self._session.leave_soon(self._epoch)
 
 
-_forms: dict[int, _Form] = {}
+_read: dict[int, tuple[Reader, _Form]] = {}
+"""What datasets read, by the number in their token, while that lives."""
 _numbers = itertools.count()
 
 
 def _begin(token: npt.NDArray[np.uint8]) -> _Epoch:
     # A module's function, since from_generator never lets go of its generator.
-    return _Epoch(_forms[int(token.view(np.int64)[0])])
+    return _Epoch(*_read[int(token.view(np.int64)[0])])
 
 
 def _token(reader: Reader, form: _Form) -> tf.Tensor:
@@ -266,7 +273,7 @@ def _token(reader: Reader, form: _Form) -> tf.Tensor:
     take: Callable[[], npt.NDArray[np.uint8]] = box.pop
     made = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(lambda: take(), [], tf.uint8))
     interrupts.listen()
-    _forms[number] = form
+    _read[number] = reader, form
     token = next(iter(made))
     token.set_shape([ALIGN])
     return token
@@ -277,8 +284,8 @@ def _at_exit() -> None:
     # A thread of TensorFlow that is in Python when the interpreter ends dies there, and whoever waits for it hangs (any
     # from_generator has that fault). After the end TensorFlow calls Python no more. So all are sent home, and what they
     # still ask (they do so a few times after an error, to fill their buffers) is waited for.
-    for form in list(_forms.values()):
-        form.reader.session.close()
+    for reader, _ in list(_read.values()):
+        reader.session.close()
     quiet, deadline = 0, time.monotonic() + 1
     while quiet < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -294,5 +301,5 @@ def _calls() -> int:
 
 
 def _let_go(gone: Gone) -> None:
-    if _forms.pop(gone.token, None) is not None:
+    if _read.pop(gone.token, None) is not None:
         interrupts.unlisten()
