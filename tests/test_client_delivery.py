@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -490,3 +491,69 @@ def test_a_long_wait_is_logged_once_with_what_to_look_at(
         assert f"{daemon.url}: no data for 0 s, since " in record.getMessage()
         assert f"penstock status {daemon.url}" in record.getMessage()
         assert 0.9 < connection.stats()["wait_seconds"] < 2
+
+
+def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() -> None:
+    counts, now = tally.Tally(0.0), 100.0
+
+    def wait(seconds: float) -> float | None:
+        nonlocal now
+        for _ in range(round(seconds * 10)):
+            counts.waits(now)
+            counts.waited(now, now + 0.1)
+            now += 0.1
+        return counts.slow(now)
+
+    assert wait(9) is None
+    counts.waits(now)
+    now += 300  # it was stopped within a wait
+    counts.waited(now - 300, now)
+    assert counts.slow(now) is None
+    assert wait(9) is None
+    now += 300  # and between two
+    assert wait(9) is None
+    assert wait(1.5) == pytest.approx(10.5)
+    assert wait(20) is None, "once is enough"
+
+
+STOPPED = """
+import sys
+import penstock
+from penstock import session, tally, tcp
+tally.SLOW, session.STOOD, tcp.LOST_AFTER, tcp.PING_AFTER = 2.0, 1.0, 1.5, 0.3
+for batch in penstock.connect(sys.argv[1], transport=sys.argv[2]).batches():
+    print("got", flush=True)
+"""
+
+
+@both
+def test_a_trainer_that_was_stopped_blames_neither_the_generator_nor_the_daemon(transport: str) -> None:
+    info, epoch = numbers(2)
+    with FakeDaemon(info, lambda e: [epoch(e)[0], Stall(), epoch(e)[1]]) as daemon, contextlib.ExitStack() as stack:
+        trainer = subprocess.Popen(
+            [sys.executable, "-c", STOPPED, daemon.url, transport],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.enter_context(trainer)
+        stack.callback(trainer.kill)
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "got\n"
+        assert daemon.stalled.wait(5)
+        time.sleep(0.3)  # it waits
+        trainer.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        trainer.send_signal(signal.SIGCONT)
+        if transport == "tcp":  # it connects again
+            daemon.wait_for(lambda: daemon.count(Begin) == 2, timeout=10)
+        else:
+            time.sleep(0.5)
+        daemon.go_on()
+        out, err = trainer.communicate(timeout=20)
+        assert out == "got\n"
+        said = err.splitlines()
+        if transport == "tcp":
+            assert "this process stood still for 3 s, so the daemon has let go of its session. Trying" in said.pop(0)
+            assert "connected again after" in said.pop(0)
+        assert not said

@@ -57,6 +57,8 @@ STEP = 0.1
 SOON = 0.005
 """Seconds within which a released slot is reported while the consumer waits for data."""
 IDLE = 1.0
+STOOD = 5.0
+"""Seconds between two turns of the receiver thread after which this process stood still. Turns are a second apart."""
 _CLOSE = 1.0
 
 logger = logging.getLogger("penstock")
@@ -126,6 +128,8 @@ class Session:
         self._outbox: collections.deque[bytes] = collections.deque()
         self._pool = Pool(keep=2)
         self._ending = False
+        self._turned = time.monotonic()
+        self._apart = 0.0
         self._closed = threading.Event()
         self._tally = Tally(asked)
         self._thread = threading.Thread(target=self._run, name="penstock-receiver", daemon=True)
@@ -224,9 +228,13 @@ class Session:
         return item
 
     def _warn(self, seconds: float) -> None:
-        why = f"is the generator slow? `penstock status {self.url}` shows its workers"
+        who = self._dial.who
+        others = ", or another rank, for which all wait" if who.world_size > 1 else ""
+        others = ", or has another consumer of the group the epoch's last batches?" if who.shares else others + "?"
+        why = f"is the generator slow{others} `penstock status {self.url}` shows its workers"
         if self._missing:
-            why = f"{self._who_is_missing()} not there, and the stream begins when all are"
+            goes = "goes on" if self._tally.reconnects else "begins"
+            why = f"{self._who_is_missing()} not there, and the stream {goes} when all are"
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         logger.warning("%s: no data for %.0f s, since %s; %s", self.url, seconds, since, why)
 
@@ -373,6 +381,8 @@ class Session:
     def _turn(self) -> None:
         transport = self._transport
         assert transport is not None
+        now = time.monotonic()
+        self._apart, self._turned = now - self._turned, now
         transport.wait(STEP if self._holds() or self._outbox else IDLE, bool(self._outbox))
         try:
             while (message := transport.receive()) is not None:
@@ -465,6 +475,10 @@ class Session:
 
     def _regained(self, cause: PenstockError) -> bool:
         """Get another connection after a loss; whether there is one. If not, the stream has failed, or is closed."""
+        if self._transport is not None and self._transport.silent() and self._apart > STOOD:
+            cause = ConnectionLost(
+                f"this process stood still for {self._apart:.0f} s, so the daemon has let go of its session"
+            )
         if not self._may_reconnect():
             self._lost(cause)
             return False
@@ -498,6 +512,7 @@ class Session:
             self._transport, self._name, self._token = way.transport, way.transport.name, way.session
             self.url = str(self._dial)
             self._tally.reconnected()
+            self._turned = time.monotonic()
             self._send(*self._stream.joined(place, way.epoch))
             self._ready.notify_all()
         if self._redial.connections == 1:  # of more it is said when data comes

@@ -12,6 +12,9 @@ from penstock_proto.messages import Slab
 
 SLOW = 10.0
 """Seconds of waiting for data after which the log says so."""
+STOOD = 1.0
+"""Seconds between two looks for data, which are never so far apart, after which it was this process that stood still
+(SIGSTOP, a debugger, a busy thread that keeps the GIL), or its consumer that did something else."""
 
 
 class Tally:
@@ -30,6 +33,7 @@ class Tally:
         self._counts = {"slabs": 0, "batches": 0, "rows": 0, "bytes": 0, "copies": 0}
         self._waited = 0.0
         self._waiting_since: float | None = None
+        self._looked = 0.0
         self._warned = False
         self.reconnects = 0
 
@@ -56,15 +60,20 @@ class Tally:
 
     def waits(self, now: float) -> None:
         """The consumer waits from `now` on, if it did not before."""
-        if self._waiting_since is None:
+        if self._waiting_since is None or now - self._looked > STOOD:
             self._waiting_since = now
+        self._looked = now
 
     def waited(self, began: float, now: float) -> None:
         """It waited from `began` until `now`, and may wait again."""
         self._waited += now - began
+        self.waits(now)
 
     def slow(self, now: float) -> float | None:
-        """For how many seconds it has waited in vain, where that is worth a warning: once until something comes."""
+        """For how many seconds it has waited in vain, where that is worth a warning: once until something comes.
+
+        Only the time since this process last stood still counts: before, nothing could have come.
+        """
         if self._warned or self._waiting_since is None or now - self._waiting_since <= SLOW:
             return None
         self._warned = True
