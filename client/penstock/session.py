@@ -44,7 +44,7 @@ from penstock_proto.messages import (
 )
 from penstock_proto.position import Position
 
-from . import lifetimes, state
+from . import lifetimes, repeats, state
 from .dial import Dial, Last, Way
 from .memory import Pool
 from .notes import Notes
@@ -132,6 +132,8 @@ class Session:
         self._apart = 0.0
         self._closed = threading.Event()
         self._tally = Tally(asked)
+        fresh = start is None and not dial.who.shares and repeats.may_repeat(way.info)
+        self._reads = repeats.streams.opened(dial.url if fresh else None, goes_on=start is not None)
         self._thread = threading.Thread(target=self._run, name="penstock-receiver", daemon=True)
         lifetimes.register(self)
         self._thread.start()
@@ -166,7 +168,16 @@ class Session:
             self._tally.begins()
             self._send(*messages)
             self._ready.notify_all()
-            return self._stream.epoch
+            epoch = self._stream.epoch
+        if self._reads.begins():
+            logger.warning(
+                "%s: epoch 0 of this feed is read again, from a new connection, and gives the same batches as the %d "
+                "times before. Make the dataset (or connection) once, and iterate it once for each epoch; or go on "
+                "where the last one was: connect(state=...)",
+                self.url,
+                self._reads.before,
+            )
+        return epoch
 
     def nothing_left(self, epoch: int) -> bool:
         """As `Stream.nothing_left`."""
@@ -189,6 +200,8 @@ class Session:
                 item = self._wait(epoch, timeout)
             transport = self._transport
             if not isinstance(item, Received) or transport is None:
+                if isinstance(item, End):
+                    self._reads.ends(whole=True)
                 return item
             stream = self._stream
             transport.mark(stream.handed)
@@ -272,6 +285,7 @@ class Session:
 
     def close(self) -> None:
         """Close the session: iterations end with StreamClosed, and nothing is left but slots under living arrays."""
+        self._reads.ends(self._tally.batches >= repeats.MANY)
         with self._ready:
             self._stream.close(StreamClosed(f"the connection to {self.url} was closed", feed=self._stream.info.name))
             self._ready.notify_all()
@@ -321,7 +335,10 @@ class Session:
 
     def _note(self) -> None:
         while self.notes.left:
-            self._send(*self._stream.leave(self.notes.left.popleft()))
+            epoch = self.notes.left.popleft()
+            if epoch == self._stream.epoch:
+                self._reads.ends(self._tally.batches >= repeats.MANY)
+            self._send(*self._stream.leave(epoch))
 
     def _send(self, *messages: Message) -> None:
         """Put `messages` and what is to be acknowledged on their way. Where there is none, the next begins anew."""
@@ -367,6 +384,7 @@ class Session:
             self._lost(PenstockError(f"the client failed: {error!r}; please report this as a bug"))
         finally:
             lifetimes.unregister(self)
+            self._reads.ends(self._tally.batches >= repeats.MANY)
             with self._ready:
                 for transport in (self._transport, *(lost for lost, _ in self._lost_ways)):
                     if transport is not None:

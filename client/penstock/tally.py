@@ -41,6 +41,11 @@ class Tally:
     def begun(self) -> bool:
         return self._begun is not None
 
+    @property
+    def batches(self) -> int:
+        """How many batches were handed over."""
+        return self._counts["batches"]
+
     def begins(self) -> None:
         """An epoch begins."""
         self._waiting_since = None
