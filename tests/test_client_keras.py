@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from conftest import Serve
@@ -280,3 +281,165 @@ def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: 
     with penstock.connect(daemon.url) as alone:
         stream = [int(y[0]) for _ in range(3) for _, y in alone.batches()]
     assert read[:60] == stream[1::2]
+
+
+def data_of(connection: penstock.Connection) -> Any:
+    """The dataset of a connection as `model_of` takes it."""
+    import tensorflow
+
+    return connection.dataset().map(lambda x, y: (x, tensorflow.cast(y, tensorflow.float32)))
+
+
+def test_resume_refuses_what_is_not_the_connection_that_fit_will_read(tf: Any, tmp_path: Path) -> None:
+    from penstock.keras import CheckpointState, Resume
+
+    info, epoch = dealt(LANES)
+    (tmp_path / "file").touch()
+    with FakeDaemon(info, epoch) as daemon, contextlib.ExitStack() as stack:
+
+        def connection(**options: Any) -> penstock.Connection:
+            return stack.enter_context(penstock.connect(daemon.url, **options))
+
+        good = connection()
+        for wrong, words in ((daemon.url, "a URL"), (good.dataset(), "a dataset"), (None, "None")):
+            for user in (Resume, CheckpointState):
+                with pytest.raises(TypeError, match=f"{user.__name__} was given {words}, and needs the connection"):
+                    user(wrong, tmp_path)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"every='10': it is a number of steps"):
+            Resume(good, tmp_path, every="10")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="keep=0: it is a number of checkpoints"):
+            Resume(good, tmp_path, keep=0)
+        with pytest.raises(OSError, match=r"no checkpoint can be saved in .*file"):
+            Resume(good, tmp_path / "file")
+        with pytest.raises(OSError, match="no checkpoint can be saved in '/proc/nothing'"):
+            Resume(good, "/proc/nothing")
+        batches = good.batches()
+        next(batches)
+        with pytest.raises(ValueError, match="has been read already"):
+            Resume(good, tmp_path)
+        with pytest.raises(ValueError, match=r"was given a state \(behind 1 batches\).*connect without state="):
+            Resume(connection(state=good.state_dict()), tmp_path)
+        with pytest.raises(ValueError, match="of a group, whose stream has no state"):
+            Resume(connection(group="all"), tmp_path)
+        good.close()
+        with pytest.raises(penstock.StreamClosed, match="connect again, and give Resume that"):
+            Resume(good, tmp_path)
+        tf.train.Checkpoint(x=tf.Variable(1)).save(tmp_path / "other" / "c")
+        with pytest.raises(ValueError, match=r"c-1 was not written by penstock\.keras\.Resume"):
+            Resume(connection(), tmp_path / "other")
+        assert not list(tmp_path.glob(".*")), "what was written to see whether that can be done is gone"
+
+
+def test_fit_of_another_dataset_is_noticed_at_its_first_step(tf: Any, forgotten: None, tmp_path: Path) -> None:
+    from penstock.keras import Resume
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url) as one, penstock.connect(daemon.url) as two:
+        model = model_of()
+        with pytest.raises(ValueError, match=r"(?s)trained on 1 batches, but .* handed over 0: fit reads another"):
+            model.fit(data_of(two), verbose=0, shuffle=False, callbacks=[Resume(one, tmp_path)])
+
+
+def test_a_connection_that_fit_reads_for_validation_too_is_refused(tf: Any, forgotten: None, tmp_path: Path) -> None:
+    from penstock.keras import Resume
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url) as connection:
+        resume, data = Resume(connection, tmp_path), data_of(connection)
+        with pytest.raises(ValueError, match=f"handed over {2 * TOTAL} batches .*fit trained on {TOTAL}: something"):
+            model_of().fit(data, validation_data=data, epochs=2, verbose=0, shuffle=False, callbacks=[resume])
+        del data
+
+
+@pytest.mark.parametrize("by", ["a look", "a strategy"])
+def test_a_connection_that_was_read_before_the_first_step_is_refused(
+    tf: Any, forgotten: None, tmp_path: Path, by: str
+) -> None:
+    from penstock.keras import Resume
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url) as connection:
+        resume, data = Resume(connection, tmp_path), data_of(connection)
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope() if by == "a strategy" else contextlib.nullcontext():
+            model = model_of()
+        if by == "a look":
+            next(iter(data))
+        with pytest.raises(ValueError, match=r"was read between Resume and the first step of fit"):
+            model.fit(data, verbose=0, shuffle=False, callbacks=[resume])
+        del data
+
+
+def test_a_training_that_has_ended_says_that_nothing_is_left(
+    tf: Any, forgotten: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from penstock.keras import Resume
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon:
+        weights = []
+        for trained in ([0, 1], []):
+            with penstock.connect(daemon.url) as connection:
+                resume, model = Resume(connection, tmp_path), model_of()
+                history = model.fit(data_of(connection), epochs=2, verbose=0, shuffle=False, callbacks=[resume])
+                assert history.epoch == trained
+                weights.append(model.get_weights())
+                said = [record.getMessage() for record in caplog.records if "nothing left" in record.getMessage()]
+                assert len(said) == (not trained)
+                with pytest.raises(ValueError, match="was used by a fit before"):
+                    model.fit(data_of(connection), epochs=4, verbose=0, shuffle=False, callbacks=[resume])
+        assert "2 epochs are trained and saved here, so fit(epochs=2) has nothing left to train" in said[0]
+        for one, two in zip(*weights, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_an_epoch_that_was_interrupted_goes_on_with_the_same_number_of_steps(
+    tf: Any, forgotten: None, tmp_path: Path
+) -> None:
+    import keras
+
+    from penstock.keras import Resume
+
+    class Crash(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 15:
+                raise InterruptedError
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon:
+        with penstock.connect(daemon.url) as connection, pytest.raises(InterruptedError):
+            resume = Resume(connection, tmp_path, every=3)
+            model_of().fit(data_of(connection), verbose=0, shuffle=False, callbacks=[resume, Crash()])
+        with penstock.connect(daemon.url) as connection:
+            data = data_of(connection).repeat()
+            with pytest.raises(ValueError, match=f"behind step 15 of epoch 0, when fit counted {TOTAL} steps .* 10: "):
+                model_of().fit(
+                    data, steps_per_epoch=10, verbose=0, shuffle=False, callbacks=[Resume(connection, tmp_path)]
+                )
+            del data
+        with (
+            FakeDaemon(msgspec.structs.replace(info, seed=7), epoch) as other,
+            penstock.connect(other.url) as connection,
+            pytest.raises(penstock.StateMismatch, match=r"ckpt-\d+: .*seed was 0 and is 7 now.*another directory"),
+        ):
+            Resume(connection, tmp_path)
+
+
+def test_a_callback_that_stops_within_an_epoch_leaves_the_last_checkpoint(
+    tf: Any, forgotten: None, tmp_path: Path
+) -> None:
+    import keras
+
+    from penstock.keras import Resume
+
+    class Enough(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 15
+
+    info, epoch = dealt(LANES)
+    with FakeDaemon(info, epoch) as daemon:
+        with penstock.connect(daemon.url) as connection:
+            resume = Resume(connection, tmp_path, every=7)
+            model_of().fit(data_of(connection), verbose=0, shuffle=False, callbacks=[resume, Enough()])
+        with penstock.connect(daemon.url) as connection:
+            resume = Resume(connection, tmp_path)
+            assert (resume.initial_epoch, resume.consumed) == (0, 14)

@@ -31,6 +31,7 @@ class Reader:
         cardinality: batches in an epoch (of one rank), `math.inf` where it has no end, or None where that is not known.
         world_size: how many ranks read the stream, of which this is one; else 1.
         session: the open session.
+        shares: whether it takes from a group's stream what others do not.
         by_dataset: whether TensorFlow reads it, and so takes more than is consumed.
         unread: how many batches of the last slab were not read yet; each slab has a box of its own.
     """
@@ -41,7 +42,7 @@ class Reader:
         """Open a session, which begins where the state `loaded` was taken. Raises as `connect`."""
         self._reconnect = reconnect
         self._error: weakref.ref[PenstockError] | None = None
-        self._shares = dial.who.shares
+        self.shares = dial.who.shares
         self.world_size = dial.who.world_size or 1
         self.by_dataset = False
         self.unread = [0]
@@ -56,7 +57,7 @@ class Reader:
         start: Position | None = None
         consumed = 0
         if loaded is not None:
-            if self._shares:
+            if self.shares:
                 raise ValueError("a group's stream has no state, so none can be loaded: leave out group= or state=")
             start, consumed = state.loaded(loaded)
 
@@ -93,7 +94,7 @@ class Reader:
 
     def state(self, consumed: int | None) -> dict[str, Any]:
         """The state behind `consumed` batches. Raises as `Connection.state_dict`."""
-        if self._shares:
+        if self.shares:
             raise ValueError(
                 "a group's stream has no state: which of its consumers gets a batch is up to chance. For a stream that "
                 "can be gone on with give each consumer rank= and world_size="

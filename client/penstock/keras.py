@@ -21,6 +21,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from penstock_proto import StateMismatch, StreamClosed
+
 from .connection import Connection
 
 __all__ = ["CheckpointState", "Resume"]
@@ -46,7 +48,7 @@ class CheckpointState(tf.train.experimental.PythonState):  # type: ignore[misc]
         where `Connection.batches` is read, which counts itself.
         """
         super().__init__()
-        self._connection = connection
+        self._connection = _checked(connection, "CheckpointState")
         self._consumed = consumed
 
     def serialize(self) -> str:
@@ -89,10 +91,13 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     Where the stream has no end (`Feed(segment=)` without `samples=`), an epoch is what `fit(steps_per_epoch=)` says.
 
+    It is for one `fit`, and a script that is run again makes it, and the connection, again.
+
     Args:
-        connection: from `penstock.connect`, not read yet. `fit` gets its `dataset()`, or one made from it in which an
-            element is still one batch, in order (`map` and `prefetch`, not `shuffle`, `filter`, `take` or `batch`).
-        directory: where checkpoints are kept, one directory for each training.
+        connection: from `penstock.connect`, without `state=` and `group=`, not read yet. `fit` gets its `dataset()`, or
+            one made from it in which an element is still one batch, in order (`map` and `prefetch`, not `shuffle`,
+            `filter`, `take` or `batch`). Nothing else reads it.
+        directory: where checkpoints are kept, one directory for each training. It is made if it is not there.
         every: steps after which a checkpoint is saved, besides at the end of each epoch; None: only there. Within
             epochs nothing is saved where `fit` does not know their length (the feed has no `samples=`, or a `filter`
             hides it) or has `steps_per_epoch=` (for which it must get `dataset().repeat()`), unless the stream has no
@@ -100,20 +105,28 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         keep: how many checkpoints are kept.
 
     Raises:
+        TypeError: `connection` is a URL, a dataset, or something else.
         StateMismatch: the checkpoint was made with another feed.
-        ValueError: as `Connection.load_state_dict`, or the checkpoint is none of this class.
+        ValueError: as `Connection.load_state_dict`; another class wrote the checkpoint; or an argument cannot be right.
+        StreamClosed: the connection was closed.
+        OSError: `directory` cannot be written.
     """
 
     def __init__(
         self, connection: Connection, directory: str | os.PathLike[str], every: int | None = 100, keep: int = 2
     ) -> None:
         super().__init__()
-        if every is not None and every < 1:
-            raise ValueError(f"every={every}: it is a number of steps, 1 or more, or None")
-        self._connection = connection
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise ValueError(f"every={every!r}: it is a number of steps, 1 or more, or None")
+        if not isinstance(keep, int) or keep < 1:
+            raise ValueError(f"keep={keep!r}: it is a number of checkpoints, 1 or more")
+        self._connection = _checked(connection, "Resume")
         self._directory = os.fspath(directory)
         self._every = every
         self._keep = keep
+        self._session = connection._reader.session
+        _check_unread(connection)
+        _check_writable(self._directory)
         self._manager: tf.train.CheckpointManager | None = None
         self._latest: str | None = tf.train.latest_checkpoint(self._directory)
         self._progress: dict[str, Any] | None = None
@@ -125,10 +138,16 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._before = 0
         self._enough = _Enough()
         self._values: list[tuple[Any, Any]] = []
+        self._used = self._reads_it = False
         if self._latest is not None:
             self._progress = self._read(self._latest)
             self._consumed = self._saved = self._progress["consumed"]
-            connection.load_state_dict(self._progress["state"])
+            try:
+                connection.load_state_dict(self._progress["state"])
+            except StateMismatch as error:
+                text = f"{self._latest}: {error.message}. For another training give Resume another directory"
+                raise StateMismatch(text, feed=error.feed) from None
+            self._session = connection._reader.session
 
     @property
     def initial_epoch(self) -> int:
@@ -142,6 +161,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the model. Called by Keras."""
+        self._begin_fit()
         model = self.model
         if not model.built:
             raise ValueError("Resume needs a model that is built, so that it can be restored: call model.build(shape)")
@@ -165,6 +185,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                     f"the checkpoint {self._latest} was made with another model, of {len(was)} variables where this "
                     f"one has {len(now)}: {'; '.join(found[:3])}"
                 )
+            self._check_steps()
             self._checkpoint.restore(self._latest).assert_consumed()
             model._initial_epoch = self.initial_epoch  # as keras.callbacks.BackupAndRestore does
         self._epoch = self.initial_epoch
@@ -172,6 +193,15 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._endless = batches == math.inf
         if self._endless and steps is None:
             raise ValueError("the stream has no end, so fit needs steps_per_epoch=: how many steps an epoch has")
+        if self._progress is not None and self.initial_epoch >= self.params["epochs"]:
+            logger.warning(
+                "%s: %d epochs are trained and saved here, so fit(epochs=%d) has nothing left to train, and the model "
+                "is as it was saved. To train on, give fit more epochs; for another training give Resume another "
+                "directory",
+                self._latest,
+                self.initial_epoch,
+                self.params["epochs"],
+            )
         self._by_epochs = steps in (None, batches) and not self._endless
         self._within = steps is not None and (self._endless or steps == batches)
         if not self._within and self._every is not None:
@@ -185,6 +215,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note where the epoch begins. Called by Keras."""
+        self._reads_it = False
         self._epoch = epoch
         self._begin = self._consumed
         resumed = self._progress is not None and epoch == self.initial_epoch
@@ -199,6 +230,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count, and save now and then. Called by Keras."""
         self._consumed = self._begin + batch + 1
+        if not self._reads_it:
+            self._check_source()
         step = self._before + batch + 1
         if self._endless and self._before and step >= self.params["steps"] and not self.model.stop_training:
             self.model.stop_training = self._enough  # ends this epoch; `on_epoch_end` takes it back
@@ -224,12 +257,20 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self.model.stop_training is self._enough:
             self.model.stop_training = False
         state = self._connection.state_dict(self._consumed)
-        ended = self._connection._reader.session.ends_epoch(self._consumed)
+        ended = self._session.ends_epoch(self._consumed)
         if self._by_epochs and not ended and self._behind(state) not in (0, self._connection.cardinality):
+            if self.model.stop_training:  # by another callback, within the epoch: what was saved last stays
+                return
             raise ValueError(
                 f"fit took {self._consumed - self._begin} steps in epoch {epoch}, which leaves the stream within its "
                 f"epoch {state['position']['epoch']}: an element of the dataset that fit gets must be one batch, in "
                 "order, so make it of connection.dataset() with map and prefetch alone"
+            )
+        if self._by_epochs and self._session.consumed != self._consumed:
+            raise ValueError(
+                f"{self._connection} handed over {self._session.consumed} batches by the end of epoch {epoch}, and fit "
+                f"trained on {self._consumed}: something else reads it too, such as validation_data= or another "
+                "callback. Give that a connection of its own"
             )
         self._save(state, epoch + 1, 0)
 
@@ -238,6 +279,40 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._quiet.close()
         self.model._initial_epoch = None
         self._progress = None
+
+    def _begin_fit(self) -> None:
+        if self._used:
+            raise ValueError(
+                "this Resume was used by a fit before, and is for one: connect again and make another Resume, on the "
+                "same directory to go on with this training, or on another for another training"
+            )
+        self._used = True
+        if self._session.begun:
+            raise ValueError(
+                f"{self._connection} was read between Resume and the first step of fit: by a look at a batch, a cached "
+                "dataset, or Keras itself, which under a tf.distribute strategy reads a batch to build the model. "
+                "Give Resume a connection that only the training of fit reads"
+            )
+
+    def _check_source(self) -> None:
+        """Behind the first steps of an epoch: that they came from the connection."""
+        if self._session.consumed < self._consumed:
+            raise ValueError(
+                f"fit has trained on {self._consumed} batches, but {self._connection} has handed over "
+                f"{self._session.consumed}: fit reads another dataset. Give it that of the connection that Resume was "
+                "given, connection.dataset(), or one made from it"
+            )
+        self._reads_it = True
+
+    def _check_steps(self) -> None:
+        assert self._progress is not None
+        was, now = self._progress["steps"], self.params.get("steps")
+        if self._progress["within"] and was != now:
+            raise ValueError(
+                f"{self._latest} was saved behind step {self._progress['step']} of epoch {self.initial_epoch}, when "
+                f"fit counted {was} steps in an epoch. Now it counts {now}: give fit the same steps_per_epoch=, and "
+                "a dataset of the same length, until that epoch has ended"
+            )
 
     def _behind(self, state: dict[str, Any]) -> int:
         """How many batches of its epoch are behind the state; where several ranks read it, of each."""
@@ -256,6 +331,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             "consumed": self._consumed,
             "epoch": epoch,
             "step": step,
+            "steps": self.params.get("steps"),
             "within": step > 0,
             "state": state,
             "variables": self._shapes,
@@ -267,10 +343,56 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def _read(path: str) -> dict[str, Any]:
         reader = tf.train.load_checkpoint(path)
         if not reader.has_tensor(_KEY):
-            raise ValueError(f"{path} is no checkpoint of penstock.keras.Resume: give it a directory of its own")
+            raise ValueError(f"{path} was not written by penstock.keras.Resume: give it a directory of its own")
         progress: dict[str, Any] = json.loads(reader.get_tensor(_KEY))
         return progress
 
 
 def _named(kind: str, variables: Any) -> dict[str, Any]:
     return {f"{kind}{number}": variable for number, variable in enumerate(variables)}
+
+
+def _checked(connection: Any, user: str) -> Connection:
+    if isinstance(connection, Connection):
+        return connection
+    given = "a URL" if isinstance(connection, str) else "a dataset" if isinstance(connection, tf.data.Dataset) else ""
+    raise TypeError(
+        f"{user} was given {given or f'{connection!r:.80}'}, and needs the connection that the dataset comes from: "
+        f"connection = penstock.connect(url); {user}(connection, ...); connection.dataset()"
+    )
+
+
+def _check_unread(connection: Connection) -> None:
+    """That `fit` can begin where a stream begins. Raises ValueError, or why the stream cannot be read."""
+    session = connection._reader.session
+    if connection.error is not None:
+        raise connection.error
+    if session.closed:
+        raise StreamClosed(f"{connection} was closed: connect again, and give Resume that", feed=connection.info.name)
+    if connection._reader.shares:
+        raise ValueError(
+            "Resume was given a connection of a group, whose stream has no state: which of its consumers gets a batch "
+            "is up to chance. Connect with rank= and world_size= instead"
+        )
+    if session.begun:
+        raise ValueError(
+            f"{connection} has been read already: give Resume a new connection, before its first batch, so that steps "
+            "and batches are counted from the same place"
+        )
+    if session.consumed:
+        raise ValueError(
+            f"{connection} was given a state (behind {session.consumed} batches): Resume keeps the state in its "
+            "checkpoints and loads it itself, so connect without state="
+        )
+
+
+def _check_writable(directory: str) -> None:
+    """Make the directory, and find out now rather than at the first save whether something can be written there."""
+    probe = os.path.join(directory, f".penstock-{os.getpid()}")
+    try:
+        tf.io.gfile.makedirs(directory)
+        with tf.io.gfile.GFile(probe, "w") as file:
+            file.write("")
+        tf.io.gfile.remove(probe)
+    except tf.errors.OpError as error:
+        raise OSError(f"no checkpoint can be saved in {directory!r}: {error.message}") from None

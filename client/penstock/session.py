@@ -151,6 +151,11 @@ class Session:
         return self._tally.begun
 
     @property
+    def consumed(self) -> int:
+        """Batches that were handed over since the stream's very beginning, in earlier runs too."""
+        return self._stream.track.consumed
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._stream.closed is not None
