@@ -83,9 +83,10 @@ def tf():
 
 
 class Daemon:
-    """A running `penstock serve` with its URLs by feed name; `stderr()` is its log so far."""
+    """A running `penstock serve` with its URLs by feed name, in its folder; `stderr()` is its log so far."""
 
     def __init__(self, command: list[str], cwd: Path, log: Path, environment: dict[str, str]) -> None:
+        self.folder = cwd
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(

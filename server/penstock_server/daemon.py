@@ -312,10 +312,11 @@ class Daemon:
         leaving = number in self._coordinator.crew.leaving  # then it was us
         if doing is not None and doing.in_user_code and not leaving:
             blamed = doing.run, doing.number, doing.split
-            where = f" while it read {doing.split}" if doing.split else ""
+        if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
+            where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
         log.error("worker %d %s%s; what it was to make is made elsewhere", number, how, where)
         if not self._coordinator.feeds:
-            self._fail(StartError(f"worker {number} {how} before it could serve a feed: see its output above"))
+            self._fail(StartError(f"worker {number} {how}{where} before it could serve a feed: see its output above"))
         self._coordinator.worker_died(number, how, blamed)
         self._carry_out()
 

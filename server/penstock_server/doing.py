@@ -42,7 +42,7 @@ _BEHIND_SEQUENCE = struct.Struct("=6q")
 _SEQUENCE = struct.Struct("=q")
 _SPENT = struct.Struct("=5q")
 _SUM_SINCE = struct.Struct("=2q")
-_IDLE, _IMPORTING, _IN_USER_CODE = range(3)
+_IDLE, _IMPORTING, _IN_USER_CODE, _CUT_OFF = range(4)
 _TRIES = 16
 
 
@@ -54,6 +54,7 @@ class Doing:
     -1 where no lane is read: splits are listed, a first sample is looked at. `split` shows it. `samples`: read of it
     so far, exact only where samples are counted (see DoingPage). `since_seconds`: since anything here changed.
     `in_user_code`: user code runs for this run now; otherwise it ran last, or is being imported (then `run` is -1).
+    `waits`: it has nothing to do. `cut_off`: user code, this run's if there is one, has closed its connection.
     """
 
     run: int
@@ -62,6 +63,8 @@ class Doing:
     samples: int
     since_seconds: float
     in_user_code: bool
+    waits: bool = False
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,9 @@ class DoingPage:
     Args:
         page: NBYTES of writable memory; by default private, for a worker that nobody watches.
         ticks: count every sample, so that "no sample for so long" can be told from "busy".
+
+    Attributes:
+        on_leave: called when user code has returned, before the page says so.
     """
 
     def __init__(self, page: mmap.mmap | bytearray | None = None, *, ticks: bool = False) -> None:
@@ -93,6 +99,7 @@ class DoingPage:
         self._text = ""
         self._nbytes = 0
         self._entered = self._user_ns = self._idle_ns = 0
+        self.on_leave: Callable[[], None] = _nothing
 
     @classmethod
     def inherited(cls, fd: int, *, ticks: bool = False) -> DoingPage:
@@ -112,11 +119,21 @@ class DoingPage:
 
     def leave(self, copying: int = 0) -> None:
         """User code has returned; so many ns of the time were not its own. What it was stays to be seen."""
+        self.on_leave()
         now = time.monotonic_ns()
         self._words[_STATE] = _IDLE
         self._words[_CHANGED] = now
         self._user_ns += max(0, now - self._entered - copying)
         _SUM_SINCE.pack_into(self._page, _USER, self._user_ns, 0)
+
+    def cut_off(self) -> None:
+        """User code has closed the worker's connection; which it was stays to be seen."""
+        self._words[_STATE] = _CUT_OFF
+
+    def detach(self) -> None:
+        """In a forked child: what it does is written nowhere."""
+        self._page = memoryview(bytearray(NBYTES))
+        self._words = self._page[:_TEXT].cast("q")
 
     def ready(self) -> None:
         """From now on its time is counted, from nothing."""
@@ -128,7 +145,9 @@ class DoingPage:
         began = time.monotonic_ns()
         _SUM_SINCE.pack_into(self._page, _WAITING, self._idle_ns, began)
         wait()
-        self._idle_ns += time.monotonic_ns() - began
+        now = time.monotonic_ns()
+        self._idle_ns += now - began
+        self._words[_CHANGED] = now
         _SUM_SINCE.pack_into(self._page, _WAITING, self._idle_ns, 0)
 
     def tick(self) -> None:
@@ -160,6 +179,10 @@ class DoingPage:
         self._words[0] = self._sequence
 
 
+def _nothing() -> None:
+    pass
+
+
 def read(page: Page) -> Doing | None:
     """What a page says; None if nothing was written yet, or the writer died while it wrote."""
     for _ in range(_TRIES):
@@ -172,8 +195,18 @@ def read(page: Page) -> Doing | None:
         return None
     if sequence == 0:
         return None
-    since = max(0.0, (time.monotonic_ns() - changed) / 1e9)
-    return Doing(run, number, text.decode(errors="ignore"), samples, since, state == _IN_USER_CODE)
+    _, waiting = _SUM_SINCE.unpack_from(page, _WAITING)
+    cut_off = state == _CUT_OFF
+    return Doing(
+        run,
+        number,
+        text.decode(errors="ignore"),
+        samples,
+        since_seconds=max(0.0, (time.monotonic_ns() - max(changed, waiting)) / 1e9),
+        in_user_code=state == _IN_USER_CODE or (cut_off and run >= 0),
+        waits=waiting > 0 and not cut_off and state != _IN_USER_CODE,
+        cut_off=cut_off,
+    )
 
 
 def spent(page: Page) -> Spent | None:

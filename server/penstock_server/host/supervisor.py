@@ -39,6 +39,8 @@ _LIVED = 60.0
 _DUMP_SECONDS = 0.5
 """So long a hung worker may take to say where it stands."""
 
+_CUT_OFF = "ended, as user code had closed or replaced its connection to the daemon (os.closerange does)"
+
 _ONE_THREAD = dict.fromkeys(
     (
         "OMP_NUM_THREADS",
@@ -232,7 +234,8 @@ class Supervisor:
         worker.peer.drain()
         if self._stopping:
             return
-        how, last = worker.hung or ended_how(status), worker.look()
+        last = worker.look()
+        how = worker.hung or (_CUT_OFF if last is not None and last.cut_off else ended_how(status))
         worker.forget()
         if worker.leaving:
             self._leaving.discard(worker)

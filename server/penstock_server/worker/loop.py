@@ -24,6 +24,7 @@ from ..doing import DoingPage
 from ..feed import segment_count
 from .indexed import IndexRun
 from .lane import LaneRun
+from .own import Own, above_standard
 from .randomness import GlobalRandomness
 from .served import ServedFeed, look_at_item, look_at_splits
 from .slots import Segments
@@ -61,9 +62,12 @@ class Worker:
         number: the worker's number, for errors.
         feeds: what is served, by name.
         page: where it says what it does.
+        own: keeps what is the worker's from user code.
     """
 
-    def __init__(self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed], page: DoingPage) -> None:
+    def __init__(
+        self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed], page: DoingPage, own: Own
+    ) -> None:
         self._connection = connection
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
@@ -71,6 +75,7 @@ class Worker:
         self._feeds = feeds
         self._page = page
         self._segments = Segments()
+        own.in_child(self._segments.abandon)
         self._lists: dict[int, SplitList] = {}
         self._runs: dict[int, Run] = {}
         self._fills: deque[m.Fill] = deque()
@@ -103,6 +108,8 @@ class Worker:
             data, fd = b"", None
         if not data:
             os._exit(0)  # user code's threads and exit handlers must not outlive the daemon
+        if fd is not None:
+            fd = above_standard(fd)
         message = codec.to_worker(data)
         try:
             self._handle(message, fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import numpy.typing as npt
 
 from penstock_proto import ProtocolError
 from penstock_proto.layout import SlotLayout
+
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # linux/mman.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,14 @@ class Segments:
         """Let go of a segment; it is unmapped with the last array over it."""
         del self._memory[segment]
         self._batches.pop(segment, None)
+
+    def abandon(self) -> None:
+        """In a forked child: what it writes from now on goes nowhere."""
+        libc = ctypes.CDLL(None)
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+        for memory in self._memory.values():
+            libc.mmap(memory.ctypes.data, memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
 
     def batches(self, layout: SlotLayout, segment: int) -> Batches:
         """Arrays over the slot that is this segment. They are kept, as making them takes some 10 us.

@@ -24,6 +24,7 @@ from ..doing import DoingPage
 from ..feed import Feed
 from ..importing import load, said, user_traceback
 from .loop import Worker
+from .own import Own
 from .served import ServedFeed
 from .usercode import did
 
@@ -69,6 +70,7 @@ def serve(
     if dump_fd is not None:
         os.set_inheritable(dump_fd, False)
         faulthandler.register(signal.SIGUSR2, dump_fd, all_threads=False)
+    own = Own(connection, page)
     began = time.monotonic()
     had_tensorflow = "tensorflow" in sys.modules  # which the fork server has imported for all
     page.importing(f"importing {' '.join(feeds)}")
@@ -76,6 +78,7 @@ def serve(
         served = _load(feeds)
     except PenstockError as error:
         error.worker = number
+        own.check()
         _send(connection, StartFailed(error=ErrorReport.of(error)))
         return 1
     page.leave()
@@ -88,7 +91,7 @@ def serve(
         ),
     )
     page.ready()
-    Worker(connection, number, served, page).serve()
+    Worker(connection, number, served, page, own).serve()
     return 0
 
 
