@@ -35,6 +35,56 @@ def test_a_page_says_what_was_entered_until_it_is_left() -> None:
     assert (doing.run, doing.number, doing.split, doing.in_user_code) == (3, 5, "'a.h5'", False)
 
 
+def test_a_page_tells_who_waits_from_who_works_and_what_ended_from_what_goes_on() -> None:
+    memory = bytearray(NBYTES)
+    page = DoingPage(memory)
+    page.ready()
+
+    def waits() -> bool:
+        doing = read(memory)
+        return doing is not None and doing.waits
+
+    seen: list[bool] = []
+    page.enter(3, 5, "a")
+    assert not waits()
+    page.leave()
+    time.sleep(0.05)
+    began = time.monotonic()
+    page.idle(lambda: seen.append(waits()))
+    assert seen == [True]
+    assert not waits()
+    doing = read(memory)
+    assert doing is not None
+    assert doing.since_seconds <= time.monotonic() - began, "it has just begun to work again"
+
+
+def test_a_page_keeps_what_closed_the_connection() -> None:
+    memory = bytearray(NBYTES)
+    page = DoingPage(memory)
+    page.importing("importing feeds:feed")
+    page.cut_off()
+    doing = read(memory)
+    assert doing is not None
+    assert (doing.cut_off, doing.in_user_code) == (True, False)
+    page.enter(3, 5, "a")
+    page.cut_off()
+    doing = read(memory)
+    assert doing is not None
+    assert (doing.run, doing.number, doing.cut_off, doing.in_user_code) == (3, 5, True, True)
+
+
+def test_a_page_that_was_detached_is_written_no_longer() -> None:
+    memory = bytearray(NBYTES)
+    page = DoingPage(memory)
+    page.enter(3, 5, "a")
+    before = bytes(memory)
+    page.detach()
+    page.leave()
+    page.enter(4, 6, "b")
+    page.tick()
+    assert bytes(memory) == before
+
+
 def test_samples_are_counted_when_asked_for() -> None:
     memory = bytearray(NBYTES)
     page = DoingPage(memory, ticks=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 from penstock_proto import codec
 from penstock_proto import messages as m
 from penstock_server.doing import Doing
-from penstock_server.host import supervisor
+from penstock_server.host import stillness, supervisor
 from penstock_server.host.supervisor import Supervisor
 
 FAREWELL = codec.encode(m.Shutdown())
@@ -190,6 +192,86 @@ def test_a_worker_that_cannot_say_where_it_stands_is_killed_all_the_same(watch: 
     watch(body, files="os.kill(os.getpid(), signal.SIGSTOP)", hang_timeout=0.3)
 
 
+def test_an_idle_worker_that_is_stopped_is_killed_when_it_is_given_work(watch: Watch) -> None:
+    async def body(watched: Watched) -> None:
+        await watched.imported(0)
+        await watched.imported(1)
+        workers = watched.supervisor.workers
+        await watched.until(lambda: all(worker.look().waits for worker in workers.values()))  # type: ignore[union-attr]
+        for worker in workers.values():
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGSTOP)
+        await watched.until(lambda: workers[0].stopped and workers[1].stopped)
+        await asyncio.sleep(1)
+        assert watched.how == [], "nobody misses those who have nothing to do"
+        watched.supervisor.send(0, LIST)
+        watched.at_death = lambda number: watched.supervisor.send(number, LIST)
+        await watched.until(lambda: watched.count("splitslisted", 0) == 1)
+        assert watched.how == ["did nothing with what it was given for 0.3 s, stopped by a signal, and was killed"]
+        assert watched.did[0] is not None
+        assert not watched.did[0].in_user_code, "no split is to blame"
+        assert watched.count("died", 1) == 0
+
+    watch(body, count=2, hang_timeout=0.3)
+
+
+def test_without_a_hang_timeout_a_worker_that_is_stopped_is_named_in_the_log(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stillness, "OURS", 0.5)
+
+    async def body(watched: Watched) -> None:
+        await watched.imported(0)
+        worker = watched.supervisor.workers[0]
+        await watched.until(lambda: worker.look().waits)  # type: ignore[union-attr]
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)
+        watched.supervisor.send(0, LIST)
+        await watched.until(lambda: "has not taken" in caplog.text)
+        assert f"`kill -CONT {worker.pid}` lets it go on" in caplog.text
+        os.kill(worker.pid, signal.SIGCONT)
+        await watched.until(lambda: watched.count("splitslisted", 0) == 1)
+        assert watched.how == []
+
+    watch(body)
+
+
+def test_what_a_worker_has_done_is_not_shown_as_though_it_went_on(watch: Watch) -> None:
+    async def body(watched: Watched) -> None:
+        await watched.imported(0)
+        watched.supervisor.send(0, LIST)
+        await watched.until(lambda: watched.count("splitslisted", 0) == 1)
+        worker = watched.supervisor.workers[0]
+        await watched.until(lambda: worker.look().waits)  # type: ignore[union-attr]
+        assert worker.doing is None
+
+    watch(body)
+
+
+BUSY = Doing(run=1, number=0, split="a", samples=0, since_seconds=9.0, in_user_code=False)
+
+
+@pytest.mark.parametrize(
+    ("last", "unread", "stopped", "still"),
+    [
+        (None, 99, False, ""),
+        (replace(BUSY, in_user_code=True), 0, False, "made no sample for 5 s"),
+        (replace(BUSY, in_user_code=True, since_seconds=4), 99, True, ""),
+        (replace(BUSY, importing=True), 99, True, ""),
+        (BUSY, 0, False, ""),
+        (replace(BUSY, since_seconds=10), 0, False, "did nothing with what it was given for 10 s"),
+        (BUSY, 0, True, "did nothing with what it was given for 5 s, stopped by a signal,"),
+        (replace(BUSY, waits=True), 4, True, ""),
+        (replace(BUSY, waits=True), 5, True, "did nothing with what it was given for 5 s, stopped by a signal,"),
+        (replace(BUSY, waits=True, since_seconds=99), 9, False, ""),
+        (replace(BUSY, waits=True), 10, False, "did nothing with what it was given for 10 s"),
+    ],
+)
+def test_who_stands_still(last: Doing | None, unread: float, stopped: bool, still: str) -> None:
+    assert stillness.stands_still(last, unread=unread, awake=99, stopped=stopped, timeout=5) == still
+    assert not stillness.stands_still(last, unread=unread, awake=1, stopped=stopped, timeout=5), "we stood still"
+
+
 def test_imports_may_take_longer_than_the_hang_timeout(watch: Watch) -> None:
     async def body(watched: Watched) -> None:
         await watched.imported(0)
@@ -207,7 +289,8 @@ def test_without_a_hang_timeout_nobody_is_asked(watch: Watch, tmp_path: Path) ->
         assert watched.told == [("imported", 0)]
         doing = watched.supervisor.workers[0].doing
         assert doing is not None
-        assert doing.keys() == {"split", "samples", "seconds"}
+        assert doing.pop("seconds") is not None  # type: ignore[func-returns-value]
+        assert doing == {"what": "files(), which lists the splits", "split": None, "samples": 0}
 
     watch(body, files=f"Path({str(tmp_path / 'inside')!r}).touch(); time.sleep(3600)")
 

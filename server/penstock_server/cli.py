@@ -341,10 +341,14 @@ def _worker(worker: dict[str, Any]) -> str:
     if worker.get("leaving"):
         words.append("leaving")
     doing = worker.get("doing")
+    if worker.get("stopped"):
+        words.append("stopped by a signal")
     if not worker.get("ready", True):
         words.append("importing")
     elif doing is None:
         words.append("idle")
+    elif doing.get("split") is None:
+        words.append(f"{_word(doing.get('what'))}, for {doing.get('seconds', 0):.1f} s")
     else:
         samples = _count(doing.get("samples", 0), "sample")
         words.append(f"split {_word(doing.get('split'))}: {samples} as of {doing.get('seconds', 0):.1f} s ago")

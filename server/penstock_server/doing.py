@@ -53,8 +53,8 @@ class Doing:
     `run` is the daemon's number of the run; `number` the split's within its lane (for an indexable feed the batch's),
     -1 where no lane is read: splits are listed, a first sample is looked at. `split` shows it. `samples`: read of it
     so far, exact only where samples are counted (see DoingPage). `since_seconds`: since anything here changed.
-    `in_user_code`: user code runs for this run now; otherwise it ran last, or is being imported (then `run` is -1).
-    `waits`: it has nothing to do. `cut_off`: user code, this run's if there is one, has closed its connection.
+    `in_user_code`: user code runs for this run now; otherwise it ran last, or is being imported (then `run` is -1, and
+    `importing`). `waits`: it has nothing to do. `cut_off`: user code, this run's if there is one, has closed its connection.
     """
 
     run: int
@@ -63,6 +63,7 @@ class Doing:
     samples: int
     since_seconds: float
     in_user_code: bool
+    importing: bool = False
     waits: bool = False
     cut_off: bool = False
 
@@ -204,7 +205,8 @@ def read(page: Page) -> Doing | None:
         samples,
         since_seconds=max(0.0, (time.monotonic_ns() - max(changed, waiting)) / 1e9),
         in_user_code=state == _IN_USER_CODE or (cut_off and run >= 0),
-        waits=waiting > 0 and not cut_off and state != _IN_USER_CODE,
+        importing=state == _IMPORTING,
+        waits=waiting > 0 and state == _IDLE,
         cut_off=cut_off,
     )
 

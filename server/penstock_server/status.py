@@ -49,6 +49,7 @@ def of_worker(worker: Worker, *, leaving: bool) -> dict[str, object]:
         "ready": worker.ready,
         "leaving": leaving,
         "given_up": worker.given_up,
+        "stopped": worker.stopped,
         "doing": worker.doing,
         "spent": worker.spent,
     }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 
@@ -39,6 +42,14 @@ class Peer:
     def open(self) -> bool:
         """Whether the connection still stands."""
         return self._open
+
+    @property
+    def unread(self) -> bool:
+        """Whether the other side has not read all that was sent to it."""
+        if not self._open:
+            return False
+        (nbytes,) = struct.unpack("i", fcntl.ioctl(self._connection, termios.TIOCOUTQ, bytes(4)))
+        return bool(self._outbox) or nbytes > 0
 
     def send(self, data: bytes, fd: int | None = None) -> None:
         """Send, now or when the other side has room. An fd may be closed by the caller at once."""

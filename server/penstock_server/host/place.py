@@ -46,6 +46,9 @@ class Worker:
         """When the next process is started, or a leaving one is killed."""
         self.hung = ""
         """Why it was killed, where it was for standing still."""
+        self.warned = False
+        """Whether it was told that this process does not read."""
+        self._unread_since: float | None = None
         self._on_data = on_data
         self._page: mmap.mmap | None = None
         self._page_fd = self._dump = -1
@@ -58,11 +61,34 @@ class Worker:
 
     @property
     def doing(self) -> dict[str, object] | None:
-        """For status: the split that it read last, the samples it had made of it, and how many seconds ago that was."""
+        """For status: what it works on, if that is a split the samples it had made of it, and how many seconds ago that
+        was; None where it has nothing to do."""
         now = self.look()
-        if now is None or now.run < 0:
-            return None  # it has not been given anything to do
-        return {"split": now.split, "samples": now.samples, "seconds": round(now.since_seconds, 1)}
+        if now is None or now.run < 0 or now.waits:
+            return None
+        return {
+            "what": now.split,
+            "split": now.split if now.number >= 0 else None,
+            "samples": now.samples,
+            "seconds": round(now.since_seconds, 1),
+        }
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process: it goes on at SIGCONT."""
+        return self.pid is not None and _fields(self.pid)[:1] == ["T"]
+
+    def unread(self, last: Doing) -> float:
+        """For how many seconds something that it was sent lies there unread, as far as that was looked at.
+
+        `last`: what its page says; what it does shows that it reads.
+        """
+        now = time.monotonic()
+        if not self.peer.unread:
+            self._unread_since = None
+        elif self._unread_since is None or last.since_seconds < now - self._unread_since:
+            self._unread_since = now
+        return 0.0 if self._unread_since is None else now - self._unread_since
 
     @property
     def spent(self) -> dict[str, float] | None:
@@ -115,7 +141,7 @@ class Worker:
             self._page.close()
         self.process, self.starting, self._page = None, None, None
         self._page_fd = self._dump = -1
-        self.ready, self.hung = False, ""
+        self.ready, self.hung, self.warned, self._unread_since = False, "", False, None
 
     def ask_where(self) -> None:
         """Have the process write its stack."""
@@ -155,8 +181,15 @@ class Worker:
 def _cpu_seconds(pid: int) -> tuple[float, float]:
     """How long a process has had a CPU, and how long its main thread could have run and had none. 0 if unknown."""
     had = wanted = 0.0
-    with contextlib.suppress(OSError):  # it has ended
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    with contextlib.suppress(OSError, IndexError):  # it has ended
+        fields = _fields(pid)
         had = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, see proc(5)
         wanted = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9  # a kernel may be built without it
     return had, wanted
+
+
+def _fields(pid: int) -> list[str]:
+    """The fields of its /proc/PID/stat from its state on, see proc(5); none if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []

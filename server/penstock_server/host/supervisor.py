@@ -3,7 +3,7 @@
 Speaks to them over an inherited socketpair and knows nothing of what is said. A worker that dies is started again after
 0.1 s, doubled each time up to 5 s, until one has lived for a minute. A place whose processes die again and again before
 they are ready is given up. Each process has a status page (see doing.py), which outlives it by as long as it takes to
-read what it did when it died; with a hang timeout, one that stands still in user code is killed.
+read what it did when it died; with a hang timeout, one that stands still is killed (see stillness.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from .. import doing
 from ..doing import Doing
+from . import stillness
 from .forking import ForkServer
 from .place import Worker
 from .process import Process, ended_how
@@ -64,7 +65,8 @@ class Supervisor:
         on_death: called with (worker number, how it ended, what it did then), after its last datagram.
         on_given_up: called with (worker number, why), after `on_death`: no process is started in this place any more.
             It stays in `workers` until it is retired.
-        hang_timeout: seconds without a sample after which a worker in user code is killed, or None.
+        hang_timeout: seconds without a sample after which a worker in user code is killed, or None: then none is, and
+            one that does not read what it is sent is only told of in the log.
     """
 
     def __init__(
@@ -96,9 +98,8 @@ class Supervisor:
         """Start all workers. Call it on the main thread: a worker dies with the thread that started it."""
         for worker in self.workers.values():
             self._spawn(worker)
-        if self._hang_timeout is not None:
-            self._watched = self._awake = time.monotonic()
-            self._watch(self._hang_timeout)
+        self._watched = self._awake = time.monotonic()
+        self._watch()
 
     def send(self, number: int, data: bytes, fd: int | None = None) -> None:
         """Send a message to a worker, or to the process that will take its place."""
@@ -266,21 +267,39 @@ class Supervisor:
 
     # --- workers that stand still ---
 
-    def _watch(self, timeout: float) -> None:
-        now = time.monotonic()
-        every = min(1.0, timeout / 4)
-        if now - self._watched > every + timeout / 2:
+    def _watch(self) -> None:
+        now, timeout = time.monotonic(), self._hang_timeout
+        every = 1.0 if timeout is None else min(1.0, timeout / 4)
+        if now - self._watched > every + (timeout or stillness.OURS) / 2:
             self._awake = now  # we stood still ourselves, and so perhaps did they
         self._watched = now
         for worker in self.workers.values():
-            if worker not in self._inquiries and self._stands_still(worker, timeout):
+            if timeout is None:
+                self._warn(worker)
+            elif worker not in self._inquiries and self._stands_still(worker, timeout):
                 self._inquiries[worker] = self._loop.create_task(self._inquire(worker, timeout))
-        self._watch_timer = self._loop.call_later(every, self._watch, timeout)
+        self._watch_timer = self._loop.call_later(every, self._watch)
 
-    def _stands_still(self, worker: Worker, timeout: float) -> bool:
+    def _warn(self, worker: Worker) -> None:
+        """Say, once, that the worker does not read what it was sent; without a timeout that is all."""
+        last = worker.look() if worker.ready and worker.peer.unread else None
+        if last is not None and not worker.warned and last.waits and worker.unread(last) >= stillness.OURS:
+            worker.warned = True
+            why = f": a signal has stopped it, `kill -CONT {worker.pid}` lets it go on" if worker.stopped else ""
+            log.warning(
+                "worker %d has not taken what it was given to do for %g s%s", worker.number, stillness.OURS, why
+            )
+
+    def _stands_still(self, worker: Worker, timeout: float) -> str:
         last = worker.look()
-        awake = time.monotonic() - self._awake
-        return last is not None and last.in_user_code and min(last.since_seconds, awake) >= timeout
+        still = functools.partial(
+            stillness.stands_still,
+            last,
+            unread=0.0 if last is None else worker.unread(last),
+            awake=time.monotonic() - self._awake,
+            timeout=timeout,
+        )
+        return still(stopped=worker.stopped) if still(stopped=True) else ""
 
     async def _inquire(self, worker: Worker, timeout: float) -> None:
         """Ask a worker where it stands, then kill it, unless it goes on meanwhile."""
@@ -293,9 +312,9 @@ class Supervisor:
                 before, stack = stack, worker.stack()
                 if stack and stack == before:
                     break
-            if process is not None and worker.process is process and self._stands_still(worker, timeout):
+            if process is not None and worker.process is process and (still := self._stands_still(worker, timeout)):
                 where = doing.where(stack)
-                worker.hung = f"made no sample for {timeout:g} s and was killed{where and '; it stood at '}{where}"
+                worker.hung = f"{still} and was killed{where and '; it stood at '}{where}"
                 process.kill()
         finally:
             del self._inquiries[worker]
