@@ -307,6 +307,9 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
     yield f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed"
     for worker in state["workers"]:
         yield f"worker   {worker['number']}: {_worker(worker)}"
+    for feed in state.get("failing", []):
+        times = _count(feed["times"], "try", "tries")
+        yield f"feed     {feed['feed']}: not ready after {times}, and is tried again: {_word(feed['error'])}"
     for feed in state["feeds"]:
         epoch = f", {feed['batches']} batches an epoch" if feed["batches"] is not None else ""
         if feed.get("segment") is not None:

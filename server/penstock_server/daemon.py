@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
@@ -46,6 +46,9 @@ HAND_OVER = 60.0
 
 HURRY = 10.0
 """Seconds that it then has for the batch that it is making."""
+
+SAY_AGAIN = 300
+"""Seconds after which it is said again why a feed cannot be started."""
 
 
 class Daemon:
@@ -241,6 +244,10 @@ class Daemon:
             },
             "malformed": self._consumers.malformed,
             "draining": self._draining,
+            "failing": [
+                {"feed": name, "times": failing.times, "error": failing.error.message}
+                for name, failing in self._coordinator.failing.items()
+            ],
             "feeds": [status.of_feed(feed, self._url(feed.name)) for feed in self._coordinator.feeds.values()],
             "workers": [
                 status.of_worker(worker, leaving=worker.number in self._coordinator.crew.leaving)
@@ -291,13 +298,15 @@ class Daemon:
                 error = message.error.error()
                 if message.run >= IDS_PER_STREAM:  # otherwise it is what the start fails with
                     log.error("%s", error)
+                failing = set(coordinator.failing)
                 coordinator.run_failed(message.run, error)
+                self._say_what_fails(coordinator.failing.keys() - failing)
             case m.SplitsListed():
                 self._splits_listed(message, fd)
                 fd = None
             case m.Imported():
                 self._imported(number, message)
-            case m.StartFailed() if self._all_ready():
+            case m.StartFailed() if self._all_ready() or self._coordinator.retries:
                 log.error("worker %d cannot start any more: %s", number, message.error.error())
             case m.StartFailed():
                 self._fail(message.error.error())
@@ -315,9 +324,11 @@ class Daemon:
         if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
             where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
         log.error("worker %d %s%s; what it was to make is made elsewhere", number, how, where)
-        if not self._coordinator.feeds:
+        if not self._coordinator.feeds and not self._coordinator.retries:
             self._fail(StartError(f"worker {number} {how}{where} before it could serve a feed: see its output above"))
+        failing = set(self._coordinator.failing)
         self._coordinator.worker_died(number, how, blamed)
+        self._say_what_fails(self._coordinator.failing.keys() - failing)
         self._carry_out()
 
     def _worker_given_up(self, number: int, text: str) -> None:
@@ -347,12 +358,22 @@ class Daemon:
             if not os.read(0, 4096):
                 self.stop()
 
+    def _say_what_fails(self, feeds: Iterable[str]) -> None:
+        for name in feeds:
+            failing = self._coordinator.failing[name]
+            log.error(
+                "feed %s cannot be started yet, and is tried again (tries so far: %d): %s",
+                *(name, failing.times, failing.error),
+            )
+
     async def _clock(self) -> None:
         seconds = 0
         while True:
             await asyncio.sleep(1)
             seconds += 1
-            if seconds % 10 == 0 and not self._all_ready():
+            if seconds % SAY_AGAIN == 0:
+                self._say_what_fails(self._coordinator.failing)
+            if seconds % 10 == 0 and not self._all_ready() and not self._coordinator.failing:
                 log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
             self._consumers.look_at_the_clock()
             self._coordinator.look_at_the_clock(time.monotonic())
@@ -370,6 +391,7 @@ class Daemon:
             self._to_workers.say(number, m.Shutdown())
             return
         self._supervisor.ready(number)
+        self._supervisor.patient = any(plan.on_error == "retry" for plan in message.feeds)
         self._coordinator.worker_ready(number)
         for plan in message.feeds:
             for text in plan.warnings:

@@ -54,7 +54,8 @@ class Doing:
     -1 where no lane is read: splits are listed, a first sample is looked at. `split` shows it. `samples`: read of it
     so far, exact only where samples are counted (see DoingPage). `since_seconds`: since anything here changed.
     `in_user_code`: user code runs for this run now; otherwise it ran last, or is being imported (then `run` is -1, and
-    `importing`). `waits`: it has nothing to do. `cut_off`: user code, this run's if there is one, has closed its connection.
+    `importing`). `waits`: it has nothing to do. `cut_off`: user code, of this run if there is one, has closed its
+    connection.
     """
 
     run: int

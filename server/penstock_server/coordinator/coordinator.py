@@ -14,8 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from msgspec import Struct
+
 from penstock_proto import (
     DaemonStopped,
+    GeneratorError,
     MemoryBound,
     PenstockError,
     ProtocolError,
@@ -35,10 +38,21 @@ from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
 from .gathering import Ask, Gathering
 from .groups import Groups
 from .keeping import Kept
+from .making import pause
 from .memory import Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
 from .stream import IDS_PER_STREAM, Stream
+
+NOBODY = -1
+"""In place of a worker's number: the feed waits for its next try."""
+
+
+class Failing(Struct, frozen=True):
+    """Why a feed cannot be started yet, and how often it was tried."""
+
+    times: int
+    error: PenstockError
 
 
 class Coordinator:
@@ -56,7 +70,10 @@ class Coordinator:
         self.feeds: dict[str, ServedFeed] = {}
         self.streams: dict[int, Stream] = {}
         self._plans: dict[str, FeedPlan] = {}
-        self._listings: dict[int, str] = {}
+        self._listings: dict[int, tuple[int, str]] = {}
+        """Who was asked to list the splits of which feed, by run, until it is ready."""
+        self.failing: dict[str, Failing] = {}
+        """The feeds that cannot be started yet, where they say "retry"."""
         self.stopping: DaemonStopped | None = None
         self._gatherings: dict[tuple[str, str, int], Gathering] = {}
         self._groups = Groups(kept, self._do)
@@ -86,14 +103,37 @@ class Coordinator:
             return list(plans) == list(self._plans.values())
         for run, plan in enumerate(plans):
             self._plans[plan.name] = plan
-            self._listings[run] = plan.name
-            self._do(do.ListSplits(worker, run, plan.name, 0))
+            self._list(worker, run, plan.name)
         return True
+
+    def _list(self, worker: int, run: int, feed: str) -> None:
+        self._listings[run] = worker, feed
+        self._do(do.ListSplits(worker, run, feed, 0))
+
+    @property
+    def retries(self) -> bool:
+        """Whether every feed that is not ready is tried again when its start fails, and there is such a feed."""
+        return bool(self._listings) and all(
+            self._plans[feed].on_error == "retry" for _, feed in self._listings.values()
+        )
+
+    def _start_failed(self, run: int, error: PenstockError) -> None:
+        worker, feed = self._listings[run]
+        if self._plans[feed].on_error != "retry" or not isinstance(error, GeneratorError | WorkerDied):
+            self._do(do.RefuseStart(error))
+            return
+        error.feed = feed
+        times = self.failing[feed].times + 1 if feed in self.failing else 1
+        self.failing[feed] = Failing(times, error)
+        self._listings[run] = NOBODY, feed
+        self._do(do.Retry(pause(times), run))
 
     def splits_listed(self, run: int, splits: SplitsInfo, spec: Spec | None, sample_nbytes: int) -> None:
         """A list of splits is there, and for the first of a feed its spec and the bytes of a sample."""
         if run in self._listings:
-            self._feed_seen(self._plans[self._listings.pop(run)], splits, spec, sample_nbytes)
+            _, feed = self._listings.pop(run)
+            self.failing.pop(feed, None)
+            self._feed_seen(self._plans[feed], splits, spec, sample_nbytes)
         elif (stream := self._stream_of(run)) is not None:
             stream.splits_listed(run, splits)
             self._settle(stream)
@@ -425,7 +465,7 @@ class Coordinator:
     def run_failed(self, run: int, error: PenstockError) -> None:
         """User code failed in a worker."""
         if run in self._listings:
-            self._do(do.RefuseStart(error))
+            self._start_failed(run, error)
         elif (stream := self._stream_of(run)) is not None:
             stream.run_failed(run, error)
             self._settle(stream)
@@ -443,8 +483,11 @@ class Coordinator:
 
     def retry(self, run: int) -> None:
         """The pause that `Retry` asked for is over."""
-        if (stream := self._stream_of(run)) is not None:
-            stream.making.retry(run)
+        if run in self._listings:
+            _, feed = self._listings[run]
+            self._list(self.crew.home(self.failing[feed].times), run, feed)
+        elif (stream := self._stream_of(run)) is not None:
+            stream.retry(run)
             self._settle(stream)
 
     def slot_found(self, ticket: int) -> None:
@@ -468,9 +511,13 @@ class Coordinator:
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None = None) -> None:
         """A worker process has ended. `blamed`: the run, the split within it and its name, if it was in user code."""
-        if self._listings or not self._plans:
+        if (self._listings and not self.retries) or not self._plans:
             error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
             self._do(do.RefuseStart(error))
+        else:
+            for run, (lister, _) in list(self._listings.items()):
+                if lister == worker:
+                    self._start_failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
         if worker in self.crew.numbers:
             self.crew.died(worker)
         for stream in list(self.streams.values()):

@@ -117,6 +117,8 @@ class Epoch:
     Attributes:
         listing: who lists the splits now.
         listings, listing_deaths: how often that was asked for, and how often it ended its worker.
+        listing_pause, listing_failures: the run that could not and after which it waits, where the feed says "retry",
+            and how often that happened.
         error: why there are no splits.
         failing: whether a turn in the order has an error: nothing behind it needs to be made.
         groups: in fast order, the groups in which lanes take turns apart from each other.
@@ -135,6 +137,8 @@ class Epoch:
     listing: Filler | None = None
     listings: int = 0
     listing_deaths: int = 0
+    listing_pause: int | None = None
+    listing_failures: int = 0
     splits: SplitsInfo | None = None
     order: EpochOrder | None = None
     lanes: dict[int, Lane] = field(default_factory=dict)

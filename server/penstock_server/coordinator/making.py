@@ -27,7 +27,7 @@ from .order import Leftover, Part, Turn
 ALL = 2**62
 """More batches than a lane ever has."""
 LAST_PAUSE = 30.0
-"""Seconds from a split's failure to the next try, at most."""
+"""Seconds from a failure to the next try, at most."""
 
 
 class Making:
@@ -391,7 +391,7 @@ class Making:
 
     def _pause(self, lane: Lane, run: int, times: int) -> None:
         lane.pause = run
-        self._do(do.Retry(min(LAST_PAUSE, 0.1 * 2 ** min(times, 10)), run))
+        self._do(do.Retry(pause(times), run))
 
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
         self._drop(epoch, lane)
@@ -555,6 +555,11 @@ class Making:
         del self._tickets[turn.ticket]
         self.nbytes -= turn.nbytes
         self._do(do.Free(turn.ticket))
+
+
+def pause(times: int) -> float:
+    """Seconds from the last of so many failures to the next try."""
+    return min(LAST_PAUSE, 0.1 * 2.0 ** min(times, 10))
 
 
 def _batches_at_stake(plan: FeedPlan) -> int:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from penstock_proto import (
     DaemonStopped,
     EndOfStream,
+    GeneratorError,
     IncompleteEpoch,
     PenstockError,
     StateMismatch,
@@ -36,7 +37,7 @@ from .dealing import Dealing
 from .epoch import Epoch
 from .feeds import ServedFeed, SplitsInfo
 from .keeping import Keeping
-from .making import Making
+from .making import Making, pause
 from .memory import Share
 from .order import EpochOrder, Part, Turn
 from .reader import Reader
@@ -258,8 +259,19 @@ class Stream:
         """User code failed in the run, which is closed with all of its turns."""
         for epoch in self._epochs:
             if epoch.listing is not None and epoch.listing[1] == run:
-                epoch.listing, epoch.error = None, error
+                if self.feed.plan.on_error == "retry" and isinstance(error, GeneratorError):
+                    self._list_later(epoch, run)
+                else:
+                    epoch.listing, epoch.error = None, error
         self.making.run_failed(run, error)
+
+    def retry(self, run: int) -> None:
+        """The pause after this run's failure is over."""
+        for epoch in self._epochs:
+            if epoch.listing_pause == run:
+                epoch.listing_pause = None
+                self._list(epoch)
+        self.making.retry(run)
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
         """The worker's process is gone; see `Making.worker_died`."""
@@ -286,6 +298,9 @@ class Stream:
     def _list_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
         """The worker that listed the splits died, and of it if `blamed`."""
         epoch.listing_deaths += blamed
+        if blamed and self.feed.plan.on_error == "retry" and epoch.listing is not None:
+            self._list_later(epoch, epoch.listing[1])
+            return
         if epoch.listing_deaths < self.feed.plan.attempts:
             self._list(epoch)
             return
@@ -295,6 +310,11 @@ class Stream:
             f"it {how}",
             feed=self.feed.name,
         )
+
+    def _list_later(self, epoch: Epoch, run: int) -> None:
+        epoch.listing, epoch.listing_pause = None, run
+        epoch.listing_failures += 1
+        self._do(do.Retry(pause(epoch.listing_failures), run))
 
     # --- what follows ---
 

@@ -91,6 +91,8 @@ class Supervisor:
         self._watched = self._awake = 0.0
         """When the workers were last looked at, and since when that was done without a break."""
         self._inquiries: dict[Worker, asyncio.Task[None]] = {}
+        self.patient = False
+        """Whether processes are started in a place however often they die before they are ready."""
         self._forking = True
         self._fork_server: ForkServer | None = None
 
@@ -248,7 +250,7 @@ class Supervisor:
         if self._stopping or worker.leaving:
             return
         number = worker.number
-        worker.given_up = worker.starts_without_ready >= MOST_EARLY_DEATHS
+        worker.given_up = worker.starts_without_ready >= MOST_EARLY_DEATHS and not self.patient
         if worker.given_up:
             worker.close()
         else:

@@ -45,7 +45,7 @@ def list_splits(
 
     Raises:
         FeedError: there are none.
-        GeneratorError: the user's function raised.
+        GeneratorError: the user's function raised, or, where failures are to be tried again, returned none.
     """
     if feed.splits is None:
         if wants(feed.generate, has_splits=False).shard:
@@ -72,7 +72,10 @@ def list_splits(
             page.leave()
     if not splits:
         source = f"{_name(feed.splits)} returned none" if callable(feed.splits) else "splits= is empty"
-        raise FeedError(f"there are no splits to read: {source}. Does a path or a pattern match nothing?")
+        why = f"there are no splits to read: {source}. Does a path or a pattern match nothing?"
+        if callable(feed.splits) and plan.on_error == "retry":
+            raise GeneratorError(why)  # a pattern matches nothing while a disk is away
+        raise FeedError(why)
     return splits
 
 
