@@ -1,4 +1,4 @@
-"""A consumer's end of a ZeroMQ connection: ZMTP 3.1 (https://rfc.zeromq.org/spec/37) as a DEALER, over a plain socket.
+"""A consumer's end of a ZeroMQ connection: a DEALER over a plain socket.
 
 libzmq would receive each message in a thread of its own into memory of its own, from where it has to be copied. Here
 bytes go from the kernel to where they stay, in as few calls as they come in: half the CPU for large batches.
@@ -16,14 +16,11 @@ import time
 from collections.abc import Callable
 
 from penstock_proto import ProtocolError
+from penstock_proto import zmtp as codec
 
-_SIGNATURE = b"\xff\0\0\0\0\0\0\0\1\x7f"
-_GREETING = _SIGNATURE + b"\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)
-_READY = b"\5READY\x0bSocket-Type\0\0\0\6DEALER\x08Identity\0\0\0\0"
-_MORE, _LONG, _COMMAND = 1, 2, 4
-_FLAGS = (0, _MORE, _LONG, _MORE | _LONG, _COMMAND)
 _STAGE = 16 * 1024
-"""Bytes that are read ahead: what comes behind a frame that is received to where it stays, small frames above all."""
+"""Bytes that are read ahead: what comes behind a frame that is received to where it stays, small frames above all.
+Commands, which are read in one piece, fit."""
 _AT_ONCE = 1 << 20
 """Most bytes that a poll is to wait for."""
 _STEP = 0.1
@@ -59,16 +56,18 @@ class Dealer:
             OSError: the connection broke.
             ProtocolError: what is there does not speak ZeroMQ, or not without encryption.
         """
-        self._unsent = _GREETING + bytes((_COMMAND, len(_READY))) + _READY
-        greeting = self._waited_for(len(_GREETING), deadline, watch)
-        if not (greeting[0] == 0xFF and greeting[9] == 0x7F and greeting[10] >= 3):
-            raise ProtocolError(f"it begins with {greeting[:12]!r}, which is not ZeroMQ")
-        if greeting[12:32] != _GREETING[12:32]:
-            raise ProtocolError(f"it wants ZeroMQ's security mechanism {greeting[12:32].rstrip(bytes(1))!r}")
-        flags, size = self._waited_for(2, deadline, watch)
-        answer = self._waited_for(size, deadline, watch)
-        if not flags & _COMMAND or not answer.startswith(b"\5READY"):
-            raise ProtocolError(f"it refuses the connection: {answer!r}")
+        self._unsent = codec.GREETING + codec.ready(b"DEALER")
+        codec.check_greeting(self._waited_for(len(codec.GREETING), deadline, watch))
+        while (head := codec.head(self._stage[self._start : self._end])) is None:
+            self._wait_for_bytes(deadline, watch)
+        if not head.command:
+            raise ProtocolError("it sends a message where ZeroMQ's READY belongs")
+        self._start += head.nbytes
+        name, data = codec.parse_command(self._waited_for(head.size, deadline, watch))
+        if name == b"ERROR":
+            raise ProtocolError(f"it refuses the connection: {codec.reason(data)}")
+        if name != b"READY":
+            raise ProtocolError(f"it sends ZeroMQ's {name!r} where READY belongs")
 
     def fileno(self) -> int:
         """The descriptor to poll on: readable, and writable if `unsent`."""
@@ -92,9 +91,7 @@ class Dealer:
         self.flush()
         if self._unsent:
             return False
-        size = len(data)
-        head = bytes((0, size)) if size < 256 else bytes((_LONG,)) + size.to_bytes(8, "big")
-        self._unsent = head + data
+        self._unsent = codec.head_of(len(data)) + data
         self.flush()
         return True
 
@@ -117,18 +114,15 @@ class Dealer:
             ProtocolError: something came that is no frame.
         """
         while True:
-            stage, here = self._stage[self._start : self._end], self._end - self._start
-            flags = stage[0] if here else 0
-            if flags not in _FLAGS:
-                raise ProtocolError(f"a ZeroMQ frame with the flags {flags:#x}")
-            head = 9 if flags & _LONG else 2
-            if here >= head and not flags & _COMMAND:
-                self._start += head
-                self.left = int.from_bytes(stage[1:head], "big")
-                return self.left, bool(flags & _MORE)
-            if here >= head and here >= head + stage[1]:
-                self._start += head + stage[1]
-                self._obey(bytes(stage[head : head + stage[1]]))
+            head = codec.head(self._stage[self._start : self._end])
+            if head is not None and not head.command:
+                self._start += head.nbytes
+                self.left = head.size
+                return head.size, head.more
+            if head is not None and self._end - self._start >= head.nbytes + head.size:
+                body = self._start + head.nbytes
+                self._start = body + head.size
+                self._obey(bytes(self._stage[body : self._start]))
             elif not self._read_ahead():
                 return None
 
@@ -175,14 +169,17 @@ class Dealer:
     def _waited_for(self, count: int, deadline: float, watch: Callable[[], None]) -> bytes:
         """The next bytes."""
         while self._end - self._start < count:
-            self.flush()
-            if not self.wait(_STEP):
-                watch()
-                if time.monotonic() > deadline:
-                    raise Silent("it accepts connections, and says nothing")
-            self._read_ahead()
+            self._wait_for_bytes(deadline, watch)
         self._start += count
         return bytes(self._stage[self._start - count : self._start])
+
+    def _wait_for_bytes(self, deadline: float, watch: Callable[[], None]) -> None:
+        self.flush()
+        if not self.wait(_STEP):
+            watch()
+            if time.monotonic() > deadline:
+                raise Silent("it accepts connections, and says nothing")
+        self._read_ahead()
 
     def _read_ahead(self) -> bool:
         """Read into the stage, behind what is there; returns whether anything came."""
@@ -190,8 +187,6 @@ class Dealer:
             here = bytes(self._stage[self._start : self._end])
             self._stage[: len(here)] = here
             self._start, self._end = 0, len(here)
-        if self._end == len(self._stage):
-            raise ProtocolError("a ZeroMQ command that is too long")
         came = self._receive([self._stage[self._end :]])
         self._end += came
         return came > 0
@@ -206,10 +201,9 @@ class Dealer:
         return came
 
     def _obey(self, command: bytes) -> None:
-        # Two bytes of patience follow, and what is to be sent back. Who sends many and reads none gets no more.
-        if command.startswith(b"\4PING") and len(self._unsent) < _STAGE:
-            pong = b"\4PONG" + command[7:]
-            self._unsent += bytes((_COMMAND, len(pong))) + pong
+        name, data = codec.parse_command(command)
+        if name == b"PING" and len(self._unsent) < _STAGE:  # whoever sends many and reads no answer gets no more
+            self._unsent += codec.parse_ping(data).pong
             self.flush()
 
 

@@ -55,6 +55,8 @@ class Session:
     """What has come of the packed position from which its stream shall begin."""
     consumer: bytes = b""
     """The same in all sessions of one consumer."""
+    shares: bool = False
+    """It takes from a group's stream. When its connection breaks, it may come back and tell what it was handed."""
     sending: deque[tuple[int, Segment]] = field(default_factory=deque)
     """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
 
@@ -69,7 +71,7 @@ class Consumers:
 
     Args:
         coordinator: what decides.
-        router: the ZeroMQ socket.
+        router: consumers over ZeroMQ.
         unix: the abstract unix address for consumers on this host.
         ready: tells whether all feeds are ready; until then Hellos wait.
         status: makes the text that answers a StatusRequest.
@@ -169,6 +171,21 @@ class Consumers:
         if session is not None:
             self._gone(session, _handed(session))
 
+    def connection_ended(self, routing_id: bytes) -> None:
+        """A connection over ZeroMQ has ended, and its session with it.
+
+        A session that has not been opened may still be, over a unix connection, and the consumer of a group may come
+        back and say what it was handed: these are kept for `SILENT` seconds.
+        """
+        self._early.pop(routing_id, None)
+        session = self._by_routing_id.get(routing_id)
+        if session is None:
+            return
+        if session.reader is None or session.shares:
+            session.heard = time.monotonic()
+        else:
+            self._gone(session, _handed(session))
+
     def feeds_ready(self) -> None:
         """All feeds are ready: answer the Hellos that came early."""
         early, self._early = self._early, {}
@@ -186,7 +203,7 @@ class Consumers:
             elif (
                 session.peer is None
                 and time.monotonic() - session.heard > SILENT
-                and not self._router.send(session.routing_id, m.Pong())  # ROUTER knows when a peer's process is gone
+                and not self._router.send(session.routing_id, m.Pong())  # its connection has ended
             ):
                 self._gone(session, _handed(session))
 
@@ -303,6 +320,7 @@ class Consumers:
             group = f" of group {message.group!r}" if message.group else ""
             session.client += f" (rank {message.rank} of {message.world_size}{group})"
         session.consumer = message.consumer
+        session.shares = bool(message.group) and not message.world_size
         session.position.clear()
         session.peer = peer
         self._by_reader[session.reader.number] = session

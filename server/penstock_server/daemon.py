@@ -106,7 +106,7 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._broken)
-        self._router = Router(self._bind, self._frame)
+        self._router = Router(self._bind, self._frame, self._connection_ended)
         if not re.match(r"tcp://(127\.|localhost|\[::1\])", self._router.endpoint):
             log.warning(
                 "listening on %s: batches are not encrypted and whoever reaches the port can read them; use it in a "
@@ -268,6 +268,10 @@ class Daemon:
 
     def _peer_ended(self, peer: LocalPeer) -> None:
         self._consumers.peer_ended(peer)
+        self._carry_out()
+
+    def _connection_ended(self, routing_id: bytes) -> None:
+        self._consumers.connection_ended(routing_id)
         self._carry_out()
 
     def _from_worker(self, number: int, data: bytes, fd: int | None) -> None:

@@ -42,7 +42,7 @@ class Segment:
     nbytes: int
     fd: int
     retired: bool = False
-    """ZeroMQ may still send from it for a session that is gone: it must not be written again."""
+    """Its bytes may still wait to be sent for a session that is gone: it must not be written again."""
     _memory: Bytes | None = None
 
     def view(self, start: int, stop: int) -> Bytes:
@@ -58,7 +58,7 @@ class Segment:
                 at += os.pwrite(self.fd, os.pread(other.fd, min(_PIECE, stop - at), at), at)
 
     def drop(self) -> None:
-        """Close the fd. A mapping goes when the last frame that ZeroMQ still sends from it has gone."""
+        """Close the fd. A mapping goes when the last bytes that are still to be sent from it have gone."""
         self._memory = None
         os.close(self.fd)
 
@@ -125,7 +125,7 @@ class Arena:
         self._free.append(segment)
 
     def retire(self, segment: Segment) -> None:
-        """Give the segment back to the system; ZeroMQ's frames keep its memory for as long as they need it."""
+        """Give the segment back to the system; bytes of it that still wait to be sent keep its memory."""
         self.nbytes -= segment.nbytes
         segment.drop()
 

@@ -1,118 +1,159 @@
-"""The ROUTER socket: everything that comes over ZeroMQ, and slabs out in pieces.
+"""The daemon's TCP side: consumers that speak ZMTP as DEALERs, messages in both directions, slabs out in pieces.
 
-The socket is non-blocking and hangs on the event loop by its file descriptor. That descriptor is edge-triggered, so
-after every wake-up and every send all that is there is read.
+Peers are known by ids that are given here and never used again; what a peer says of its identity counts for nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
+import resource
+import select
+import socket
+import time
 from collections.abc import Callable
+from functools import partial
 
-import zmq
-
-from penstock_proto import StartError
+from penstock_proto import zmtp
 from penstock_proto.codec import MAX_CHUNK, MAX_MESSAGE, MAX_STATUS, encode
-from penstock_proto.messages import Chunk, Message, Status
+from penstock_proto.messages import Chunk, Failed, Message, Pong, Status, Welcome
 
+from .accepting import Acceptor
 from .arena import Bytes
+from .tcp_peer import TcpPeer
+
+log = logging.getLogger(__name__)
+
+LINGER = 0.5
+"""Seconds that what was sent last has to get out when the router is closed."""
+
+_MOST = 16_384
+"""Most connections, where half the descriptors are more."""
+_ANSWERS = (Failed, Pong, Status, Welcome)
+"""What a peer gets as often as it asks."""
 
 
 class Router:
-    """A bound ROUTER socket.
+    """Listens on a TCP address, and holds all connections.
 
     Args:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
-        on_frame: called with (routing id, frame) for each one-frame message that comes, and with an empty frame
-            for any other.
+        on_frame: called with (peer, frame) for each one-frame message that comes, and with an empty frame for any
+            other. A peer is an id.
+        on_end: called with a peer that is gone, once, from the loop.
 
     Raises:
         StartError: the address cannot be bound.
     """
 
-    def __init__(self, bind: str, on_frame: Callable[[bytes, bytes], None]) -> None:
+    def __init__(self, bind: str, on_frame: Callable[[bytes, bytes], None], on_end: Callable[[bytes], None]) -> None:
         self._on_frame = on_frame
-        self._context = zmq.Context(io_threads=1)
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, 1 << 16)
-        self._socket.setsockopt(zmq.RCVHWM, 256)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        # A peer that is stopped or cut off is given up, and what was queued for it let go.
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
-        self._socket.setsockopt(zmq.IPV6, int("[" in bind))
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        port = bind.rpartition(":")[2]
-        if port.isdigit() and int(port) > 65535:
-            raise StartError(f"cannot listen on {bind}: a port is a number from 0 (any) to 65535")
+        self._numbers = itertools.count(1)
+        self._peers: dict[bytes, TcpPeer] = {}
+        self._half_open: dict[bytes, TcpPeer] = {}  # the handshake is not over; the oldest first
+        self._mute: dict[bytes, TcpPeer] = {}  # it is over, and they have said nothing yet
+        self._complained = False
         self._closed = False
-        self._scheduled = False
-        try:
-            self._socket.bind(bind)
-        except zmq.ZMQError as error:
-            self._socket.close()
-            self._context.term()
-            if error.errno == zmq.EADDRINUSE:
-                why = "the port is in use, perhaps by another daemon: choose another one, or port 0 for a free one"
-            else:
-                why = f"{error.strerror}; an address looks like tcp://127.0.0.1:5555"
-            raise StartError(f"cannot listen on {bind}: {why}") from None
-        self._fd = self._socket.fileno()
-        self._loop.add_reader(self._fd, self._readable)
-        self._look_soon()
+        self._acceptor = Acceptor(bind, self._full, self._make_room, self._accepted)
+        self._clock = self._loop.call_later(1, self._tick)
 
     @property
     def endpoint(self) -> str:
-        """The address that the socket listens on, with its real port."""
-        return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        """The address that the router listens on, with its real port."""
+        return self._acceptor.endpoint
 
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message; False if the peer is gone."""
-        return self._send([peer, encode(message, MAX_STATUS if isinstance(message, Status) else MAX_MESSAGE)])
+        connection = self._peers.get(peer)
+        if connection is None:
+            return False
+        data = encode(message, MAX_STATUS if isinstance(message, Status) else MAX_MESSAGE)
+        return connection.send(zmtp.head_of(len(data)) + data, answer=isinstance(message, _ANSWERS))
 
     def send_bytes(self, peer: bytes, seq: int, start: int, data: Bytes) -> bool:
         """Send bytes of slab `seq`, from byte `start` of its slot, in pieces straight from `data`; False if the peer is
         gone.
 
-        ZeroMQ refers to `data` until it has sent them, or has given the peer up.
+        `data` stay referred to until they are sent, or the peer is gone.
         """
+        connection = self._peers.get(peer)
+        if connection is None:
+            return False
         whole = data.data
         for at in range(0, len(whole), MAX_CHUNK):
-            if not self._send([peer, encode(Chunk(seq, start + at)), whole[at : at + MAX_CHUNK]]):
+            body = whole[at : at + MAX_CHUNK]
+            chunk = encode(Chunk(seq, start + at))
+            frames = zmtp.head_of(len(chunk), more=True) + chunk + zmtp.head_of(len(body))
+            if not connection.send(frames, body):
                 return False
         return True
 
     def close(self) -> None:
-        """Close the socket; what was sent last still goes out for up to half a second."""
+        """Close all connections; what was sent last still goes out for up to half a second."""
         if not self._closed:
             self._closed = True
-            self._loop.remove_reader(self._fd)
-            self._socket.close()
-            self._context.term()
+            self._clock.cancel()
+            self._acceptor.close()
+            self._linger(time.monotonic() + LINGER)
+            for connection in self._peers.values():
+                connection.close()
 
-    def _send(self, frames: list[bytes | memoryview]) -> bool:
-        self._look_soon()  # a send that fails may eat the news of what came, too
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError:
-            return False
-        return True
+    def _linger(self, deadline: float) -> None:
+        """Send what waits, to all peers at once, blocking until `deadline`, and let them close their ends."""
+        poll = select.poll()
+        left = {connection.fileno(): connection for connection in self._peers.values() if connection.open}
+        for fd in left:
+            poll.register(fd, select.POLLOUT)
+        while left and (found := poll.poll(max(0.0, deadline - time.monotonic()) * 1000)):
+            for fd, _ in found:
+                events = left[fd].finish()
+                if events:
+                    poll.modify(fd, events)
+                else:
+                    poll.unregister(fd)
+                    del left[fd]
 
-    def _look_soon(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._readable)
+    def _accepted(self, connection: socket.socket) -> None:
+        peer = next(self._numbers).to_bytes(8, "big")
+        self._peers[peer] = self._half_open[peer] = TcpPeer(
+            connection, partial(self._ready, peer), partial(self._message, peer), partial(self._ended, peer)
+        )
 
-    def _readable(self) -> None:
-        self._scheduled = False
-        for _ in range(64):  # then it is others' turn, whoever floods us
-            if self._closed or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                return
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._on_frame(frames[0], frames[1] if len(frames) == 2 else b"")
-        self._look_soon()
+    def _ready(self, peer: bytes) -> None:
+        self._mute[peer] = self._half_open.pop(peer)
+
+    def _message(self, peer: bytes, data: bytes) -> None:
+        self._mute.pop(peer, None)
+        self._on_frame(peer, data)
+
+    def _ended(self, peer: bytes, why: str) -> None:
+        for peers in (self._peers, self._half_open, self._mute):
+            peers.pop(peer, None)
+        if why and not self._complained:
+            self._complained = True
+            log.warning("closed a connection over TCP: %s; further ones are not logged", why)
+        if not self._closed:
+            self._on_end(peer)
+
+    def _full(self) -> bool:
+        """Whether there are as many connections as there may be: the other half of the descriptors is for workers,
+        slots and consumers on this host."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return len(self._peers) >= (_MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft // 2))
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection that has not come to the end of its handshake, or else has said nothing since."""
+        for peers in (self._half_open, self._mute):
+            for peer in peers:
+                peers.pop(peer).close()
+                self._peers.pop(peer, None)
+                return True
+        return False
+
+    def _tick(self) -> None:
+        self._clock = self._loop.call_later(1, self._tick)
+        for connection in list(self._peers.values()):
+            connection.tick()

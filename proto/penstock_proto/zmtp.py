@@ -1,0 +1,160 @@
+"""ZMTP 3.1 without encryption (https://rfc.zeromq.org/spec/37, mechanism NULL) as bytes, for both ends.
+
+Builds and takes apart greetings, commands and the heads of frames. Bodies stay where they are: nothing here copies one.
+This file does no I/O and knows no message of Penstock's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from .errors import ProtocolError
+
+MORE, LONG, COMMAND = 1, 2, 4
+"""Flags of a frame: another frame of its message follows, its size takes eight bytes, it is a command."""
+
+GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)
+"""What each side sends first."""
+
+MAX_COMMAND = 8 * 1024
+"""Largest command in bytes that is read. Most have fewer than 50."""
+
+MAX_CONTEXT = 16
+"""Most bytes of a PING that its PONG repeats."""
+
+_FLAGS = (0, MORE, LONG, MORE | LONG, COMMAND, COMMAND | LONG)
+_MECHANISM = slice(12, 32)
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Head(NamedTuple):
+    """How a frame begins."""
+
+    nbytes: int
+    """Of the head itself."""
+    size: int
+    """Of the body, which follows, in bytes."""
+    more: bool
+    """Whether another frame of its message follows."""
+    command: bool
+    """Whether the body is a command."""
+
+
+class Ping(NamedTuple):
+    """A heartbeat."""
+
+    patience: float
+    """Seconds of silence after which whoever gets it may close the connection; 0: not said."""
+    pong: bytes
+    """The frame that answers it."""
+
+
+def check_greeting(greeting: Buffer) -> None:
+    """Check the other side's greeting, of as many bytes as ours.
+
+    Raises:
+        ProtocolError: it does not speak ZMTP 3, or not without encryption.
+    """
+    greeting = bytes(greeting)
+    if not (greeting[0] == 0xFF and greeting[9] == 0x7F and greeting[10] >= 3):
+        raise ProtocolError(f"it begins with {greeting[:12]!r}, which is not ZeroMQ")
+    if greeting[_MECHANISM] != GREETING[_MECHANISM]:
+        raise ProtocolError(f"it wants ZeroMQ's security mechanism {greeting[_MECHANISM].rstrip(bytes(1))!r}")
+
+
+def head(data: Buffer) -> Head | None:
+    """The head of the frame with which `data` begins, or None if not all of it is here.
+
+    Raises:
+        ProtocolError: no frame begins so.
+    """
+    if not len(data):
+        return None
+    flags = data[0]
+    if flags not in _FLAGS:
+        raise ProtocolError(f"a ZeroMQ frame with the flags {flags:#x}")
+    nbytes = 9 if flags & LONG else 2
+    if len(data) < nbytes:
+        return None
+    size = int.from_bytes(data[1:nbytes], "big")
+    if flags & COMMAND and size > MAX_COMMAND:
+        raise ProtocolError(f"a ZeroMQ command of {size} bytes; at most {MAX_COMMAND} are read")
+    return Head(nbytes, size, bool(flags & MORE), bool(flags & COMMAND))
+
+
+def head_of(size: int, more: bool = False) -> bytes:
+    """The head of a frame with a body of `size` bytes."""
+    if size < 256:
+        return bytes((MORE * more, size))
+    return bytes((MORE * more | LONG,)) + size.to_bytes(8, "big")
+
+
+def command(name: bytes, data: bytes = b"") -> bytes:
+    """The frame of a command."""
+    body = bytes((len(name),)) + name + data
+    if len(body) < 256:
+        return bytes((COMMAND, len(body))) + body
+    return bytes((COMMAND | LONG,)) + len(body).to_bytes(8, "big") + body
+
+
+def parse_command(body: Buffer) -> tuple[bytes, bytes]:
+    """The name and the data of a command.
+
+    Raises:
+        ProtocolError: it has no name.
+    """
+    body = bytes(body)
+    if not body or not 0 < body[0] < len(body):
+        raise ProtocolError(f"a ZeroMQ command without a name: {body[:16]!r}")
+    return body[1 : 1 + body[0]], body[1 + body[0] :]
+
+
+def ready(socket_type: bytes) -> bytes:
+    """The command that ends the handshake."""
+    return command(b"READY", _property(b"Socket-Type", socket_type) + _property(b"Identity", b""))
+
+
+def socket_type(data: bytes) -> bytes:
+    """The type of socket that the other side's READY names; "" if it names none.
+
+    Raises:
+        ProtocolError: `data` are no properties.
+    """
+    found, at = b"", 0
+    while at < len(data):
+        name_at, at = at + 1, at + 1 + data[at]
+        value_at = at + 4
+        if name_at == at or len(data) < value_at:
+            raise ProtocolError("READY has a property that is cut short or has no name")
+        name, at = data[name_at:at], value_at + int.from_bytes(data[at:value_at], "big")
+        if len(data) < at:
+            raise ProtocolError("READY has a property that is cut short or has no name")
+        if name.lower() == b"socket-type":
+            found = data[value_at:at]
+    return found
+
+
+def reason(data: bytes) -> str:
+    """Why the other side refuses the connection: the data of its ERROR, shown."""
+    return data[1 : 1 + data[0]].decode(errors="replace") if data else ""
+
+
+def ping(patience: float) -> bytes:
+    """The command that asks for a sign of life, and says that we close the connection after `patience` seconds."""
+    return command(b"PING", round(patience * 10).to_bytes(2, "big"))
+
+
+def parse_ping(data: bytes) -> Ping:
+    """What a PING says.
+
+    Raises:
+        ProtocolError: it is cut short.
+    """
+    if len(data) < 2:
+        raise ProtocolError("a ZeroMQ PING without its two bytes of patience")
+    return Ping(int.from_bytes(data[:2], "big") / 10, command(b"PONG", data[2 : 2 + MAX_CONTEXT]))
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value

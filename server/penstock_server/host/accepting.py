@@ -1,0 +1,168 @@
+"""The TCP listener: connections are accepted as long as there is room for them, and descriptors and memory.
+
+Where there is none it looks away for a while instead of being woken again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from penstock_proto import StartError
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 16
+"""Connections that are accepted in one turn of the loop."""
+_FULL, _EXHAUSTED = 0.1, 1.0
+"""Seconds for which the listener looks away: there are too many connections; no descriptors or memory are left."""
+_BACKLOG = 1024
+_RECEIVED = 256 * 1024
+"""Bytes that the kernel holds for a connection that is not read: messages of clients are small."""
+
+
+class Acceptor:
+    """A bound and listening socket.
+
+    Args:
+        bind: a `tcp://address:port` to listen on; port 0 takes a free one.
+        full: tells whether there are as many connections as there may be.
+        make_room: closes the connection that is missed least; returns False if none can be spared.
+        on_connection: called with each new connection, which does not block and which it owns. It may raise OSError.
+
+    Raises:
+        StartError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        full: Callable[[], bool],
+        make_room: Callable[[], bool],
+        on_connection: Callable[[socket.socket], None],
+    ) -> None:
+        self._full = full
+        self._make_room = make_room
+        self._on_connection = on_connection
+        self._loop = asyncio.get_running_loop()
+        self._socket = _bound(bind)
+        self._spare = _spare()
+        self._again: asyncio.TimerHandle | None = None
+        self._said = False
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    @property
+    def endpoint(self) -> str:
+        """The address that the socket listens on, with its real port."""
+        host, port = self._socket.getsockname()[:2]
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def close(self) -> None:
+        """Listen no longer."""
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._make_room():
+                    continue
+                self._exhausted(error)
+                return
+            if self._full() and not self._make_room():
+                connection.close()
+                self._complain("there are too many")
+                self._look_away(_FULL)
+                return
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._on_connection(connection)
+            except OSError as error:  # it ended meanwhile, or the loop has no memory to watch it
+                connection.close()
+                if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EMFILE):
+                    self._exhausted(error)
+                    return
+            else:
+                self._said = False
+
+    def _exhausted(self, error: OSError) -> None:
+        """Refuse who waits, for which a descriptor was kept, and look away."""
+        self._complain(error.strerror or str(error))
+        if self._spare >= 0:
+            os.close(self._spare)
+            with contextlib.suppress(OSError):
+                self._socket.accept()[0].close()
+            self._spare = _spare()
+        self._look_away(_EXHAUSTED)
+
+    def _complain(self, why: str) -> None:
+        if not self._said:  # once, until another connection was accepted
+            self._said = True
+            log.error("cannot take a connection over TCP (%s): raise the limit (ulimit -n) or close others", why)
+
+    def _look_away(self, seconds: float) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._again = self._loop.call_later(seconds, self._look_again)
+
+    def _look_again(self) -> None:
+        self._again = None
+        if self._spare < 0:
+            self._spare = _spare()
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+
+def _spare() -> int:
+    """A descriptor to be given up when there is no other; -1 if there is none even now."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _bound(bind: str) -> socket.socket:
+    """A listening socket at this address."""
+    try:
+        scheme, _, place = bind.partition("://")
+        host, _, port = place.rpartition(":")
+        if scheme != "tcp" or not host or not port.isdecimal():
+            raise OSError("Invalid argument")
+        if int(port) > 65535:
+            raise StartError(f"cannot listen on {bind}: a port is a number from 0 (any) to 65535")
+        host = "0.0.0.0" if host == "*" else host.strip("[]")
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            made.bind(address)
+            made.listen(_BACKLOG)
+        except BaseException:
+            made.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = "the port is in use, perhaps by another daemon: choose another one, or port 0 for a free one"
+        else:
+            why = f"{error.strerror or error}; an address looks like tcp://127.0.0.1:5555"
+        raise StartError(f"cannot listen on {bind}: {why}") from None
+    return made

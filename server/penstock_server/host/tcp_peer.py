@@ -1,0 +1,233 @@
+"""One TCP connection of a consumer on the event loop: bounded in time, memory, and in what it may do in one turn.
+
+A peer that does not read its answers is not read either. One that breaks a bound, or is silent, is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from penstock_proto import ProtocolError, zmtp
+
+from .incoming import READY, Incoming
+from .outgoing import Outgoing
+
+HANDSHAKE = 10
+"""Seconds that a handshake may take."""
+PING_AFTER = 5
+"""Seconds of silence after which a peer is asked for a sign of life."""
+PATIENCE = 30
+"""Seconds of silence after which it is given up."""
+
+_EVENTS, _BUSY = 16, 0.001
+"""Messages of a peer that are handled in one turn of the loop, and seconds, before others have theirs."""
+_PIECE = 1 << 20
+"""Bytes that are sent to a peer in one turn of the loop."""
+_UNREAD = 256 * 1024
+"""Bytes of answers that a peer may leave unread before it is no longer read."""
+_QUEUED = 64 << 20
+"""Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below."""
+
+_read = memoryview(bytearray(64 * 1024))
+"""Where bytes arrive: they are taken over before anything else happens."""
+
+
+class TcpPeer:
+    """A connection.
+
+    Args:
+        connection: it does not block; the peer owns it.
+        on_ready: called once the handshake is over.
+        on_message: called with each message of one frame, and with b"" for any other.
+        on_end: called once, from the loop, when the connection has ended, with the reason if the peer broke the rules.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        on_ready: Callable[[], None],
+        on_message: Callable[[bytes], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._socket = connection
+        self._fd = connection.fileno()
+        self._on_ready = on_ready
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._incoming = Incoming()
+        self._outgoing = Outgoing()
+        self._open = True
+        self._ready = False
+        self._reading = True
+        self._writing = False
+        self._backlog = False  # whether what was received was not handled completely
+        self._goes_on = False  # with that, or with what is to be sent, in the loop's next turn
+        self._finishing = False
+        self._silence = 0  # seconds
+        self._patience = PATIENCE
+        self._loop.add_reader(self._fd, self._readable)
+        self._outgoing.put(zmtp.GREETING + zmtp.ready(b"ROUTER"))
+        self._soon()
+
+    @property
+    def open(self) -> bool:
+        """Whether the connection still stands."""
+        return self._open
+
+    def send(self, data: bytes, body: memoryview | None = None, *, answer: bool = False) -> bool:
+        """Queue a message; False if the peer is gone.
+
+        Args:
+            data: the message as frames, up to the bytes of `body`.
+            body: bytes that belong to the last frame. They must not change before they are sent or the peer is gone.
+            answer: the peer asked for it, and is not read while it leaves too much of that unread.
+        """
+        if not self._open:
+            return False
+        self._outgoing.put(data, body, answer=answer)
+        if self._outgoing.cost > _QUEUED:
+            self.close("it reads nothing, and too much waits for it")
+            return False
+        if not self._writing:
+            self._soon()
+        return True
+
+    def tick(self) -> None:
+        """A second has passed."""
+        self._silence += 1
+        if self._silence > (self._patience if self._ready else HANDSHAKE):
+            self.close()
+        elif self._ready and self._silence % PING_AFTER == 0:
+            self._outgoing.put_first(zmtp.ping(PATIENCE))
+            if not self._writing:
+                self._soon()
+
+    def close(self, why: str = "") -> None:
+        """Close the connection; `on_end` is called in the loop's next turn."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+            self._socket.close()
+            self._outgoing.clear()
+            self._loop.call_soon(self._on_end, why)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def finish(self) -> int:
+        """Send some of what waits; behind it say that nothing more comes, and read until the peer closes its end.
+        (Closed with bytes unread, the connection would be reset, and what the peer has not read yet be lost.)
+
+        Returns:
+            The events of poll(2) at which to call it again; 0: that was all.
+        """
+        try:
+            if self._outgoing:
+                self._outgoing.write(self._socket, _PIECE)
+                return select.POLLOUT
+            if not self._finishing:
+                self._finishing = True
+                self._socket.shutdown(socket.SHUT_WR)
+            elif not self._socket.recv_into(_read):
+                return 0
+        except BlockingIOError:
+            pass
+        except OSError:
+            return 0
+        return select.POLLIN
+
+    def _soon(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if self._open and self._backlog:
+            self._handle()
+        if self._open and self._outgoing and not self._writing:
+            self._write()
+
+    def _readable(self) -> None:
+        if self._backlog or not self._open:
+            return
+        try:
+            count = self._socket.recv_into(_read)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self.close()
+            return
+        if self._ready:
+            self._silence = 0
+        self._incoming.feed(_read[:count])
+        self._handle()
+
+    def _handle(self) -> None:
+        """Handle what was received, as far as this turn goes."""
+        self._backlog = True
+        until = time.monotonic() + _BUSY
+        for _ in range(_EVENTS):
+            if self._outgoing.answers > _UNREAD:
+                self._read_on(False)  # until they are read
+                return
+            try:
+                event = self._incoming.next()
+            except ProtocolError as error:
+                self.close(error.message)
+                return
+            if event is None:
+                self._backlog = False
+                self._read_on(True)
+                return
+            if isinstance(event, bytes):
+                self._on_message(event)
+            elif isinstance(event, zmtp.Ping):
+                if event.patience:
+                    self._patience = min(PATIENCE, math.ceil(event.patience))
+                self._outgoing.put_first(event.pong, answer=True)
+                self._soon()
+            elif event is READY:
+                self._ready, self._silence = True, 0
+                self._on_ready()
+            if not self._open:
+                return
+            if time.monotonic() > until:
+                break
+        self._soon()
+
+    def _read_on(self, reading: bool) -> None:
+        if reading != self._reading:
+            self._reading = reading
+            if reading:
+                self._loop.add_reader(self._fd, self._readable)
+            else:
+                self._loop.remove_reader(self._fd)
+
+    def _write(self) -> None:
+        try:
+            sent = self._outgoing.write(self._socket, _PIECE)
+        except OSError:
+            self.close()
+            return
+        if not self._reading:
+            if sent:  # it takes its answers: a sign of life
+                self._silence = 0
+            if self._outgoing.answers <= _UNREAD // 2:
+                self._soon()
+        if bool(self._outgoing) != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(self._fd, self._write)
+            else:
+                self._loop.remove_writer(self._fd)
