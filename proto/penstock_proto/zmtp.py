@@ -140,11 +140,6 @@ def reason(data: bytes) -> str:
     return data[1 : 1 + data[0]].decode(errors="replace") if data else ""
 
 
-def ping(patience: float) -> bytes:
-    """The command that asks for a sign of life, and says that we close the connection after `patience` seconds."""
-    return command(b"PING", round(patience * 10).to_bytes(2, "big"))
-
-
 def parse_ping(data: bytes) -> Ping:
     """What a PING says.
 
@@ -158,3 +153,7 @@ def parse_ping(data: bytes) -> Ping:
 
 def _property(name: bytes, value: bytes) -> bytes:
     return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
+
+
+PING = command(b"PING", bytes(2))
+"""Asks for a sign of life. It threatens nothing: its patience is 0."""

@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 from penstock_proto import ProtocolError, zmtp
 
-from .incoming import READY, Incoming
+from .incoming import READY, Event, Incoming
 from .outgoing import Outgoing
 
 HANDSHAKE = 10
 """Seconds that a handshake may take."""
-PING_AFTER = 5
-"""Seconds of silence after which a peer is asked for a sign of life."""
+PING_EVERY = 5
+"""Seconds between two heartbeats that a peer must answer."""
 PATIENCE = 30
 """Seconds of silence after which it is given up."""
 
@@ -66,10 +66,11 @@ class TcpPeer:
         self._ready = False
         self._reading = True
         self._writing = False
-        self._backlog = False  # whether what was received was not handled completely
+        self._more = False  # to be handled or received
         self._goes_on = False  # with that, or with what is to be sent, in the loop's next turn
+        self._broken = False  # nothing can be sent; its last words may still be there to read
         self._finishing = False
-        self._silence = 0  # seconds
+        self._age = self._silence = 0  # seconds
         self._patience = PATIENCE
         self._loop.add_reader(self._fd, self._readable)
         self._outgoing.put(zmtp.GREETING + zmtp.ready(b"ROUTER"))
@@ -88,25 +89,24 @@ class TcpPeer:
             body: bytes that belong to the last frame. They must not change before they are sent or the peer is gone.
             answer: the peer asked for it, and is not read while it leaves too much of that unread.
         """
-        if not self._open:
+        if not self._open or self._broken:
             return False
         self._outgoing.put(data, body, answer=answer)
         if self._outgoing.cost > _QUEUED:
             self.close("it reads nothing, and too much waits for it")
             return False
-        if not self._writing:
-            self._soon()
+        self._soon()
         return True
 
     def tick(self) -> None:
-        """A second has passed."""
+        """A second has passed. Seconds in which the loop stood still do not count: a peer may have spoken in them."""
+        self._age += 1
         self._silence += 1
         if self._silence > (self._patience if self._ready else HANDSHAKE):
             self.close()
-        elif self._ready and self._silence % PING_AFTER == 0:
-            self._outgoing.put_first(zmtp.ping(PATIENCE))
-            if not self._writing:
-                self._soon()
+        elif self._ready and not self._broken and self._age % PING_EVERY == 0:
+            self._outgoing.put_first(zmtp.PING)
+            self._soon()
 
     def close(self, why: str = "") -> None:
         """Close the connection; `on_end` is called in the loop's next turn."""
@@ -145,37 +145,26 @@ class TcpPeer:
         return select.POLLIN
 
     def _soon(self) -> None:
+        """Go on in the loop's next turn, when all of this one's messages can be sent at once."""
         if not self._goes_on:
             self._goes_on = True
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._goes_on = False
-        if self._open and self._backlog:
-            self._handle()
+        if self._open and self._more:
+            self._read()
         if self._open and self._outgoing and not self._writing:
             self._write()
 
     def _readable(self) -> None:
-        if self._backlog or not self._open:
-            return
-        try:
-            count = self._socket.recv_into(_read)
-        except BlockingIOError:
-            return
-        except OSError:
-            count = 0
-        if not count:
-            self.close()
-            return
-        if self._ready:
-            self._silence = 0
-        self._incoming.feed(_read[:count])
-        self._handle()
+        self._more = True
+        if self._open and not self._goes_on:
+            self._read()
 
-    def _handle(self) -> None:
-        """Handle what was received, as far as this turn goes."""
-        self._backlog = True
+    def _read(self) -> None:
+        """Handle what the peer says, as far as this turn goes: until nothing more is here, as the loop may tell of the
+        end of a connection only once."""
         until = time.monotonic() + _BUSY
         for _ in range(_EVENTS):
             if self._outgoing.answers > _UNREAD:
@@ -186,25 +175,46 @@ class TcpPeer:
             except ProtocolError as error:
                 self.close(error.message)
                 return
-            if event is None:
-                self._backlog = False
-                self._read_on(True)
+            if event is not None:
+                self._handle(event)
+            elif not self._receive():
                 return
-            if isinstance(event, bytes):
-                self._on_message(event)
-            elif isinstance(event, zmtp.Ping):
-                if event.patience:
-                    self._patience = min(PATIENCE, math.ceil(event.patience))
-                self._outgoing.put_first(event.pong, answer=True)
-                self._soon()
-            elif event is READY:
-                self._ready, self._silence = True, 0
-                self._on_ready()
             if not self._open:
                 return
             if time.monotonic() > until:
                 break
         self._soon()
+
+    def _receive(self) -> bool:
+        """Receive what is here; False if that is nothing, or the end."""
+        try:
+            count = self._socket.recv_into(_read)
+        except BlockingIOError:
+            self._more = False
+            self._read_on(True)
+            return False
+        except OSError:
+            count = 0
+        if not count:
+            self.close()
+            return False
+        if self._ready:
+            self._silence = 0
+        self._incoming.feed(_read[:count])
+        return True
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, bytes):
+            self._on_message(event)
+        elif isinstance(event, zmtp.Ping):
+            if event.patience:
+                self._patience = min(PATIENCE, math.ceil(event.patience))
+            if not self._broken:
+                self._outgoing.put_first(event.pong, answer=True)
+                self._soon()
+        elif event is READY:
+            self._ready, self._silence = True, 0
+            self._on_ready()
 
     def _read_on(self, reading: bool) -> None:
         if reading != self._reading:
@@ -218,8 +228,9 @@ class TcpPeer:
         try:
             sent = self._outgoing.write(self._socket, _PIECE)
         except OSError:
-            self.close()
-            return
+            self._broken = True
+            self._outgoing.clear()
+            sent = 0
         if not self._reading:
             if sent:  # it takes its answers: a sign of life
                 self._silence = 0
