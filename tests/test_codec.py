@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import penstock_proto
 from penstock_proto import ProtocolError, UnknownFeed, arrays, codec, errors
 from penstock_proto import messages as m
+from penstock_proto.position import unpack
 from penstock_proto.spec import DTYPES, DictSpec, Leaf, TupleSpec
 
 counts = st.integers(0, 2**62)
@@ -295,3 +296,82 @@ def test_the_protocols_example_is_what_the_codec_says() -> None:
         message = codec.from_client(data) if side == ">" else codec.from_server(data)
         assert msgspec.json.encode(message).decode() == "".join(map(str.strip, said.splitlines()))
         assert codec.encode(message) == data
+
+
+INFO = m.FeedInfo("feed", Leaf("int64", ()), 1, 1, False, "exact", 1, 0, None, None, None)
+
+
+def position(**fields: object) -> bytes:
+    return msgspec.msgpack.encode({"feed": INFO, "epoch": 0, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"epoch": 2**53 + 1},
+        {"batches": 2**53 + 1},
+        {"rows": 2**53 + 1},
+        {"merged": 2**62},
+        {"skip": 2**62},
+        {"skip": -1},
+        {"places": [[0, 2**62, b""]]},
+        {"places": [[2**31, 0, b""]]},
+        {"places": [[-1, 0, b""]]},
+        {"places": [[0, 0, bytes(40_000)]]},
+        {"ended": [[0, 2**62, 0, b""]]},
+        {"ended": [[0, 0, 2**31 + 1, b""]]},
+        {"digest": bytes(33)},
+    ],
+    ids=range(13),
+)
+def test_no_number_in_a_position_is_so_large_that_counting_on_from_it_would_overflow(fields: dict[str, object]) -> None:
+    unpack(position())
+    with pytest.raises(ProtocolError, match="malformed position"):
+        unpack(position(**fields))
+
+
+def nested(depth: int) -> dict[str, object]:
+    spec: dict[str, object] = {"type": "leaf", "dtype": "int8", "shape": []}
+    for _ in range(depth):
+        spec = {"type": "tuple", "items": [spec]}
+    return spec
+
+
+def wide(leaves: int) -> dict[str, object]:
+    few: dict[str, object] = {"type": "tuple", "items": [{"type": "tuple", "items": []}] * 64}
+    return {"type": "tuple", "items": [few] * (leaves // 64)}
+
+
+@pytest.mark.parametrize("spec", [nested(33), nested(246), nested(300), wide(1024 + 64), wide(64 * 1000)], ids=range(5))
+def test_a_spec_that_is_deeper_or_wider_than_any_that_is_served_is_refused(spec: dict[str, object]) -> None:
+    feed = msgspec.to_builtins(INFO)
+    for decode, message in (
+        (unpack, {"feed": {**feed, "spec": spec}, "epoch": 0}),
+        (codec.from_server, {"type": "welcome", "session": bytes(16), "feed": {**feed, "spec": spec}, "unix": ""}),
+        (codec.from_worker, {"type": "splitslisted", "run": 0, "count": 1, "nbytes": 0, "digest": b"x" * 32}),
+        (codec.to_worker, {"type": "startrun", "run": 0, "feed": "f", "epoch": 0, "lane": 0, "splits": 0}),
+    ):
+        if "feed" not in message or isinstance(message["feed"], str):
+            decode(msgspec.msgpack.encode({**message, "spec": nested(32)}))
+            message = {**message, "spec": spec}
+        with pytest.raises(ProtocolError, match="malformed|at most"):
+            decode(msgspec.msgpack.encode(message))
+
+
+def test_what_cannot_be_encoded_is_a_protocol_error_and_nothing_else() -> None:
+    for message in (m.Pong, m.Begin(2**64), m.Hello(1, "\udc80"), m.Status(str)):
+        with pytest.raises(ProtocolError, match="cannot be encoded"):
+            codec.encode(message)  # type: ignore[arg-type]
+
+
+def test_an_error_that_names_a_file_whose_name_is_no_utf8_can_be_sent() -> None:
+    error = errors.GeneratorError("no \udcff.h5", split="\udcff.h5", remote_traceback="in \udcff")
+    report = codec.from_server(codec.encode(m.Failed(m.ErrorReport.of(error))))
+    assert isinstance(report, m.Failed)
+    assert report.error.message == "no \\udcff.h5"
+
+
+def test_whatever_ranks_are_missing_can_be_said() -> None:
+    assert len(codec.encode(m.Missing(tuple(range(m.MAX_WORLD))))) < codec.MAX_MESSAGE
+    with pytest.raises(ProtocolError):
+        codec.from_client(codec.encode(m.Open(bytes(16), b"", 1, 1, 1, world_size=m.MAX_WORLD + 1)))

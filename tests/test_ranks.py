@@ -605,7 +605,7 @@ def test_ranks_at_different_batches_when_one_is_cut_off_each_go_on_behind_their_
         ({"world_size": 2}, "rank=None, world_size=2: give both"),
         ({"rank": 2, "world_size": 2}, "rank=2: with world_size=2 the ranks are 0 to 1"),
         ({"rank": -1, "world_size": 2}, "rank=-1: with world_size=2 the ranks are 0 to 1"),
-        ({"rank": 0, "world_size": 0}, "world_size=0: from 1 to 65536 trainers can read together"),
+        ({"rank": 0, "world_size": 0}, "world_size=0: from 1 to 1024 trainers can read together"),
         ({"rank": "0", "world_size": 2}, "rank='0', world_size=2: both are whole numbers"),
         ({"rank": 0, "world_size": 2, "group": "a" * 129}, "it is a text of at most 128 characters"),
         ({"rank": 0, "world_size": 2, "group": 7}, "group=7: it is a text"),

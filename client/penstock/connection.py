@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock_proto import PenstockError, Spec
-from penstock_proto.messages import FeedInfo
+from penstock_proto.messages import MAX_WORLD, FeedInfo
 
 from .address import is_private
 from .batches import Batches, Reader
@@ -17,7 +17,6 @@ from .dial import Dial, Who
 if TYPE_CHECKING:
     import tensorflow as tf
 
-MAX_WORLD = 2**16
 MAX_GROUP = 128
 TRANSPORTS = ("auto", "local", "tcp")
 LAST_ROUNDS = ("drop", "pad")

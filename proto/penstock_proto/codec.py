@@ -26,9 +26,12 @@ def encode(message: Message, most: int = MAX_MESSAGE) -> bytes:
     """The bytes of `message`.
 
     Raises:
-        ProtocolError: they are more than `most`.
+        ProtocolError: they are more than `most`, or a value in it cannot be sent. Nothing else.
     """
-    data = _encoder.encode(message)
+    try:
+        data = _encoder.encode(message)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"a {type(message).__name__} message that cannot be encoded: {error}") from None
     if len(data) > most:
         raise ProtocolError(f"a {type(message).__name__} message of {len(data)} bytes; at most {most} are sent")
     return data

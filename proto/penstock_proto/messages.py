@@ -15,13 +15,15 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from . import errors
-from .spec import Spec
+from .spec import Spec, check_size
 
-VERSION = 4
+VERSION = 5
 """The protocol's version. Both ends must have the same."""
 
 MAX_TEXT = 32 * 1024
 MAX_SHAPES = 1024
+MAX_WORLD = 1024
+"""Most ranks that read one stream together."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Line = Annotated[str, Meta(max_length=1024)]
@@ -29,6 +31,8 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Epoch = Annotated[int, Meta(ge=0, le=2**53)]
 """The number of an epoch that a client asks for: less than Count, as the daemon counts on from it."""
+Progress = Annotated[int, Meta(ge=0, le=2**53)]
+"""How many batches or rows a client says it has read: less than Count, as the daemon counts on from it."""
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Version = Annotated[int, Meta(ge=0, le=2**31)]
@@ -59,11 +63,11 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
         traceback = error.remote_traceback
         return cls(
             type(error).__name__,
-            error.message[: MAX_TEXT // 4],
-            None if error.feed is None else error.feed[:1024],
+            _utf8(error.message)[: MAX_TEXT // 4],
+            None if error.feed is None else _utf8(error.feed)[:1024],
             error.worker,
-            None if error.split is None else error.split[:1024],
-            None if traceback is None else traceback[-MAX_TEXT // 4 :],
+            None if error.split is None else _utf8(error.split)[:1024],
+            None if traceback is None else _utf8(traceback)[-MAX_TEXT // 4 :],
         )
 
     def error(self) -> errors.PenstockError:
@@ -73,6 +77,11 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
         return (cls or errors.PenstockError)(
             message, feed=self.feed, worker=self.worker, split=self.split, remote_traceback=self.remote_traceback
         )
+
+
+def _utf8(text: str) -> str:
+    """`text` with what UTF-8 cannot say (half of a surrogate pair, as in the names of some files) escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +106,9 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     shuffle: Count = 0
     interleave: Annotated[int, Meta(ge=1, le=2**16)] = 1
     segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
 
     @property
     def endless(self) -> bool:
@@ -126,9 +138,9 @@ class Resume(Message, frozen=True):
 class Had(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Batches of a slab that was handed over: `batches` of lane `lane` (-1: merged ones) from number `index` on."""
 
-    epoch: Count
+    epoch: Epoch
     lane: Annotated[int, Meta(ge=-1, lt=2**31)]
-    index: Count
+    index: Progress
     batches: Annotated[int, Meta(ge=1, le=2**16)]
 
 
@@ -159,8 +171,8 @@ class Open(Message, frozen=True):
     consumer: Annotated[bytes, Meta(max_length=16)] = b""
     again: bool = False
     group: Annotated[str, Meta(max_length=128)] = ""
-    rank: Annotated[int, Meta(ge=0, lt=2**16)] = 0
-    world_size: Annotated[int, Meta(ge=0, le=2**16)] = 0
+    rank: Annotated[int, Meta(ge=0, lt=MAX_WORLD)] = 0
+    world_size: Annotated[int, Meta(ge=0, le=MAX_WORLD)] = 0
     last: Annotated[bytes, Meta(max_length=16)] = b""
     handed: Count = 0
     pad: bool = False
@@ -263,7 +275,7 @@ class Opened(Message, frozen=True):
 class Missing(Message, frozen=True):
     """The stream has not begun, as these ranks are not there yet; none: it begins now."""
 
-    ranks: Annotated[tuple[Index, ...], Meta(max_length=2**16)]
+    ranks: Annotated[tuple[Index, ...], Meta(max_length=MAX_WORLD)]
 
 
 class Segment(Message, frozen=True):
@@ -429,6 +441,9 @@ class StartRun(Message, frozen=True):
     skip: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
     careful: Count = 0
 
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+
 
 class Fill(Message, frozen=True):
     """Make the run's next turn: up to `batches` batches, the first being number `index` of the lane, from place `first`
@@ -513,6 +528,9 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
     segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
 
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+
     @property
     def endless(self) -> bool:
         """Whether an epoch has no end."""
@@ -546,6 +564,9 @@ class SplitsListed(Message, frozen=True):
     digest: Digest
     spec: Spec | None = None
     sample_nbytes: Count = 0
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
 
 
 class Made(Message, frozen=True):

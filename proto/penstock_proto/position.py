@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import ProtocolError
-from .messages import Count, Epoch, FeedInfo, Index, Record
+from .messages import Epoch, FeedInfo, Index, Progress, Record
 
 MAX_POSITION = 8 * 1024 * 1024
 """Most bytes of an encoded position."""
@@ -27,7 +27,7 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """How far a lane was read: `index` batches of it, and the restart record behind the last of them."""
 
     lane: Index
-    index: Count
+    index: Progress
     record: Record
 
 
@@ -38,8 +38,8 @@ class EndedLane(Struct, frozen=True, forbid_unknown_fields=True, array_like=True
     """
 
     lane: Index
-    index: Count
-    leftover: Count
+    index: Progress
+    leftover: Annotated[int, Meta(ge=0, le=2**31)]
     record: Record = b""
 
 
@@ -54,13 +54,13 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
 
     feed: FeedInfo
     epoch: Epoch
-    batches: Count = 0
-    rows: Count = 0
+    batches: Progress = 0
+    rows: Progress = 0
     digest: Annotated[bytes, Meta(max_length=32)] = b""
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_LANES)] = ()
     ended: Annotated[tuple[EndedLane, ...], Meta(max_length=MAX_LANES)] = ()
-    merged: Count = 0
-    skip: Count = 0
+    merged: Progress = 0
+    skip: Progress = 0
 
 
 def differences(was: FeedInfo, now: FeedInfo) -> Iterator[str]:

@@ -9,6 +9,7 @@ This file knows no slab, no batch and no TensorFlow.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -74,6 +75,30 @@ class DictSpec(Struct, frozen=True, tag="dict", forbid_unknown_fields=True):
 
 
 Spec: TypeAlias = Leaf | TupleSpec | DictSpec
+
+
+def check_size(spec: Spec | None) -> None:
+    """Refuse a spec that is deeper or wider than any that `infer` makes, so that functions may recurse into all others.
+
+    Raises:
+        ValueError: it is; the message says in what.
+    """
+    level: list[Spec] = [] if spec is None else [spec]
+    ends = 0
+    for depth in itertools.count():
+        if not level:
+            return
+        if depth > MAX_DEPTH:
+            raise ValueError(f"a spec that is nested more than {MAX_DEPTH} deep")
+        below: list[Spec] = []
+        for node in level:
+            if isinstance(node, Leaf) or not node.items:
+                ends += 1
+            else:
+                below += node.items
+            if ends + len(below) > MAX_LEAVES:
+                raise ValueError(f"a spec with more than {MAX_LEAVES} leaves")
+        level = below
 
 
 def leaves(spec: Spec) -> Iterator[tuple[str, Leaf]]:

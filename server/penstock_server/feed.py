@@ -15,7 +15,7 @@ import msgspec
 
 from penstock_proto.layout import SlotLayout, fixed_layout
 from penstock_proto.messages import FeedPlan
-from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaf_list, shown
+from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, check_size, leaf_list, shown
 
 INTERLEAVE = 4
 """Splits that a lane has open at once when it shuffles, unless the feed says otherwise."""
@@ -375,8 +375,9 @@ def _checked_spec(spec: Any, batch_size: int | None) -> Spec:
         raise TypeError(f"spec is {shown(spec)}; it is a Leaf, TupleSpec or DictSpec")
     try:
         checked: Spec = msgspec.convert(msgspec.to_builtins(spec), type=Spec)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise ValueError(f"spec is {spec}, which cannot be served: {error}") from None
+        check_size(checked)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"spec is {shown(spec)}, which cannot be served: {error}") from None
     if not leaf_list(checked):
         raise ValueError("spec has no leaves: a sample needs at least one array")
     if batch_size is not None and not all(leaf.static for leaf in leaf_list(checked)):
