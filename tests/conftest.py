@@ -173,6 +173,7 @@ def stop_all(daemons: list[Daemon]) -> None:
     for daemon in daemons:
         running = daemon.process.poll() is None
         status = daemon.stop()
+        assert "please report this as a bug" not in daemon.stderr(), daemon.stderr()
         if running:
             assert status == 0, f"the daemon ended with {status}:\n{daemon.stderr()}"
 

@@ -1242,10 +1242,13 @@ class World:
 
     def _do_Forget(self, command: do.Forget) -> None:
         assert self._state is not None
-        self._state.forget(command)
+        self._state.forget(command.feed, command.group)
 
     def _do_FeedReady(self, command: do.FeedReady) -> None:
         self.ready.append(command.feed)
+
+    def _do_Broke(self, command: do.Broke) -> None:
+        raise command.error
 
     def _do_RefuseStart(self, command: do.RefuseStart) -> None:
         self.refusals.append(command.error)

@@ -1,19 +1,36 @@
-"""No peer can stop, starve or end the daemon, and what it leaves behind is taken back."""
+"""No peer can stop, starve or end the daemon, and what it leaves behind is taken back.
+
+The attacks of docs/security.md, each against a live daemon beside a *victim*: another process, which reads epoch after
+epoch throughout. What it reads must be what a quiet run reads, it may never wait for long, and the daemon must have
+afterwards what it had before: memory, slots, descriptors.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import zmq
 from conftest import Daemon, Serve
 
 import penstock
-from penstock_proto import codec
+from penstock_proto import codec, seqpacket
 from penstock_proto import messages as m
+from penstock_proto.position import EndedLane, Place, Position
 from penstock_server import control
 
 FEED = """
@@ -27,12 +44,131 @@ FEED = """
     feed = Feed(big, splits=range(4), batch_size=1, turn=1)
 """
 
+FEEDS = """
+    import numpy as np
+    from penstock_server import Feed
+
+    def rows(split, rng):
+        for i in range(100):
+            yield rng.integers(0, 256, 1 << 14, "uint8"), np.int64(100 * split + i)
+
+    victim = Feed(rows, splits=range(8), batch_size=4, shuffle=40, turn=2, seed=5)
+    feed = Feed(rows, splits=range(8), batch_size=4, turn=2, seed=6)
+    wide = Feed(rows, splits=range(256), batch_size=4, turn=2, lanes=256, seed=7)
+"""
+
+VICTIM = """
+import hashlib, json, sys, threading, time
+import penstock
+
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+url, transport = sys.argv[1:]
+digests, longest, last = [], 0.0, None
+with penstock.connect(url, transport=transport, reconnect=0) as connection:
+    while not over.is_set():
+        digest = hashlib.sha256()
+        for x, number in connection.batches():
+            now = time.monotonic()
+            longest, last = max(longest, now - (last or now)), now
+            digest.update(x.tobytes() + number.tobytes())
+            time.sleep(0.002)
+        digests.append(digest.hexdigest())
+        if len(digests) == 1:
+            print("reading", flush=True)
+            longest, last = 0.0, None
+print(json.dumps([digests, longest]))
+"""
+
+
+class Victim:
+    """A process that reads a feed until `check`."""
+
+    def __init__(self, daemon: Daemon, transport: str, feed: str = "victim") -> None:
+        self._url, self._transport = daemon.urls[feed], transport
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", VICTIM, self._url, transport],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "reading\n"
+
+    def check(self) -> None:
+        """It has read what a quiet run reads, and never waited for long."""
+        said, _ = self._process.communicate("", timeout=60)
+        assert self._process.returncode == 0, "the victim failed"
+        digests, longest = json.loads(said.splitlines()[-1])
+        assert longest < 2
+        assert digests == quiet(self._url, len(digests), self._transport)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def quiet(url: str, epochs: int, transport: str = "local") -> list[str]:
+    """The SHA-256 of so many epochs that nobody disturbs."""
+    digests = []
+    with penstock.connect(url, transport=transport) as connection:
+        for _ in range(epochs):
+            digest = hashlib.sha256()
+            for x, number in connection.batches():
+                digest.update(x.tobytes() + number.tobytes())
+            digests.append(digest.hexdigest())
+    return digests
+
+
+def state(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(control.status(next(iter(daemon.urls.values())), 10))
+    return found
+
+
+def holds(daemon: Daemon) -> dict[str, int]:
+    """What the daemon has of what there is not enough of."""
+    now, process = state(daemon), psutil.Process(daemon.process.pid)
+    return {
+        "streams": len(now["streams"]) + now["more_streams"],
+        "reserved": now["memory"]["reserved"],
+        "arena": now["memory"]["arena"],
+        "positions": now["memory"]["positions"],
+        "greeted": now["greeted"],
+        "descriptors": process.num_fds(),
+        "rss": process.memory_info().rss,
+    }
+
+
+MARGIN = {"rss": 48 << 20, "arena": 4 << 20, "descriptors": 20}
+"""What a stream that is read has more or less of from one moment to the next, and what malloc keeps."""
+
+
+@contextmanager
+def watched(daemon: Daemon, transport: str = "tcp") -> Iterator[None]:
+    """A victim reads throughout what is done within, and the daemon has afterwards what it had before."""
+    victim = Victim(daemon, transport)
+    try:
+        before = holds(daemon)
+        yield
+        deadline = time.monotonic() + 30
+        while True:
+            after = holds(daemon)
+            more = {key: (was, after[key]) for key, was in before.items() if after[key] > was + MARGIN.get(key, 0)}
+            if not more:
+                break
+            assert time.monotonic() < deadline, f"not given back (before, after): {more}"
+            time.sleep(0.1)
+        victim.check()
+    finally:
+        victim.kill()
+    assert state(daemon)["internal_errors"] == 0
+
 
 @contextmanager
 def dealer(daemon: Daemon) -> Iterator[zmq.Socket[bytes]]:
     context = zmq.Context()
     connection = context.socket(zmq.DEALER)
-    connection.connect(daemon.url.rpartition("/")[0])
+    connection.connect(next(iter(daemon.urls.values())).rpartition("/")[0])
     try:
         yield connection
     finally:
@@ -40,9 +176,302 @@ def dealer(daemon: Daemon) -> Iterator[zmq.Socket[bytes]]:
         context.term()
 
 
+@contextmanager
+def beside(daemon: Daemon) -> Iterator[socket.socket]:
+    """A connection of a consumer on this host that has been greeted."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(10)
+        connection.connect("\0" + state(daemon)["unix"])
+        _, ledger = seqpacket.receive(connection)
+        assert ledger is not None
+        os.close(ledger)
+        yield connection
+
+
+def answer(connection: zmq.Socket[bytes]) -> m.ServerMessage:
+    assert connection.poll(10_000)
+    return codec.from_server(connection.recv())
+
+
+def greeted(connection: zmq.Socket[bytes], feed: str = "feed") -> m.Welcome:
+    connection.send(codec.encode(m.Hello(m.VERSION, feed)))
+    welcome = answer(connection)
+    assert isinstance(welcome, m.Welcome)
+    return welcome
+
+
+def opened(connection: zmq.Socket[bytes], feed: str = "feed", **asked: Any) -> m.Welcome:
+    welcome = greeted(connection, feed)
+    connection.send(msgspec.msgpack.encode(m.Open(welcome.session, b"", 1, 1 << 20, 0, **asked)))
+    return welcome
+
+
+def resume(connection: zmq.Socket[bytes], session: bytes, data: bytes) -> None:
+    for start in range(0, len(data), 64 * 1024):
+        connection.send(codec.encode(m.Resume(session, data[start : start + 64 * 1024])))
+
+
+def refused(connection: zmq.Socket[bytes], words: str) -> None:
+    """The next message says why the session has failed."""
+    failed = answer(connection)
+    assert isinstance(failed, m.Failed), failed
+    assert words in failed.error.message
+
+
 def read(daemon: Daemon) -> int:
     with penstock.connect(daemon.url) as connection:
         return sum(1 for _ in connection.batches())
+
+
+class TestWithAVictim:
+    """See the file's head."""
+
+    def test_more_ranks_than_a_message_can_name(self, serve: Serve) -> None:
+        daemon = serve(FEEDS, "victim", "feed")
+        with watched(daemon), dealer(daemon) as most, dealer(daemon) as more:
+            opened(more, rank=0, world_size=45_000)
+            refused(more, "world_size")
+            opened(most, rank=0, world_size=m.MAX_WORLD, group="many")
+            assert isinstance(answer(most), m.Opened)
+            missing = answer(most)
+            assert isinstance(missing, m.Missing)
+            assert len(missing.ranks) == m.MAX_WORLD - 1
+            most.send(codec.encode(m.Bye()))
+
+    @pytest.mark.parametrize("transport", ["tcp", "local"])
+    def test_forged_positions(self, serve: Serve, transport: str) -> None:
+        daemon = serve(FEEDS, "victim", "feed")
+        with watched(daemon, transport):
+            for forge in (deep, wide, far, nonsense, damaged):
+                with dealer(daemon) as connection:
+                    welcome = greeted(connection)
+                    resume(connection, welcome.session, forge(welcome.feed))
+                    connection.send(codec.encode(m.Open(welcome.session, b"", 1, 1 << 20, 0)))
+                    refused(connection, "position")
+                    connection.send(codec.encode(m.Open(welcome.session, b"", 1, 1 << 20, 0)))
+                    refused(connection, "no such session")  # and the position is not read again
+
+    def test_positions_of_sessions_that_never_open(self, serve: Serve) -> None:
+        patched = {"greeted.MOST_BYTES": 24 << 20, "greeted.SECONDS": 4.0}
+        daemon = serve(FEEDS, "victim", "wide", patched=patched)
+        with watched(daemon), ExitStack() as stack:
+            for _ in range(12):
+                connection = stack.enter_context(dealer(daemon))
+                resume(connection, greeted(connection, "wide").session, bytes(7 << 20))
+            assert state(daemon)["memory"]["positions"] <= 24 << 20
+            with penstock.connect(daemon.urls["wide"]) as honest:
+                next(honest.batches())
+                saved = honest.state_dict()
+            with penstock.connect(daemon.urls["wide"]) as honest:
+                honest.load_state_dict(saved)
+                next(honest.batches())
+
+    def test_a_position_larger_than_the_feed_can_have(self, serve: Serve) -> None:
+        daemon = serve(FEEDS, "victim", "feed")
+        with watched(daemon), dealer(daemon) as connection:
+            resume(connection, greeted(connection).session, bytes(1 << 20))
+            refused(connection, "which this feed cannot have")
+
+    def test_a_flood_of_questions_for_the_status(self, serve: Serve) -> None:
+        daemon = serve(FEEDS, "victim", "feed")
+        with watched(daemon), flood(daemon, m.StatusRequest(m.VERSION)):
+            time.sleep(3)
+
+    def test_a_flood_on_this_host_whose_answers_nobody_reads(self, serve: Serve) -> None:
+        daemon = serve(FEEDS, "victim", "feed")
+        ping = codec.encode(m.Ping())
+        with watched(daemon, "local"), beside(daemon) as connection:
+            with pytest.raises(ConnectionError):  # the daemon closes it
+                for _ in range(20_000_000):
+                    connection.send(ping)
+
+    def test_garbage_and_half_conversations_on_this_host(self, serve: Serve) -> None:
+        daemon = serve(FEEDS, "victim", "feed")
+        with watched(daemon, "local"):
+            for number in range(30):
+                with beside(daemon) as connection, dealer(daemon) as friend:
+                    welcome = greeted(friend)
+                    for said in (b"\xc1" * 100, os.urandom(1000), codec.encode(m.Ack(5)), codec.encode(m.Begin(0))):
+                        connection.send(said)
+                    connection.send(codec.encode(m.Resume(welcome.session, b"half of a position")))
+                    with Path(__file__).open() as ours:
+                        socket.send_fds(connection, [codec.encode(m.Ping())], [ours.fileno()])
+                        if number % 3 == 0:
+                            socket.send_fds(connection, [codec.encode(m.Ping())], [ours.fileno()] * 100)
+                    if number % 3 == 1:
+                        connection.send(codec.encode(m.Open(welcome.session, bytes(16), 4, 1 << 20, 4)))
+            assert state(daemon)["malformed"] >= 30
+            friends = [control.status(daemon.urls["feed"], 5)]
+            assert friends
+
+    def test_silent_connections_on_this_host(self, serve: Serve) -> None:
+        daemon = serve(FEEDS, "victim", "feed", patched={"host.local.SECONDS": 3.0})
+        name = "\0" + state(daemon)["unix"]
+        silent = []
+        with watched(daemon, "local"):
+            try:
+                for _ in range(600):
+                    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    silent.append(connection)
+                    connection.connect(name)
+                assert psutil.Process(daemon.process.pid).num_fds() < 500  # the first ones had to go
+                assert len(quiet(daemon.urls["feed"], 1)) == 1
+                deadline = time.monotonic() + 20
+                while psutil.Process(daemon.process.pid).num_fds() > 100:  # those that are left go in time
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+            finally:
+                for connection in silent:
+                    connection.close()
+
+    @pytest.mark.parametrize(
+        "breach",
+        [m.Ack(1000), m.Ack(0, (7,)), m.Ack(0, (), 9), m.Begin(0), m.Resume(bytes(16), b""), None],
+        ids=["handed", "released", "ended", "begun", "resume", "garbage"],
+    )
+    def test_a_member_of_a_group_that_breaks_the_protocol_fails_alone(
+        self, serve: Serve, breach: m.ClientMessage | None
+    ) -> None:
+        daemon = serve(FEEDS, "victim", "feed")
+        with watched(daemon), penstock.connect(daemon.urls["feed"], group="g", reconnect=0) as member:
+            batches = member.batches()
+            seen = [next(batches)[1].tolist()]
+            with dealer(daemon) as connection:
+                opened(connection, group="g")
+                assert isinstance(answer(connection), m.Opened)
+                connection.send(codec.encode(m.Begin(0)))
+                assert isinstance(answer(connection), m.Begun)
+                connection.send(b"nonsense" if breach is None else codec.encode(breach))
+                while not isinstance(said := codec.from_server(connection.recv_multipart()[0]), m.Failed):
+                    assert isinstance(said, m.Slab | m.Chunk)
+                assert said.error.kind == "ProtocolError"
+                seen += [numbers.tolist() for _, numbers in batches]
+            assert sorted(number for numbers in seen for number in numbers) == list(range(800))
+
+    @pytest.mark.parametrize(
+        ("fault", "bugs"),
+        [
+            ("broken(Reader, 'acknowledge')", 1),
+            ("broken(Reader, 'send')", 1),
+            ("broken(Stream, 'begin')", 1),
+            ("broken(Making, 'made')", 1),
+            ("broken(Making, 'slot_found')", 1),
+            ("local.encode = too_large", 0),
+        ],
+        ids=lambda value: str(value).translate(str.maketrans("(,')", "    ")).replace(" ", ""),
+    )
+    def test_a_bug_fails_the_stream_that_it_is_of_and_is_not_hidden(
+        self, faulty: Callable[[str], Daemon], fault: str, bugs: int
+    ) -> None:
+        daemon = faulty(fault)
+        victim = Victim(daemon, "tcp")
+        try:
+            with pytest.raises(penstock.PenstockError, match=r"the daemon failed.*KeyError" if bugs else "too large"):
+                quiet(daemon.urls["feed"], 1)
+            victim.check()
+        finally:
+            victim.kill()
+        deadline = time.monotonic() + 10
+        while state(daemon)["streams"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert min(state(daemon)["internal_errors"], 1) == bugs
+        assert ("KeyError: 'a bug'" in daemon.stderr()) is bool(bugs)
+
+
+FAULTY = """
+import sys
+from penstock_proto import ProtocolError, codec
+from penstock_proto import messages as m
+from penstock_server import cli
+from penstock_server.coordinator.making import Making
+from penstock_server.coordinator.reader import Reader
+from penstock_server.coordinator.stream import Stream
+from penstock_server.host import local
+
+def broken(kind, name):
+    right = getattr(kind, name)
+    def wrong(self, *values, **others):
+        feed = self if kind is not Reader else self.stream
+        found = right(self, *values, **others)
+        if getattr(feed, "feed", getattr(feed, "_feed", None)).name == "feed":
+            raise KeyError("a bug")
+        return found
+    setattr(kind, name, wrong)
+
+def too_large(message):
+    if isinstance(message, m.Slab):
+        raise ProtocolError("a message that is too large")
+    return codec.encode(message)
+
+exec(sys.argv.pop(1))
+cli.main(prog_name="penstock")
+"""
+"""A daemon in which there is a bug, where the feed "feed" is concerned."""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[Callable[[str], Daemon]]:
+    daemons: list[Daemon] = []
+
+    def start(fault: str) -> Daemon:
+        (tmp_path / "feeds.py").write_text(textwrap.dedent(FEEDS))
+        command = [sys.executable, "-c", FAULTY, fault, "serve", "feeds.py:victim", "feeds.py:feed", "--workers", "2"]
+        daemon = Daemon([*command, "--bind", "tcp://127.0.0.1:0"], tmp_path, tmp_path / "log", dict(os.environ))
+        daemons.append(daemon)
+        daemon.wait_ready(2)
+        return daemon
+
+    yield start
+    for daemon in daemons:
+        assert daemon.stop() == 0, daemon.stderr()
+
+
+def deep(feed: m.FeedInfo) -> bytes:
+    """A spec nested so deep that its text cannot be made by recursion."""
+    spec: dict[str, object] = {"type": "leaf", "dtype": "int8", "shape": []}
+    for _ in range(246):
+        spec = {"type": "tuple", "items": [spec]}
+    return msgspec.msgpack.encode({"feed": {**msgspec.to_builtins(feed), "spec": spec}, "epoch": 0})
+
+
+def wide(feed: m.FeedInfo) -> bytes:
+    few = {"type": "tuple", "items": [{"type": "tuple", "items": []}] * 64}
+    spec = {"type": "tuple", "items": [few] * 64}
+    return msgspec.msgpack.encode({"feed": {**msgspec.to_builtins(feed), "spec": spec}, "epoch": 0})
+
+
+def far(feed: m.FeedInfo) -> bytes:
+    """A place from which no worker can count on."""
+    return msgspec.msgpack.encode(Position(feed, 0, 1, 4, bytes(32), (Place(0, 2**62, b"record"),)))
+
+
+def nonsense(feed: m.FeedInfo) -> bytes:
+    return os.urandom(1000)
+
+
+def damaged(feed: m.FeedInfo) -> bytes:
+    return msgspec.msgpack.encode(Position(feed, 0, ended=(EndedLane(0, 0, 2**40),)))
+
+
+@contextmanager
+def flood(daemon: Daemon, message: m.ClientMessage) -> Iterator[None]:
+    """A process that sends this as fast as it can, and reads nothing."""
+    source = """
+import sys, zmq
+connection = zmq.Context().socket(zmq.DEALER)
+connection.connect(sys.argv[1])
+data = bytes.fromhex(sys.argv[2])
+while True:
+    connection.send(data)
+"""
+    endpoint = next(iter(daemon.urls.values())).rpartition("/")[0]
+    process = subprocess.Popen([sys.executable, "-c", source, endpoint, codec.encode(message).hex()])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_flood_of_messages_keeps_nobody_from_reading_nor_the_daemon_from_stopping(serve: Serve) -> None:
@@ -78,7 +507,6 @@ def test_an_epoch_that_no_worker_could_count_on_from_is_not_begun(serve: Serve) 
         assert isinstance(welcome, m.Welcome)
         connection.send(codec.encode(m.Open(welcome.session, b"", 1, 1, 0)))
         assert isinstance(codec.from_server(connection.recv()), m.Opened)
-        connection.send(codec.encode(m.Begin(2**62)))
         connection.send(codec.encode(m.Begin(2**53)))
         assert isinstance(codec.from_server(connection.recv()), m.Begun)
         assert isinstance(codec.from_server(connection.recv()), m.Slab)

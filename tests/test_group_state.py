@@ -149,7 +149,7 @@ class TestFile:
         StateFile(tmp_path / "state").close()
 
     def test_batches_ahead_stay_until_all_of_them_are_behind(self, tmp_path: Path) -> None:
-        keep = do.Keep(World(SimFeed()).coordinator.feeds["train"].info, "g", 0, 0, 0, bytes(32), 0)
+        keep = do.Keep(World(SimFeed(turn=4)).coordinator.feeds["train"].info, "g", 0, 0, 0, bytes(32), 0)
         file = StateFile(tmp_path / "state")
         file.keep(replace(keep, ahead=((0, 4, 4), (0, 9, 1)), arrived=b"a"))
         file.keep(replace(keep, batches=6, places=((0, 6, b"record"),), behind=((0, 6),), ahead=((0, 9, 1), (0, 4, 2))))

@@ -2,6 +2,11 @@
 
 A session is known by a token from Welcome on, gets its stream with Open, and keeps to one transport. Nothing here
 decides about batches: what consumers say goes to the coordinator, and what it wants sent is sent here.
+
+What a peer says is handled in one place (`_handle`), and fails its session at the worst: it is told why, and what it
+had is taken back. Each message is checked as a whole before anything changes. What is raised all the same and is no
+PenstockError is a bug: it is counted, and the stream, of which nobody knows then where it stands, fails with it. What
+is sent goes through one place too (`_send`): a message that cannot be encoded fails the stream that it is about.
 """
 
 from __future__ import annotations
@@ -13,20 +18,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
-from penstock_proto.position import MAX_POSITION, unpack
+from penstock_proto.position import unpack
 
-from .coordinator import Coordinator
+from . import greeted
+from .bugs import Bugs
+from .coordinator import Coordinator, a_bug
 from .coordinator.commands import Deliver
 from .coordinator.gathering import Ask
 from .coordinator.reader import Reader
+from .coordinator.stream import Stream
+from .greeted import Greeted
 from .host.arena import Segment
 from .host.local import LocalPeer
 from .host.network import Router
+from .sparing import Sparing
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +70,10 @@ class Session:
     """It takes from a group's stream. When its connection breaks, it may come back and tell what it was handed."""
     sending: deque[tuple[int, Segment]] = field(default_factory=deque)
     """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
+    failed: bool = False
+    """Over a connection on this host: nothing that it says counts now, and its slots come back at end of file."""
+    muted: bool = False
+    """Nothing is sent to it now, but for why it failed."""
 
     @property
     def transport(self) -> str:
@@ -77,6 +92,12 @@ class Consumers:
         status: makes the text that answers a StatusRequest.
         stop: called when the daemon's own user asks it to stop, with whether now.
         scale: called when that user asks for so many workers; returns how many there were and will be.
+        bugs: where errors are noted that nobody expected.
+
+    Attributes:
+        sessions: by token.
+        malformed: how many messages were none.
+        greeted: the sessions that are not open yet.
     """
 
     def __init__(
@@ -89,9 +110,13 @@ class Consumers:
         status: Callable[[], str],
         stop: Callable[[bool], None],
         scale: Callable[[int, bool], tuple[int, int]],
+        bugs: Bugs,
     ) -> None:
         self.sessions: dict[bytes, Session] = {}
         self.malformed = 0
+        self.greeted = Greeted()
+        self._bugs = bugs
+        self._log = Sparing(log)
         self._coordinator = coordinator
         self._router = router
         self._unix = unix
@@ -103,63 +128,94 @@ class Consumers:
         self._by_peer: dict[LocalPeer, Session] = {}
         self._by_reader: dict[int, Session] = {}
         self._early: dict[bytes, m.Hello] = {}
+        self._asked: dict[bytes, bool] = {}
+        """Who was sent a status since the clock was last looked at, and whether it has asked again."""
         self._complained: set[str] = set()
 
     # --- what comes ---
 
     def frame(self, routing_id: bytes, data: bytes) -> None:
         """A message over ZeroMQ."""
-        try:
-            message = codec.from_client(data)
-        except ProtocolError as error:
-            if not self._other_version(routing_id, data):
-                self._complain("zmq", error)
-            return
         session = self._by_routing_id.get(routing_id)
         if session is not None:
             session.heard = time.monotonic()
+        self._handle(session, routing_id, partial(self._from_network, session, routing_id, data))
+
+    def datagram(self, peer: LocalPeer, data: bytes) -> None:
+        """A message over a connection on this host."""
+        session = self._by_peer.get(peer)
+        if session is None or not session.failed:
+            self._handle(session, peer, partial(self._from_host, session, peer, data))
+
+    def _handle(self, session: Session | None, to: bytes | LocalPeer, handle: Callable[[], None]) -> None:
+        """Handle what a session (or, without one, a stranger) said or did: the one place where that is done."""
+        try:
+            handle()
+        except PenstockError as error:
+            failed = error
+        except Exception as error:
+            failed = a_bug(error)
+            if session is not None and session.reader is not None:
+                self._coordinator.broken(session.reader.stream, error)
+            else:
+                self._bugs.note(error)
+        else:
+            return
+        if session is None:
+            self._answer(to, m.Failed(m.ErrorReport.of(failed)))
+        else:
+            self._end(session, failed)
+
+    def _from_network(self, session: Session | None, routing_id: bytes, data: bytes) -> None:
+        try:
+            message = codec.from_client(data)
+        except ProtocolError as error:
+            if session is None and self._other_version(routing_id, data):
+                return
+            self._complain("zmq", error)
+            if session is not None:
+                raise
+            return
         match message:
             case m.Hello():
                 self._hello(routing_id, message)
             case m.Resume():
-                self._resume(message, session, None)
+                self._resume(message, session)
             case m.Open():
                 self._open(message, routing_id, None)
-            case m.StatusRequest() if message.version != m.VERSION:
-                self._refuse_version(routing_id, message.version)
             case m.StatusRequest():
-                self._answer_status(routing_id)
+                self._asks_for_status(routing_id, message)
             case m.Ping() if session is not None or routing_id in self._early:
-                self._router.send(routing_id, m.Pong())
+                self._answer(routing_id, m.Pong())
             case m.StopRequest() | m.ScaleRequest():
                 refused = ProtocolError("a daemon is stopped and scaled from its own host, or by signals")
-                self._router.send(routing_id, m.Failed(m.ErrorReport.of(refused)))
-            case _ if session is not None and session.peer is None:
+                self._answer(routing_id, m.Failed(m.ErrorReport.of(refused)))
+            case _ if session is not None:
                 self._said(session, message)
             case m.Bye():
                 pass  # of a session that has ended
             case _:
-                self._say_gone(routing_id)
+                raise ConnectionLost("there is no session on this connection, or it has ended: connect again")
 
-    def datagram(self, peer: LocalPeer, data: bytes) -> None:
-        """A message over a connection on this host."""
+    def _from_host(self, session: Session | None, peer: LocalPeer, data: bytes) -> None:
         try:
             message = codec.from_client(data)
         except ProtocolError as error:
             self._complain("unix", error)
+            if session is not None:
+                raise
             return
-        session = self._by_peer.get(peer)
         match message:
             case m.Resume() if session is None:
-                self._resume(message, self.sessions.get(message.session), peer)
+                self._resume(message, self.sessions.get(message.session))
             case m.Open() if session is None:
                 self._open(message, b"", peer)
             case m.StopRequest():
                 self._stop(message.now)
             case m.ScaleRequest():
-                peer.send(m.Scaled(*self._scale(message.workers, message.now)))
+                self._answer(peer, m.Scaled(*self._scale(message.workers, message.now)))
             case m.Ping():
-                peer.send(m.Pong())
+                self._answer(peer, m.Pong())
             case _ if session is not None:
                 self._said(session, message)
             case _:
@@ -178,6 +234,7 @@ class Consumers:
         back and say what it was handed: these are kept for `SILENT` seconds.
         """
         self._early.pop(routing_id, None)
+        self._asked.pop(routing_id, None)
         session = self._by_routing_id.get(routing_id)
         if session is None:
             return
@@ -190,22 +247,33 @@ class Consumers:
         """All feeds are ready: answer the Hellos that came early."""
         early, self._early = self._early, {}
         for routing_id, hello in early.items():
-            self._hello(routing_id, hello)
+            self._handle(None, routing_id, partial(self._hello, routing_id, hello))
 
     def look_at_the_clock(self) -> None:
-        """Let go of consumers over ZeroMQ that have not been heard for `PATIENCE` seconds."""
+        """Let go of consumers over ZeroMQ that have not been heard for `PATIENCE` seconds, and of sessions that are not
+        opened in time."""
+        now = time.monotonic()
+        for session in self.greeted.late(now):
+            self._end(session, greeted.too_late())
         for session in list(self.sessions.values()):
-            if session.peer is None and time.monotonic() - session.heard > PATIENCE:
-                if session.reader is not None:
-                    log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
-                    self._say_gone(session.routing_id)
-                self._gone(session, _handed(session))
-            elif (
-                session.peer is None
-                and time.monotonic() - session.heard > SILENT
-                and not self._router.send(session.routing_id, m.Pong())  # its connection has ended
-            ):
-                self._gone(session, _handed(session))
+            if session.peer is None:
+                self._handle(session, session.routing_id, partial(self._look_for, session, now))
+        asked, self._asked = self._asked, {}
+        for routing_id, again in asked.items():
+            if again:
+                self._handle(None, routing_id, partial(self._answer_status, routing_id))
+        self._log.look_at_the_clock(now)
+
+    def _look_for(self, session: Session, now: float) -> None:
+        if now - session.heard > PATIENCE:
+            if session.reader is not None:
+                self._log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
+                silence = f"which was silent for more than {PATIENCE:.0f} s"
+                error = ConnectionLost(f"the daemon let go of this session, {silence}: connect again")
+                self._answer(session.routing_id, m.Failed(m.ErrorReport.of(error)))
+            self._gone(session, _handed(session))
+        elif now - session.heard > SILENT and not self._answer(session.routing_id, m.Pong()):
+            self._gone(session, _handed(session))  # ROUTER knows when a peer's process is gone
 
     # --- what goes ---
 
@@ -229,10 +297,9 @@ class Consumers:
             record=slab.record,
             repeat=slab.repeat,
         )
-        if session.peer is not None:
+        if session.peer is not None and not session.muted:
             session.peer.show(segment)
-            session.peer.send(message)
-        elif self._router.send(session.routing_id, message):
+        if self._send(session, message) and not local:
             session.sending.append((slab.seq, segment))
             layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
             for start, stop in layout.regions(slab.first, slab.batches):
@@ -244,6 +311,17 @@ class Consumers:
         if session is not None:
             self._send(session, message)
 
+    def stream_of(self, reader: int) -> Stream | None:
+        """What the session of this reader reads, if it is still there."""
+        session = self._by_reader.get(reader)
+        return None if session is None or session.reader is None else session.reader.stream
+
+    def mute(self, stream: Stream) -> None:
+        """Send nothing to who reads the stream, whatever the coordinator has decided by now, but for why it failed."""
+        for session in self._by_reader.values():
+            if session.reader is not None and session.reader.stream is stream:
+                session.muted = True
+
     def segment_gone(self, segment: Segment) -> None:
         """Tell consumers on this host that the segment was given back."""
         for peer in list(self._by_peer):
@@ -251,57 +329,82 @@ class Consumers:
 
     def stop(self, error: PenstockError) -> None:
         """Tell every consumer why nothing more comes."""
-        for session in self.sessions.values():
+        for session in list(self.sessions.values()):
             self._send(session, m.Failed(m.ErrorReport.of(error)))
         for routing_id in self._early:
-            self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
+            self._answer(routing_id, m.Failed(m.ErrorReport.of(error)))
 
     # --- how ---
 
+    def _asks_for_status(self, routing_id: bytes, request: m.StatusRequest) -> None:
+        """Answer at once, or when the clock is looked at, one answer to all that this connection asks until then."""
+        if request.version != m.VERSION:
+            raise _another_version(request.version)
+        again = self._asked[routing_id] = routing_id in self._asked
+        if not again:
+            self._answer_status(routing_id)
+
     def _answer_status(self, routing_id: bytes) -> None:
-        try:
-            self._router.send(routing_id, m.Status(self._status()))
-        except ProtocolError as error:
-            self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
+        self._answer(routing_id, m.Status(self._status()))
 
     def _hello(self, routing_id: bytes, hello: m.Hello) -> None:
         if hello.version != m.VERSION:
-            self._refuse_version(routing_id, hello.version)
-        elif hello.feed not in self._coordinator.feeds and not self._ready():
-            if len(self._early) < MOST_EARLY:
-                self._early[routing_id] = hello
-        elif hello.feed not in self._coordinator.feeds:
-            error = self._coordinator.unknown_feed(hello.feed)
-            self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
-        elif routing_id not in self._by_routing_id:
-            token = secrets.token_bytes(16)
-            client = "".join(letter for letter in hello.client if letter.isprintable())[:128]
-            session = Session(token, hello.feed, client, routing_id, time.monotonic())
-            self.sessions[token] = session
-            self._by_routing_id[routing_id] = session
-            self._router.send(routing_id, m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix))
+            raise _another_version(hello.version)
+        if routing_id in self._by_routing_id:
+            return
+        if hello.feed not in self._coordinator.feeds:
+            if self._ready():
+                raise self._coordinator.unknown_feed(hello.feed)
+            if len(self._early) >= MOST_EARLY and routing_id not in self._early:
+                raise ConnectionLost("too many clients wait for the daemon's feeds to be ready: connect again")
+            self._early[routing_id] = hello
+            return
+        token = secrets.token_bytes(16)
+        client = "".join(letter for letter in hello.client if letter.isprintable())[:128]
+        session = Session(token, hello.feed, client, routing_id, time.monotonic())
+        welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
+        if self._answer(routing_id, welcome):
+            self.sessions[token] = self._by_routing_id[routing_id] = session
+            self._make_room(self.greeted.add(session, session.heard))
+
+    def _make_room(self, session: Session | None) -> None:
+        if session is not None:
+            self._end(session, greeted.too_many())
 
     def _open(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> None:
-        try:
-            session = self._opened(message, routing_id, peer)
-        except PenstockError as error:
-            report = m.Failed(m.ErrorReport.of(error))
-            if peer is not None:
-                peer.send(report)
-            else:
-                self._router.send(routing_id, report)
-        else:
-            log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
-
-    def _opened(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> Session:
         session = self.sessions.get(message.session)
-        if session is None or session.reader is not None:
-            raise ProtocolError("this session is not waiting to be opened")
+        if session is None:
+            raise ConnectionLost("there is no such session, or it has ended: connect again")
+        if session.reader is not None:
+            raise ProtocolError("this session has been opened already")
         if peer is not None and not hmac.compare_digest(message.proof, peer.nonce):
             raise ProtocolError("the proof is wrong: the ledger has not been mapped")
         if peer is None and routing_id != session.routing_id:
             raise ProtocolError("this session was greeted on another connection")
-        self._take_the_place_of(message)
+        try:
+            session.reader = self._coordinator.open(session.feed, self._ask(message, session, peer))
+        except PenstockError:
+            self._gone(session, 0)
+            raise
+        self.greeted.remove(session)
+        if message.world_size:
+            group = f" of group {message.group!r}" if message.group else ""
+            session.client += f" (rank {message.rank} of {message.world_size}{group})"
+        session.consumer = message.consumer
+        session.shares = bool(message.group) and not message.world_size
+        session.peer = peer
+        self._by_reader[session.reader.number] = session
+        if peer is not None:
+            peer.opened()
+            self._by_peer[peer] = session
+            self._by_routing_id.pop(session.routing_id, None)
+        self._log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
+
+    def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> Ask:
+        """What the message asks for. Once it is known to be whole the consumer's older sessions make room."""
+        info = self._coordinator.feeds[session.feed].info
+        if any(had.lane >= info.lanes or had.batches > info.turn for had in message.had):
+            raise ProtocolError("slabs were handed over that this feed cannot have", feed=session.feed)
         ask = Ask(
             credit=message.credit,
             credit_bytes=message.credit_bytes,
@@ -315,19 +418,8 @@ class Consumers:
             consumer=message.consumer,
             had=message.had,
         )
-        session.reader = self._coordinator.open(session.feed, ask)
-        if message.world_size:
-            group = f" of group {message.group!r}" if message.group else ""
-            session.client += f" (rank {message.rank} of {message.world_size}{group})"
-        session.consumer = message.consumer
-        session.shares = bool(message.group) and not message.world_size
-        session.position.clear()
-        session.peer = peer
-        self._by_reader[session.reader.number] = session
-        if peer is not None:
-            self._by_peer[peer] = session
-            self._by_routing_id.pop(session.routing_id, None)
-        return session
+        self._take_the_place_of(message)
+        return ask
 
     def _take_the_place_of(self, message: m.Open) -> None:
         """Close the older sessions of a consumer that comes anew, though we may not have noticed the end of theirs."""
@@ -338,17 +430,18 @@ class Consumers:
                 handed = message.handed if session.token == message.last else 0
                 if session.peer is None:
                     self._gone(session, handed)
-                else:
-                    self._coordinator.cut(session.reader, handed)  # its slots come back at end of file
+                else:  # its slots come back at end of file
+                    self._tell_coordinator(session.reader, self._coordinator.cut, handed)
 
-    def _resume(self, message: m.Resume, session: Session | None, peer: LocalPeer | None) -> None:
-        where = "zmq" if peer is None else "unix"
+    def _resume(self, message: m.Resume, session: Session | None) -> None:
         if session is None or session.reader is not None or session.token != message.session:
-            self._complain(where, ProtocolError("Resume in a session that is not waiting to be opened"))
-        elif len(session.position) + len(message.data) > MAX_POSITION:
-            self._complain(where, ProtocolError("a position that is too large"))
-        else:
-            session.position += message.data
+            raise ProtocolError("Resume in a session that is not waiting to be opened")
+        info = self._coordinator.feeds[session.feed].info
+        try:
+            self._make_room(self.greeted.sent(session, message.data, info))
+        except ProtocolError:
+            self._gone(session, 0)
+            raise
 
     def _said(self, session: Session, message: m.ClientMessage) -> None:
         reader = session.reader
@@ -356,50 +449,79 @@ class Consumers:
             if isinstance(message, m.Bye):
                 self._gone(session, 0)
             return
-        try:
-            match message:
-                case m.Begin():
-                    self._coordinator.begin(reader, message.epoch)
-                case m.Ack():
-                    while session.sending and session.sending[0][0] < message.handed:
-                        session.sending.popleft()
-                    self._coordinator.acknowledge(reader, message.handed, message.released, message.ended)
-                case m.Leave():
-                    self._coordinator.leave(reader, message.epoch, message.handed)
-                case m.Bye():
-                    self._coordinator.close(reader, message.handed)  # slots come back as tensors die, or at end of file
-                    if session.peer is None:
-                        self._gone(session, message.handed)
-                case _:
-                    raise ProtocolError(f"{type(message).__name__} in an open session")
-        except ProtocolError as error:
-            log.warning("feed %s: %s breaks the protocol: %s", session.feed, session.client, error.message)
-            reader.stream.fail(error)
+        match message:
+            case m.Begin():
+                self._coordinator.begin(reader, message.epoch)
+            case m.Ack():
+                self._coordinator.acknowledge(reader, message.handed, message.released, message.ended)
+                while session.sending and session.sending[0][0] < message.handed:
+                    session.sending.popleft()
+            case m.Leave():
+                self._coordinator.leave(reader, message.epoch, message.handed)
+            case m.Bye():
+                self._coordinator.close(reader, message.handed)  # slots come back as tensors die, or at end of file
+                if session.peer is None:
+                    self._gone(session, message.handed)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} in an open session")
+
+    def _end(self, session: Session, error: PenstockError) -> None:
+        """The session has failed: its consumer hears why, and nothing more. Others that share its stream go on."""
+        error.feed = error.feed or session.feed
+        if session.reader is not None:
+            self._log.warning("feed %s: the session of %s failed: %s", session.feed, session.client, error.message)
+        self._send(session, m.Failed(m.ErrorReport.of(error)))
+        if session.peer is None or session.reader is None:
+            self._gone(session, _handed(session))
+        else:  # tensors may live over its slots
+            session.failed = session.muted = True
+            self._tell_coordinator(session.reader, self._coordinator.cut, _handed(session))
 
     def _gone(self, session: Session, handed: int) -> None:
         """The session has ended; the first `handed` slabs that it was sent were handed over."""
         self.sessions.pop(session.token, None)
+        self.greeted.remove(session)
         if self._by_routing_id.get(session.routing_id) is session:
             del self._by_routing_id[session.routing_id]
-        if session.reader is not None:
-            log.info("feed %s: %s is gone", session.feed, session.client)
-            self._by_reader.pop(session.reader.number, None)
+        reader, session.reader = session.reader, None
+        if reader is not None:
+            self._log.info("feed %s: %s is gone", session.feed, session.client)
+            self._by_reader.pop(reader.number, None)
             for _, segment in session.sending:
                 segment.retired = True
-            self._coordinator.lost(session.reader, handed)
-            session.reader = None
+            self._tell_coordinator(reader, self._coordinator.lost, handed)
 
-    def _say_gone(self, routing_id: bytes) -> None:
-        """Tell a consumer over ZeroMQ that its session has ended, so that it does not wait for more."""
-        silence = f"which was silent for more than {PATIENCE:.0f} s"
-        error = ConnectionLost(f"the daemon let go of this session, {silence}: connect again")
-        self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
+    def _tell_coordinator(self, reader: Reader, event: Callable[[Reader, int], None], handed: int) -> None:
+        """Tell the coordinator that a reader goes, which it can at any time."""
+        try:
+            event(reader, handed)
+        except Exception as error:
+            self._coordinator.broken(reader.stream, error)
 
-    def _send(self, session: Session, message: m.Message) -> None:
-        if session.peer is not None:
-            session.peer.send(message)
-        else:
-            self._router.send(session.routing_id, message)
+    def _send(self, session: Session, message: m.Message) -> bool:
+        """Send a message to a session; whether that could be done."""
+        if session.failed or (session.muted and not isinstance(message, m.Failed)):
+            return False
+        try:
+            return self._put(session.peer or session.routing_id, message)
+        except ProtocolError as error:
+            if session.reader is not None:
+                self._coordinator.fail(session.reader.stream, error)
+            return False
+
+    def _answer(self, to: bytes | LocalPeer, message: m.Message) -> bool:
+        """Answer who may have no session; whether that could be done."""
+        try:
+            return self._put(to, message)
+        except ProtocolError as error:
+            self._put(to, m.Failed(m.ErrorReport.of(error)))  # which has room in a message
+            return False
+
+    def _put(self, to: bytes | LocalPeer, message: m.Message) -> bool:
+        if isinstance(to, bytes):
+            return self._router.send(to, message)
+        to.send(message)
+        return True
 
     def _other_version(self, routing_id: bytes, data: bytes) -> bool:
         """Answer a Hello that our version cannot read, so that the other side learns why."""
@@ -410,21 +532,21 @@ class Consumers:
         version = raw.get("version")
         if raw.get("type") not in ("hello", "statusrequest") or not isinstance(version, int) or version == m.VERSION:
             return False
-        self._refuse_version(routing_id, version)
+        self._answer(routing_id, m.Failed(m.ErrorReport.of(_another_version(version))))
         return True
-
-    def _refuse_version(self, routing_id: bytes, version: int) -> None:
-        error = ProtocolError(
-            f"the client speaks protocol version {version}, the daemon version {m.VERSION}: "
-            "install the same release of penstock on both sides"
-        )
-        self._router.send(routing_id, m.Failed(m.ErrorReport.of(error)))
 
     def _complain(self, where: str, error: ProtocolError) -> None:
         self.malformed += 1
         if where not in self._complained:
             self._complained.add(where)
             log.warning("dropped what came over %s: %s; further ones are only counted", where, error.message)
+
+
+def _another_version(version: int) -> ProtocolError:
+    return ProtocolError(
+        f"the client speaks protocol version {version}, the daemon version {m.VERSION}: "
+        "install the same release of penstock on both sides"
+    )
 
 
 def _handed(session: Session) -> int:

@@ -2,6 +2,19 @@
 
 Everything runs on one event loop and one thread (pages of new slots are reserved, and slots copied, on others). Events
 from workers and consumers go to the coordinator; after each, its commands are carried out in order.
+
+What a peer does ends neither the daemon nor its clock. A failure is put down to what it is about:
+
+- what a consumer says: to its session (consumers.py);
+- what a worker says, or a command: to the stream that its run, its ticket or its reader tells (`_failed`). The commands
+  behind one that failed are carried out all the same, as they are about other streams, or give back what this one has;
+- a part of the clock: to the stream or the session that it was looking at; the other parts are done all the same;
+- what cannot be written to the state file: to the stream of the group, whose consumers hear nothing that follows from
+  it, and come back to where the file stands, as they would to another daemon.
+
+A PenstockError, or no memory and no file descriptors (OSError, MemoryError), is then what the stream failed with. All
+else is a bug: it is logged with its traceback, and counted in the status. Only where no stream can be told (as while
+the feeds are being made ready, which no peer can influence), the daemon ends, since nobody knows where it stands.
 """
 
 from __future__ import annotations
@@ -17,18 +30,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from penstock_proto import DaemonStopped, PenstockError, StartError, codec
+from penstock_proto import DaemonStopped, MemoryBound, PenstockError, ProtocolError, StartError, codec
 from penstock_proto import messages as m
 
 from . import status
+from .bugs import Bugs
 from .consumers import Consumers
 from .coordinator import Coordinator, size
 from .coordinator import commands as do
 from .coordinator.feeds import Skipped, SplitsInfo
 from .coordinator.order import Part
-from .coordinator.stream import IDS_PER_STREAM
+from .coordinator.stream import IDS_PER_STREAM, Stream
 from .doing import Doing
 from .feed import mixing_warning, workers_warning
 from .host.arena import Arena, Segment
@@ -36,6 +51,7 @@ from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
+from .sparing import Sparing
 from .statefile import StateFile
 from .to_workers import ToWorkers
 
@@ -49,6 +65,9 @@ HURRY = 10.0
 
 SAY_AGAIN = 300
 """Seconds after which it is said again why a feed cannot be started."""
+
+STATUSES = 10
+"""So often in a second the status is made afresh for who asks; who asks more often gets one of the last 0.2 s."""
 
 
 class Daemon:
@@ -93,6 +112,14 @@ class Daemon:
         self._error: PenstockError | None = None
         self._warned: set[str] = set()
         self._started = time.monotonic()
+        self._bugs = Bugs()
+        self._log = Sparing(log)
+        self._unkept: set[tuple[str, str]] = set()
+        """Groups of which a command in hand could not be written to the state file."""
+        self._status = ""
+        self._status_at = 0.0
+        self._statuses = 0
+        """How many were asked for since the clock went last."""
 
     async def run(self, until_stdin_closes: bool = False) -> None:
         """Serve until SIGTERM, SIGINT, a stop request, or (where asked for) the end of standard input.
@@ -120,9 +147,10 @@ class Daemon:
                 self._router,
                 self._listener.name,
                 ready=self._all_ready,
-                status=lambda: json.dumps(self.status(), ensure_ascii=False),
+                status=self._status_text,
                 stop=self._stop_asked,
                 scale=self.scale,
+                bugs=self._bugs,
             )
             self._slots = Slots(
                 self._arena,
@@ -226,6 +254,14 @@ class Daemon:
         elif not self._draining:
             self.drain()
 
+    def _status_text(self) -> str:
+        now = time.monotonic()
+        self._statuses += 1
+        if self._statuses <= STATUSES or now - self._status_at > 0.2:
+            text = json.dumps(self.status(), ensure_ascii=False)
+            self._status, self._status_at = text.encode(errors="replace").decode(), now  # half a surrogate pair
+        return self._status
+
     def status(self) -> dict[str, object]:
         """What `penstock status` shows, as JSON types."""
         return {
@@ -241,8 +277,11 @@ class Daemon:
                 "allowed": self._coordinator.memory,
                 "reserved": self._coordinator.reserved,
                 "arena": self._arena.nbytes,
+                "positions": self._consumers.greeted.nbytes,
             },
             "malformed": self._consumers.malformed,
+            "greeted": len(self._consumers.greeted),
+            "internal_errors": self._bugs.count,
             "draining": self._draining,
             "failing": [
                 {"feed": name, "times": failing.times, "error": failing.error.message}
@@ -275,7 +314,21 @@ class Daemon:
         self._carry_out()
 
     def _from_worker(self, number: int, data: bytes, fd: int | None) -> None:
-        message = codec.from_worker(data)
+        try:
+            message = codec.from_worker(data)
+        except ProtocolError as error:
+            self._log.error("worker %d is killed, as it said what no worker says: %s", number, error.message)
+            if fd is not None:
+                os.close(fd)
+            self._supervisor.kill(number)
+            return
+        try:
+            self._heard(number, message, fd)
+        except Exception as error:
+            self._failed(error, getattr(message, "run", 0))
+        self._carry_out()
+
+    def _heard(self, number: int, message: m.FromWorker, fd: int | None) -> None:
         coordinator = self._coordinator
         match message:
             case m.Made():
@@ -301,7 +354,7 @@ class Daemon:
             case m.RunFailed():
                 error = message.error.error()
                 if message.run >= IDS_PER_STREAM:  # otherwise it is what the start fails with
-                    log.error("%s", error)
+                    self._log.error("%s", error)
                 failing = set(coordinator.failing)
                 coordinator.run_failed(message.run, error)
                 self._say_what_fails(coordinator.failing.keys() - failing)
@@ -316,7 +369,6 @@ class Daemon:
                 self._fail(message.error.error())
         if fd is not None:
             os.close(fd)
-        self._carry_out()
 
     def _worker_died(self, number: int, how: str, doing: Doing | None) -> None:
         self._to_workers.anew(number)
@@ -379,8 +431,19 @@ class Daemon:
                 self._say_what_fails(self._coordinator.failing)
             if seconds % 10 == 0 and not self._all_ready() and not self._coordinator.failing:
                 log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
-            self._consumers.look_at_the_clock()
-            self._coordinator.look_at_the_clock(time.monotonic())
+            self._statuses = 0
+            now = time.monotonic()
+            for part in (
+                self._consumers.look_at_the_clock,
+                partial(self._listener.look_at_the_clock, now),
+                partial(self._coordinator.look_at_the_clock, now),
+                partial(self._log.look_at_the_clock, now),
+                self._forget_in_file,
+            ):
+                try:
+                    part()
+                except Exception as error:
+                    self._bugs.note(error)
             self._carry_out()
 
     def _clock_stopped(self, clock: asyncio.Task[None]) -> None:
@@ -426,11 +489,15 @@ class Daemon:
         try:
             while commands := self._coordinator.take():
                 for command in commands:
-                    self._carry_out_one(command)
+                    try:
+                        self._carry_out_one(command)
+                    except Exception as error:
+                        self._command_failed(command, error)
                     if self._state is not None and self._error is not None:
                         return
         finally:
             self._carrying_out = False
+        self._unkept.clear()
         self._slots.trim()
         if self._draining and self._coordinator.stopped:
             self.stop()
@@ -447,8 +514,10 @@ class Daemon:
                 self._consumers.deliver(command, self._slots.segment(command.ticket))
             case do.Copy():
                 self._slots.copy(command)
-            case do.Keep() | do.Forget():
+            case do.Keep():
                 self._keep(command)
+            case do.Forget():
+                self._forget(command)
             case do.Free():
                 self._slots.free(command.ticket)
             case do.StartRun():
@@ -470,16 +539,82 @@ class Daemon:
                 self._feed_ready(command.feed, command.splits)
             case do.RefuseStart():
                 self._fail(command.error)
+            case do.Broke():
+                self._bugs.note(command.error)
 
-    def _keep(self, command: do.Keep | do.Forget) -> None:
+    def _command_failed(self, command: do.Command, error: Exception) -> None:
+        match command:
+            case do.StartRun() if isinstance(error, PenstockError):  # it has not been said
+                self._coordinator.run_failed(command.run, error)
+            case do.Deliver() | do.Tell():
+                stream = self._consumers.stream_of(command.reader)
+                if stream is None:
+                    self._bugs.note(error)
+                else:
+                    self._stream_failed(stream, error)
+            case do.FindSlot() | do.Copy() | do.Free() | do.Fill() | do.WriteRows():
+                self._failed(error, command.ticket)
+            case do.StartRun() | do.DropRun() | do.ListSplits() | do.Retry():
+                self._failed(error, command.run)
+            case _:
+                raise error
+
+    def _failed(self, error: Exception, number: int) -> None:
+        """Something failed that was about this run or ticket."""
+        stream = self._coordinator.stream_of(number)
+        if stream is not None:
+            self._stream_failed(stream, error)
+        elif number < IDS_PER_STREAM:
+            raise error
+        else:  # of a stream that has ended
+            self._bugs.note(error)
+
+    def _stream_failed(self, stream: Stream, error: Exception) -> None:
+        if isinstance(error, OSError | MemoryError):
+            error = MemoryBound(
+                f"the daemon has no memory or no file descriptors left ({error!r}): raise its limits (ulimit -n), or "
+                "close other streams",
+                feed=stream.feed.name,
+            )
+        if isinstance(error, PenstockError):
+            self._coordinator.fail(stream, error)
+        else:
+            self._coordinator.broken(stream, error)
+
+    def _keep(self, command: do.Keep) -> None:
+        assert self._state is not None
+        feed, group = key = command.feed.name, command.group
+        if key in self._unkept:  # it says what has changed since one that could not be written
+            return
+        try:
+            self._state.keep(command)
+            return
+        except DaemonStopped as error:
+            failed = error
+        self._unkept.add(key)
+        self._log.error("feed %s: group %r waits: %s", feed, group, failed.message)
+        try:
+            kept = self._state.kept(feed, group)
+        except StartError as error:
+            self._fail(error)
+            return
+        stream = self._coordinator.not_kept(feed, group, kept, failed)
+        if stream is not None:
+            self._consumers.mute(stream)
+
+    def _forget(self, command: do.Forget) -> None:
         assert self._state is not None
         try:
-            if isinstance(command, do.Keep):
-                self._state.keep(command)
-            else:
-                self._state.forget(command)
+            self._state.forget(command.feed, command.group)
         except DaemonStopped as error:
-            self._fail(error)
+            text = "feed %s: group %r has ended, and is deleted from the state file when that can be written: %s"
+            self._log.error(text, command.feed, command.group, error.message)
+
+    def _forget_in_file(self) -> None:
+        """Delete the groups that have ended and could not be deleted then."""
+        if self._state is not None and self._state.to_forget and not self._stopped.is_set():
+            for feed, group in list(self._state.to_forget):
+                self._forget(do.Forget(feed, group))
 
     def _slot_found(self, ticket: int) -> None:
         self._coordinator.slot_found(ticket)

@@ -7,15 +7,18 @@ the disk each time; what a machine leaves that lost its power is whole, but may 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from penstock_proto import DaemonStopped, StartError
-from penstock_proto.messages import FeedInfo
-from penstock_proto.position import EndedLane, Place, Position
+from penstock_proto.messages import FeedInfo, Had
+from penstock_proto.position import Position
 
 from .coordinator import commands as do
 from .coordinator.keeping import Kept
@@ -40,11 +43,16 @@ _TABLES = """
         WITHOUT ROWID;
     CREATE TABLE consumers (id INTEGER, consumer BLOB, PRIMARY KEY (id, consumer)) WITHOUT ROWID;
 """
+_GROUP = Annotated[str, Meta(min_length=1, max_length=128)]
+_CONSUMER = Annotated[bytes, Meta(max_length=16)]
 _OF_EPOCH = ("places", "ended", "ahead")
 
 
 class StateFile:
     """An open state file, which nobody else can open meanwhile.
+
+    Attributes:
+        to_forget: groups that are to be deleted and could not be so far.
 
     Raises:
         StartError: it cannot be opened, is no state file, or another daemon has it.
@@ -52,6 +60,7 @@ class StateFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
+        self.to_forget: set[tuple[str, str]] = set()
         self._groups: dict[tuple[str, str], int] = {}
         self._file: sqlite3.Connection | None = None
         try:
@@ -95,31 +104,71 @@ class StateFile:
             self._groups = {
                 (feed, name): number for number, feed, name in self._do("SELECT id, feed, name FROM groups")
             }
-            return {key: self._kept(number) for key, number in self._groups.items()}
-        except (sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
-            raise StartError(
-                f"--state {self.path}: the file is damaged ({error}): delete it; groups begin anew"
-            ) from None
+        except (sqlite3.Error, TypeError, ValueError) as error:
+            raise self._damaged("", error) from None
+        return {(feed, name): self._read(feed, name, number) for (feed, name), number in self._groups.items()}
+
+    def kept(self, feed: str, group: str) -> Kept | None:
+        """What is kept of one group, or None.
+
+        Raises:
+            StartError: it is damaged, or cannot be read.
+        """
+        number = self._groups.get((feed, group))
+        return None if number is None or (feed, group) in self.to_forget else self._read(feed, group, number)
+
+    def _read(self, feed: str, group: str, number: int) -> Kept:
+        """All values are checked as strictly as those of a peer."""
+        try:
+            kept = self._kept(number)
+            msgspec.convert(group, _GROUP)
+            if kept.position.feed.name != feed:
+                raise ValueError(f"its feed is called {kept.position.feed.name!r}")
+            return kept
+        except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise self._damaged(f" of group {group!r} of feed {feed!r}", error) from None
 
     def _kept(self, number: int) -> Kept:
         ((info, epoch, batches, rows, digest, merged),) = self._do(
             "SELECT info, epoch, batches, rows, digest, merged FROM groups WHERE id = ?", number
         )
-        places = self._do("SELECT lane, idx, record FROM places WHERE id = ? ORDER BY lane", number)
-        ended = self._do("SELECT lane, idx, leftover, record FROM ended WHERE id = ? ORDER BY number", number)
+        ended = self._do("SELECT lane, idx, leftover, record, number FROM ended WHERE id = ? ORDER BY number", number)
+        position = msgspec.convert(
+            {
+                "feed": msgspec.to_builtins(msgspec.msgpack.decode(info, type=FeedInfo)),
+                "epoch": epoch,
+                "batches": batches,
+                "rows": rows,
+                "digest": digest,
+                "places": self._do("SELECT lane, idx, record FROM places WHERE id = ? ORDER BY lane", number),
+                "ended": [lane for *lane, _ in ended],
+                "merged": merged,
+            },
+            Position,
+        )
+        ahead = self._do("SELECT lane, idx, batches FROM ahead WHERE id = ?", number)
+        had = msgspec.convert([(epoch, *batches) for batches in ahead], list[Had])
+        consumers = self._do("SELECT consumer FROM consumers WHERE id = ?", number)
+        lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]
+        most = position.feed.lanes
+        if len(position.digest) not in (0, 32):
+            raise ValueError(f"a SHA-256 of {len(position.digest)} bytes")
+        if [count for *_, count in ended] != list(range(len(ended))):
+            raise ValueError("its lanes did not end one after another")
+        if len(set(lanes)) < len(lanes) or max([*lanes, *(one.lane for one in had)], default=0) >= most:
+            raise ValueError(f"a lane is there twice, or is none of {most}")
+        if any(one.batches > position.feed.turn for one in had):
+            raise ValueError(f"more batches at once than the {position.feed.turn} of a turn")
         return Kept(
-            Position(
-                msgspec.msgpack.decode(info, type=FeedInfo),
-                epoch,
-                batches,
-                rows,
-                digest,
-                tuple(Place(*place) for place in places),
-                tuple(EndedLane(*lane) for lane in ended),
-                merged,
-            ),
-            tuple(self._do("SELECT lane, idx, batches FROM ahead WHERE id = ?", number)),
-            frozenset(consumer for (consumer,) in self._do("SELECT consumer FROM consumers WHERE id = ?", number)),
+            position,
+            tuple((one.lane, one.index, one.batches) for one in had),
+            frozenset(msgspec.convert([consumer for (consumer,) in consumers], list[_CONSUMER])),
+        )
+
+    def _damaged(self, what: str, error: Exception) -> StartError:
+        return StartError(
+            f"--state {self.path}: what the file holds{what} is damaged ({error}). Bring back a copy of it, or delete "
+            "it with its -wal file: its groups then begin from the start"
         )
 
     def keep(self, keep: do.Keep) -> None:
@@ -128,21 +177,23 @@ class StateFile:
         Raises:
             DaemonStopped: that failed, and nothing of it is written.
         """
-        try:
-            self._do("BEGIN")
-            self._keep(keep)
-            self._do("COMMIT")
-        except sqlite3.Error as error:
-            raise self._failed(error) from None
-
-    def _keep(self, keep: do.Keep) -> None:
         key = keep.feed.name, keep.group
-        number = self._groups.get(key)
+        with self._transaction():
+            if key in self.to_forget:
+                self._delete(self._groups.get(key))
+                number = None
+            else:
+                number = self._groups.get(key)
+            number = self._keep(keep, number)
+        self._groups[key] = number
+        self.to_forget.discard(key)
+
+    def _keep(self, keep: do.Keep, number: int | None) -> int:
         if number is None:
             info = msgspec.msgpack.encode(keep.feed)
-            self._do("INSERT INTO groups (feed, name, info) VALUES (?, ?, ?)", *key, info)
+            self._do("INSERT INTO groups (feed, name, info) VALUES (?, ?, ?)", keep.feed.name, keep.group, info)
             ((number,),) = self._do("SELECT last_insert_rowid()")
-            self._groups[key] = number
+            assert number is not None
         self._do(
             "UPDATE groups SET epoch = ?, batches = ?, rows = ?, digest = ?, merged = ? WHERE id = ?",
             *(keep.epoch, keep.batches, keep.rows, keep.digest, keep.merged, number),
@@ -167,21 +218,40 @@ class StateFile:
             self._do("INSERT OR IGNORE INTO consumers VALUES (?, ?)", number, keep.arrived)
         if keep.parted:
             self._do("DELETE FROM consumers WHERE id = ? AND consumer = ?", number, keep.parted)
+        return number
 
-    def forget(self, forget: do.Forget) -> None:
+    def forget(self, feed: str, group: str) -> None:
         """Delete what is kept of a group.
 
         Raises:
-            DaemonStopped: that failed.
+            DaemonStopped: that failed; until it is done the group is in `to_forget`.
         """
-        number = self._groups.pop((forget.feed, forget.group), None)
+        key = feed, group
+        if key in self._groups:
+            self.to_forget.add(key)
+            with self._transaction():
+                self._delete(self._groups[key])
+            del self._groups[key]
+        self.to_forget.discard(key)
+
+    def _delete(self, number: int | None) -> None:
+        for table in ("groups", "consumers", *_OF_EPOCH):
+            self._do(f"DELETE FROM {table} WHERE id = ?", number)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of what is done within is written, or nothing."""
         try:
             self._do("BEGIN")
-            for table in ("groups", "consumers", *_OF_EPOCH):
-                self._do(f"DELETE FROM {table} WHERE id = ?", number)
+            yield
             self._do("COMMIT")
-        except sqlite3.Error as error:
-            raise self._failed(error) from None
+        except (sqlite3.Error, OverflowError) as error:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have done so by itself
+                self._do("ROLLBACK")
+            raise DaemonStopped(  # so that consumers wait, and come back
+                f"the state file {self.path} cannot be written ({error}), and without it a group could be sent batches "
+                "twice: free some space on its disk, or make the file writable"
+            ) from None
 
     def close(self) -> None:
         """Let others have the file."""
@@ -192,12 +262,6 @@ class StateFile:
     def _do(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         assert self._file is not None
         return self._file.execute(statement, values).fetchall()
-
-    def _failed(self, error: sqlite3.Error) -> DaemonStopped:
-        return DaemonStopped(  # so that consumers wait for the next one
-            f"the state file {self.path} cannot be written ({error}), and without it groups could be sent batches "
-            "twice: mend that and start the daemon again"
-        )
 
     def _why(self, error: sqlite3.Error) -> str:
         text = str(error)

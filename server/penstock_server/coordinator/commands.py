@@ -190,6 +190,12 @@ class RefuseStart(Struct, frozen=True):
     error: PenstockError
 
 
+class Broke(Struct, frozen=True):
+    """The coordinator, or who called it, raised what nobody expected: a bug, to be logged. The stream has failed."""
+
+    error: Exception
+
+
 Command: TypeAlias = (
     ListSplits
     | ForgetSplits
@@ -208,4 +214,5 @@ Command: TypeAlias = (
     | Retire
     | FeedReady
     | RefuseStart
+    | Broke
 )

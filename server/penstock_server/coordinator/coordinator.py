@@ -7,11 +7,17 @@ it, and so does a simulation.
 Life of a feed: `plans` (a worker has imported it) -> its splits and first sample are asked for -> `splits_listed` ->
 it is ready, or the start is refused. Life of a stream: `open` -> `begin`/`acknowledge`/`leave` ... -> `close` or
 `lost` -> gone when its last slot has come back. Runs and tickets tell by their number to which stream they belong.
+
+An event that cannot be is refused with a PenstockError before anything has changed. Any other exception is a bug, after
+which it is not known where a stream stands. All state is a stream's own, but for sums over streams. So that stream is
+`broken`: it fails, and nothing is sent or made for it any more. Its slots come back as workers and consumers let go of
+them, and a worker that fills one is never told of another use of it before that. Other streams go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from msgspec import Struct
@@ -118,7 +124,7 @@ class Coordinator:
         )
 
     def _start_failed(self, run: int, error: PenstockError) -> None:
-        worker, feed = self._listings[run]
+        _, feed = self._listings[run]
         if self._plans[feed].on_error != "retry" or not isinstance(error, GeneratorError | WorkerDied):
             self._do(do.RefuseStart(error))
             return
@@ -134,7 +140,7 @@ class Coordinator:
             _, feed = self._listings.pop(run)
             self.failing.pop(feed, None)
             self._feed_seen(self._plans[feed], splits, spec, sample_nbytes)
-        elif (stream := self._stream_of(run)) is not None:
+        elif (stream := self.stream_of(run)) is not None:
             stream.splits_listed(run, splits)
             self._settle(stream)
         else:
@@ -185,6 +191,30 @@ class Coordinator:
             MemoryBound: other streams hold the memory; says how much is needed.
             StreamClosed: the consumer comes back to a group's stream that is not here.
         """
+        before = self._last_stream
+        try:
+            return self._open(feed_name, ask)
+        except PenstockError:
+            raise
+        except Exception as error:
+            shared = self._shared(feed_name, ask)
+            for stream in self._each():
+                if stream.number > before or stream is shared:
+                    self.broken(stream, error)
+                if stream.number > before:
+                    with contextlib.suppress(Exception):
+                        stream.end()  # nobody reads it
+                        self._settle(stream)
+            raise a_bug(error) from error
+
+    def _shared(self, feed: str, ask: Ask) -> Stream | None:
+        """The stream that others read and `ask` was to join."""
+        if ask.world_size:
+            gathering = self._gatherings.get((feed, ask.group, ask.world_size))
+            return None if gathering is None else gathering.stream
+        return self._groups.stream_of(feed, ask.group)
+
+    def _open(self, feed_name: str, ask: Ask) -> Reader:
         feed = self.feeds.get(feed_name)
         if feed is None:
             raise self.unknown_feed(feed_name)
@@ -306,9 +336,10 @@ class Coordinator:
         """Let the epochs that are being read go on to their ends, and begin nothing new; each stream then fails with
         this reason."""
         self.stopping = reason
-        for stream in list(self.streams.values()):
-            stream.stop(reason)
-            self._settle(stream)
+        for stream in self._each():
+            with self._alone(stream):
+                stream.stop(reason)
+                self._settle(stream)
 
     @property
     def stopped(self) -> bool:
@@ -387,14 +418,17 @@ class Coordinator:
         """Time has passed; `now` is in seconds from anywhere."""
         if self._plans and len(self.feeds) == len(self._plans):
             for stream in self._groups.given_up(now):
-                stream.give_up_waiting()
-                self._settle(stream)
+                with self._alone(stream):
+                    stream.give_up_waiting()
+                    self._settle(stream)
         for gathering in list(self._gatherings.values()):
-            gathering.look_at_the_clock()
+            with self._alone(gathering.stream):
+                gathering.look_at_the_clock()
         for group in self._groups:
-            if group.deserted(now):
-                group.stream.end()
-                self._settle(group.stream)
+            with self._alone(group.stream):
+                if group.deserted(now):
+                    group.stream.end()
+                    self._settle(group.stream)
         self._groups.tidy()
 
     # --- workers ---
@@ -412,7 +446,7 @@ class Coordinator:
         border: bool = False,
     ) -> None:
         """Batches are in a slot."""
-        if (stream := self._stream_of(ticket)) is not None:
+        if (stream := self.stream_of(ticket)) is not None:
             stream.making.made(
                 ticket, run, part, last=last, ended=ended, leftover=leftover, record=record, border=border
             )
@@ -420,13 +454,13 @@ class Coordinator:
 
     def rows_written(self, ticket: int, run: int) -> None:
         """Leftover rows are in a slot."""
-        if (stream := self._stream_of(ticket)) is not None:
+        if (stream := self.stream_of(ticket)) is not None:
             stream.making.rows_written(ticket, run)
             self._settle(stream)
 
     def need_room(self, ticket: int, run: int, nbytes: int) -> None:
         """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
-        stream = self._stream_of(ticket)
+        stream = self.stream_of(ticket)
         if stream is None or not stream.making.needs(ticket, run):
             return
         if nbytes > stream.making.slot_nbytes and not self._grow(stream, nbytes):
@@ -466,7 +500,7 @@ class Coordinator:
         """User code failed in a worker."""
         if run in self._listings:
             self._start_failed(run, error)
-        elif (stream := self._stream_of(run)) is not None:
+        elif (stream := self.stream_of(run)) is not None:
             stream.run_failed(run, error)
             self._settle(stream)
 
@@ -476,7 +510,7 @@ class Coordinator:
         Returns:
             The feed, if the stream lives and this was not known yet.
         """
-        stream = self._stream_of(run)
+        stream = self.stream_of(run)
         if stream is None or not stream.making.split_skipped(run, number, skipped):
             return None
         return stream.feed
@@ -486,25 +520,25 @@ class Coordinator:
         if run in self._listings:
             _, feed = self._listings[run]
             self._list(self.crew.home(self.failing[feed].times), run, feed)
-        elif (stream := self._stream_of(run)) is not None:
+        elif (stream := self.stream_of(run)) is not None:
             stream.retry(run)
             self._settle(stream)
 
     def slot_found(self, ticket: int) -> None:
         """The ticket has its slot."""
-        if (stream := self._stream_of(ticket)) is not None:
+        if (stream := self.stream_of(ticket)) is not None:
             stream.making.slot_found(ticket)
             self._settle(stream)
 
     def copied(self, ticket: int) -> None:
         """The copy that `Copy` asked for is in the ticket's slot."""
-        if (stream := self._stream_of(ticket)) is not None:
+        if (stream := self.stream_of(ticket)) is not None:
             stream.making.copied(ticket)
             self._settle(stream)
 
     def no_slot(self, ticket: int, error: PenstockError) -> None:
         """The machine has no memory for the ticket's slot."""
-        if (stream := self._stream_of(ticket)) is not None:
+        if (stream := self.stream_of(ticket)) is not None:
             if stream.making.has(ticket):
                 stream.fail(error)
             self._settle(stream)
@@ -520,9 +554,10 @@ class Coordinator:
                     self._start_failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
         if worker in self.crew.numbers:
             self.crew.died(worker)
-        for stream in list(self.streams.values()):
-            stream.worker_died(worker, how, blamed)
-            self._settle(stream)
+        for stream in self._each():
+            with self._alone(stream):
+                stream.worker_died(worker, how, blamed)
+                self._settle(stream)
 
     def worker_ready(self, worker: int) -> None:
         """A worker process has imported the user's modules."""
@@ -541,9 +576,10 @@ class Coordinator:
 
     def hurry(self, worker: int) -> None:
         """The worker is to leave now: its lanes are handed over wherever they are."""
-        for stream in list(self.streams.values()):
-            stream.making.move_all(worker)
-            self._settle(stream)
+        for stream in self._each():
+            with self._alone(stream):
+                stream.making.move_all(worker)
+                self._settle(stream)
         self._retire()
 
     def worker_gone(self, worker: int, how: str) -> None:
@@ -553,17 +589,58 @@ class Coordinator:
             self.crew.all_stay()
         if not self.crew.numbers:
             error = WorkerDied(f"no worker process can start any more: the last one {how}; the daemon's log says more")
-            for stream in list(self.streams.values()):
-                stream.fail(error)
+            for stream in self._each():
+                with self._alone(stream):
+                    stream.fail(error)
         self.worker_died(worker, how)
 
     def _crew_changed(self) -> None:
-        for stream in list(self.streams.values()):
-            stream.making.crew_changed()
-            self._settle(stream)
+        for stream in self._each():
+            with self._alone(stream):
+                stream.making.crew_changed()
+                self._settle(stream)
         self._retire()
 
-    def _stream_of(self, number: int) -> Stream | None:
+    # --- failures ---
+
+    def fail(self, stream: Stream, error: PenstockError) -> None:
+        """The stream cannot go on."""
+        stream.fail(error)
+        self._settle(stream)
+
+    def not_kept(self, feed: str, group: str, kept: Kept | None, error: DaemonStopped) -> Stream | None:
+        """The state file could not be written, and has `kept` of the group: its stream fails, if it has not ended.
+
+        Returns:
+            That stream: its readers may hear of nothing that was to be written before.
+        """
+        stream = self._groups.not_kept(feed, group, kept)
+        if stream is not None:
+            self.fail(stream, error)
+        return stream
+
+    def broken(self, stream: Stream, error: Exception) -> None:
+        """An event about the stream raised what nobody expected: see the file's head."""
+        self._do(do.Broke(error))
+        with contextlib.suppress(Exception):
+            stream.fail(a_bug(error))
+        with contextlib.suppress(Exception):
+            self._settle(stream)
+
+    def _each(self) -> Iterator[Stream]:
+        """The streams that there are now; what is done to one may end it, and others."""
+        return iter(list(self.streams.values()))
+
+    @contextlib.contextmanager
+    def _alone(self, stream: Stream) -> Iterator[None]:
+        """What happens to the stream within happens to it alone, whatever is raised: others hear of an event too."""
+        try:
+            yield
+        except Exception as error:
+            self.broken(stream, error)
+
+    def stream_of(self, number: int) -> Stream | None:
+        """The stream to which a run or a ticket belongs, if it is still there."""
         return self.streams.get(number // IDS_PER_STREAM)
 
     def _settle(self, stream: Stream) -> None:
@@ -584,6 +661,11 @@ class Coordinator:
 
     def _do(self, command: do.Command) -> None:
         self._commands.append(command)
+
+
+def a_bug(error: Exception) -> PenstockError:
+    """What a consumer is told of an error that nobody expected."""
+    return PenstockError(f"the daemon failed: {error!r}. This is a bug; its log has the traceback, please report it")
 
 
 def size(nbytes: int) -> str:

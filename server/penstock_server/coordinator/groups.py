@@ -90,7 +90,8 @@ class Groups:
         self._groups: dict[tuple[str, str], Group] = {}
         self._keeps = kept is not None
         self._kept = dict(kept or {})
-        self._waiting: float | None = None
+        self._waiting: dict[tuple[str, str], float] = {}
+        """Since when each group of the state file has been waited for."""
         self._do = out
 
     def __iter__(self) -> Iterator[Group]:
@@ -99,6 +100,11 @@ class Groups:
     def of(self, stream: Stream) -> Group | None:
         """The group that shares this stream now, if one does."""
         return next((group for group in self._groups.values() if group.stream is stream), None)
+
+    def stream_of(self, feed: str, name: str) -> Stream | None:
+        """The stream that the group shares now, if it does."""
+        group = self._groups.get((feed, name))
+        return None if group is None else group.stream
 
     def kept(self, feed: ServedFeed, name: str) -> Kept | None:
         """What the state file has of a group to which nobody has come back yet."""
@@ -134,6 +140,19 @@ class Groups:
         group = self._groups[key] = Group(stream, kept=self._kept.pop(key, None) is not None)
         return group
 
+    def not_kept(self, feed: str, name: str, kept: Kept | None) -> Stream | None:
+        """The state file could not be written. The group goes on from what it has when its consumers come back, as in
+        another daemon. Returns the stream that is to fail, unless that has ended."""
+        key = feed, name
+        group = self._groups.get(key)
+        if group is None or group.over:
+            return None
+        del self._groups[key]
+        self._waiting.pop(key, None)
+        if kept is not None:
+            self._kept[key] = kept
+        return group.stream
+
     def tidy(self) -> None:
         """Forget the groups that are over."""
         self._groups = {key: group for key, group in self._groups.items() if not group.over}
@@ -142,11 +161,14 @@ class Groups:
         """The feeds are there: the streams that have waited for long enough for consumers that the state file names."""
         if not self._keeps:
             return []
-        if self._waiting is None:
-            self._waiting = now
-        if now - self._waiting <= PATIENCE:
-            return []
-        for feed, group in self._kept:
-            self._do(do.Forget(feed, group))
-        self._kept.clear()
-        return [group.stream for group in self if group.stream.keeping is not None and group.stream.keeping.awaited]
+        awaiting = {
+            key: group.stream
+            for key, group in self._groups.items()
+            if group.stream.keeping is not None and group.stream.keeping.awaited
+        }
+        self._waiting = {key: self._waiting.get(key, now) for key in [*self._kept, *awaiting]}
+        over = [key for key, since in self._waiting.items() if now - since > PATIENCE]
+        for key in over:
+            if self._kept.pop(key, None) is not None:
+                self._do(do.Forget(*key))
+        return [awaiting[key] for key in over if key in awaiting]

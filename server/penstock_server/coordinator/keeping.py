@@ -14,7 +14,7 @@ No I/O here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from penstock_proto.standing import Standing
 
 from . import commands as do
 from .order import Part, Turn
+from .ranges import Ranges
 from .reader import Sent
 
 
@@ -71,7 +72,8 @@ class Keeping:
         self._group = group
         self._out = out
         self._standing = Standing(kept.position if kept else Position(feed, 0))
-        self._ahead: set[tuple[int, int]] = set()
+        self._ahead: defaultdict[int, Ranges] = defaultdict(Ranges)
+        """Batches that were handed over beyond the position, by lane."""
         self._log: deque[_Dealt | LaneEnded] = deque()
         self._dealt: dict[tuple[int, int], _Dealt] = {}
         self._moved: dict[int, int] = {}
@@ -115,8 +117,9 @@ class Keeping:
         if fresh:
             self._standing.begin(epoch)
             self._log.clear()
-            for known in (self._dealt, self._moved, self._ahead):
-                known.clear()
+            self._dealt.clear()
+            self._moved.clear()
+            self._ahead.clear()
         elif digest == self._standing.digest:
             return
         self._standing.digest = digest
@@ -130,21 +133,19 @@ class Keeping:
         dealt = _Dealt(Passed(epoch, turn.lane, first, part.batches, part.rows, part.record), part.batches)
         self._log.append(dealt)
         pieces = [part]
-        for number in range(1, part.batches if self._ahead else 0):
+        for index in self._ahead[turn.lane].borders(first, first + part.batches):
             last = pieces[-1]
-            index = first + number
-            if ((turn.lane, index) in self._ahead) != ((turn.lane, index - 1) in self._ahead):
-                batches = part.first + number - last.first
-                rows = batches * batch_size if batch_size else last.rows * batches // last.batches
-                rest = replace(last, first=last.first + batches, batches=last.batches - batches, rows=last.rows - rows)
-                pieces[-1:] = [replace(last, batches=batches, rows=rows), rest]
+            batches = part.first + index - first - last.first
+            rows = batches * batch_size if batch_size else last.rows * batches // last.batches
+            rest = replace(last, first=last.first + batches, batches=last.batches - batches, rows=last.rows - rows)
+            pieces[-1:] = [replace(last, batches=batches, rows=rows), rest]
         for piece in pieces:
             self._dealt[turn.lane, turn.index + piece.first] = dealt
         return pieces
 
     def was_handed(self, turn: Turn, piece: Part) -> bool:
         """Whether the piece was handed over before the stream began here."""
-        return (turn.lane, turn.index + piece.first) in self._ahead
+        return turn.index + piece.first in self._ahead[turn.lane]
 
     def passed(self, turn: Turn, piece: Part) -> None:
         """The piece was handed over before: the file has it."""
@@ -168,7 +169,7 @@ class Keeping:
     # --- how ---
 
     def _add_ahead(self, lane: int, index: int, batches: int) -> None:
-        self._ahead.update((lane, number) for number in range(index, index + batches))
+        self._ahead[lane].add(index, index + batches)
 
     def _done(self, turn: Turn, piece: Part) -> tuple[int, int, int]:
         index = turn.index + piece.first

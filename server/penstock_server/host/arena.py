@@ -42,7 +42,8 @@ class Segment:
     nbytes: int
     fd: int
     retired: bool = False
-    """Its bytes may still wait to be sent for a session that is gone: it must not be written again."""
+    """It must not be written again: its bytes may still wait to be sent for a session that is gone, or tensors lie in
+    it of a consumer on this host to which we have closed the connection."""
     _memory: Bytes | None = None
 
     def view(self, start: int, stop: int) -> Bytes:

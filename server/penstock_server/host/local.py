@@ -3,6 +3,9 @@
 The address is in the abstract namespace, so no file is left behind. Such an address has no permissions: who connects is
 asked of the kernel (SO_PEERCRED), and only our own user and root are let in. We speak first, with a ledger whose nonce
 proves that the other side maps our memory.
+
+A connection without a session may stay for a while, and only so many at once, the latest; one that does not read what
+it is sent is closed. So what others leave open by mistake takes no descriptors and no memory from those who read.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable
 
 from penstock_proto import ledger
@@ -26,6 +30,15 @@ from .peer import Peer
 
 log = logging.getLogger(__name__)
 
+SECONDS = 30.0
+"""Seconds that a connection has to open a session."""
+
+MOST_WAITING = 128
+"""Connections that may wait to open one."""
+
+MOST_UNREAD = 16 << 20
+"""Bytes that may wait for a consumer to read them. What the daemon says of the slabs that it has credit for is less."""
+
 
 class LocalPeer:
     """One connection of a consumer on this host: its ledger, and the segments it has been told of."""
@@ -35,6 +48,7 @@ class LocalPeer:
         connection: socket.socket,
         on_data: Callable[[LocalPeer, bytes], None],
         on_end: Callable[[LocalPeer], None],
+        on_opened: Callable[[LocalPeer], None],
     ) -> None:
         fd = os.memfd_create("penstock-ledger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -43,9 +57,10 @@ class LocalPeer:
             self._page = mmap.mmap(fd, ledger.NBYTES)
             self.nonce = secrets.token_bytes(16)
             self._page[ledger.NONCE] = self.nonce
-            self._known: set[int] = set()
+            self._known: dict[int, arena.Segment] = {}
             self._on_data = on_data
-            self._peer = Peer(connection, self._data, lambda: on_end(self))
+            self._on_opened = on_opened
+            self._peer = Peer(connection, self._data, lambda: on_end(self), most_unread=MOST_UNREAD)
             self._peer.send(encode(Greeting(VERSION)), fd)
         finally:
             os.close(fd)
@@ -57,19 +72,29 @@ class LocalPeer:
     def show(self, segment: arena.Segment) -> None:
         """Make sure that the consumer knows the segment."""
         if segment.number not in self._known:
-            self._known.add(segment.number)
+            self._known[segment.number] = segment
             self._peer.send(encode(Segment(segment.number, segment.nbytes)), segment.fd)
 
     def gone(self, segment: arena.Segment) -> None:
         """The segment was given back to the system."""
-        if segment.number in self._known:
-            self._known.discard(segment.number)
+        if self._known.pop(segment.number, None) is not None:
             self._peer.send(encode(SegmentGone(segment.number)))
+
+    def opened(self) -> None:
+        """A session was opened on the connection, which may stay for as long as it likes."""
+        self._on_opened(self)
 
     @property
     def handed(self) -> int:
         """How many slabs the client has marked as handed over."""
         return ledger.handed(self._page)
+
+    def forsake(self) -> None:
+        """The connection has ended. If that was our doing, tensors of the consumer may live on: nothing is written
+        again where they lie."""
+        if self._peer.cut:
+            for segment in self._known.values():
+                segment.retired = True
 
     def close(self) -> None:
         """Close the connection."""
@@ -93,6 +118,8 @@ class Listener:
     def __init__(self, on_data: Callable[[LocalPeer, bytes], None], on_end: Callable[[LocalPeer], None]) -> None:
         self.name = f"penstock-{secrets.token_hex(16)}"
         self.peers: set[LocalPeer] = set()
+        self._waiting: dict[LocalPeer, float] = {}
+        """Since when each has been without a session."""
         self._on_data = on_data
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -112,7 +139,13 @@ class Listener:
     def drop(self, peer: LocalPeer) -> None:
         """Close one connection."""
         self.peers.discard(peer)
+        self._waiting.pop(peer, None)
         peer.close()
+
+    def look_at_the_clock(self, now: float) -> None:
+        """Close the connections that have been without a session for too long."""
+        for peer in [peer for peer, since in self._waiting.items() if now - since > SECONDS]:
+            self.drop(peer)
 
     def _accept(self) -> None:
         try:
@@ -128,7 +161,11 @@ class Listener:
             connection.close()
             return
         try:
-            self.peers.add(LocalPeer(connection, self._on_data, self._ended))
+            peer = LocalPeer(connection, self._on_data, self._ended, self._opened)
+            self.peers.add(peer)
+            self._waiting[peer] = time.monotonic()
+            if len(self._waiting) > MOST_WAITING:
+                self.drop(next(iter(self._waiting)))
         except OSError as error:
             connection.close()
             self._pause(error)
@@ -143,6 +180,10 @@ class Listener:
         if self._socket.fileno() >= 0:
             self._loop.add_reader(self._socket.fileno(), self._accept)
 
+    def _opened(self, peer: LocalPeer) -> None:
+        self._waiting.pop(peer, None)
+
     def _ended(self, peer: LocalPeer) -> None:
+        peer.forsake()
         self._on_end(peer)
         self.drop(peer)

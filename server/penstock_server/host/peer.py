@@ -13,6 +13,12 @@ from collections.abc import Callable
 
 from penstock_proto import ProtocolError, seqpacket
 
+_AT_ONCE = 16
+"""Datagrams that are read of one connection before others have their turn."""
+
+_BESIDE = 256
+"""Bytes that a message which waits takes beside its own."""
+
 
 class Peer:
     """One connection.
@@ -20,7 +26,11 @@ class Peer:
     Args:
         connection: a connected SOCK_SEQPACKET socket; the peer owns it.
         on_data: called with the bytes of each datagram and the fd that came with it.
-        on_end: called once when the other side is gone (or broke the framing).
+        on_end: called once when the other side is gone, broke the framing, or cannot be sent what it must be.
+        most_unread: most bytes that may wait for the other side to read them; None: whatever there is.
+
+    Attributes:
+        cut: whether it was us who ended the connection: the other side may live.
     """
 
     def __init__(
@@ -28,11 +38,15 @@ class Peer:
         connection: socket.socket,
         on_data: Callable[[bytes, int | None], None],
         on_end: Callable[[], None],
+        most_unread: int | None = None,
     ) -> None:
         self._connection = connection
         self._on_data = on_data
         self._on_end = on_end
         self._outbox: deque[tuple[bytes, int | None]] = deque()
+        self.cut = False
+        self._unread = 0
+        self._most_unread = most_unread
         self._loop = asyncio.get_running_loop()
         self._open = True
         connection.setblocking(False)
@@ -57,10 +71,19 @@ class Peer:
             return
         if not self._outbox and self._try(data, fd):
             return
-        if not self._outbox and self._open:
+        if not self._open:
+            return
+        try:
+            kept = None if fd is None else os.dup(fd)
+        except OSError:  # no file descriptor is left, and without this message those behind it mean nothing
+            self._cut()
+            return
+        if not self._outbox:
             self._loop.add_writer(self._connection.fileno(), self._writable)
-        if self._open:
-            self._outbox.append((data, None if fd is None else os.dup(fd)))
+        self._outbox.append((data, kept))
+        self._unread += len(data) + _BESIDE
+        if self._most_unread is not None and self._unread > self._most_unread:
+            self._cut()
 
     def drain(self) -> None:
         """Read what is there now: the last words of a peer that has ended."""
@@ -77,6 +100,7 @@ class Peer:
                 if fd is not None:
                     os.close(fd)
             self._outbox.clear()
+            self._unread = 0
 
     def _try(self, data: bytes, fd: int | None) -> bool:
         try:
@@ -85,6 +109,8 @@ class Peer:
             return False
         except ConnectionError:
             pass  # its last words may still be there to read, and then the end of file
+        except OSError:  # no memory, or it is too large: those behind it would mean nothing
+            self._cut()
         return True
 
     def _writable(self) -> None:
@@ -95,11 +121,12 @@ class Peer:
             if not self._open:
                 return
             self._outbox.popleft()
+            self._unread -= len(data) + _BESIDE
             if fd is not None:
                 os.close(fd)
         self._loop.remove_writer(self._connection.fileno())
 
-    def _readable(self, most: int = 64) -> None:
+    def _readable(self, most: int = _AT_ONCE) -> None:
         for _ in range(most):
             if not self._open:
                 return
@@ -107,12 +134,19 @@ class Peer:
                 data, fd = seqpacket.receive(self._connection)
             except BlockingIOError:
                 return
-            except (OSError, ProtocolError):
+            except ProtocolError:
+                self._cut()
+                return
+            except OSError:
                 data, fd = b"", None
             if not data:
                 self._end()
                 return
             self._on_data(data, fd)
+
+    def _cut(self) -> None:
+        self.cut = True
+        self._end()
 
     def _end(self) -> None:
         if self._open:

@@ -1,0 +1,34 @@
+"""A set of whole numbers, kept as ranges: as small as the number of its gaps, however many numbers it has."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+
+class Ranges:
+    """See the file's head."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._stops[at]
+
+    def add(self, start: int, stop: int) -> None:
+        """Add the numbers from `start` to before `stop`."""
+        first, last = bisect_left(self._stops, start), bisect_right(self._starts, stop)
+        if first < last:  # ranges that it meets
+            start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
+        self._starts[first:last] = [start]
+        self._stops[first:last] = [stop]
+
+    def borders(self, start: int, stop: int) -> list[int]:
+        """The numbers between `start` and `stop` that are in the set and the one before is not, or the other way."""
+        found = [
+            border
+            for borders in (self._starts, self._stops)
+            for border in borders[bisect_right(borders, start) : bisect_left(borders, stop)]
+        ]
+        return sorted(found)
