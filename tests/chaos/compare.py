@@ -1,0 +1,381 @@
+"""What consumers were handed against what the model says. The answer is a list of differences in words; empty: none.
+
+What a consumer logs (reading.py) is a list of events:
+
+    ["batch", [[epoch, split, number, checksum], ...]]    it was handed this
+    ["end", epoch]  ["break"]  ["resumed"]                the epoch ended; it left it; it went on from a state
+    ["closed"]  ["over"]                                  it closed; the feed has no further epoch
+    ["failed", kind, text]                                the stream failed
+    ["wrong", text]                                       a batch that is not what it says
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice, product
+from typing import Any
+
+from .model import Batch, Cuts, Sample, batches, blocks, lanes_of, ready, rows, splits_of
+from .scenario import FeedCase, Job
+
+Event = list[Any]
+Epoch = list[Batch]
+
+
+class Known:
+    """The model's epochs of a feed; those that are not shuffled, batch for batch, as far as they are wanted."""
+
+    def __init__(self, case: FeedCase, turn: int) -> None:
+        self.case, self.turn = case, turn
+        self._begun: dict[Any, tuple[Iterator[Batch], Epoch]] = {}
+
+    def exact(self, variant: int, cuts: Cuts, wanted: int) -> Epoch:
+        """The first batches of an epoch, `wanted` or all there are."""
+        key = variant, tuple(sorted(cuts.items()))
+        if key not in self._begun:
+            self._begun[key] = batches(self.case, self.turn, variant, cuts), []
+        source, known = self._begun[key]
+        known += islice(source, max(0, wanted - len(known)))
+        return known[:wanted]
+
+    def all_cuts(self, epoch: int, variant: int) -> list[Cuts]:
+        """Where splits may have been left out: always for a failure that stays, perhaps for one that passes."""
+        if self.case.on_error != "skip":
+            return [{}]
+        choices = []
+        for failure in self.case.failures:
+            ours = failure.epoch in (-1, epoch) and failure.split // 1000 == variant or self.case.segment is not None
+            if failure.what == "raise" and ours:
+                choices.append([(failure.split, failure.number)] if not failure.times else [None, (failure.split, failure.number)])
+        found = []
+        for cut in product(*choices):
+            cuts: dict[int, int] = {}
+            for split, number in filter(None, cut):
+                cuts[split] = min(number, cuts.get(split, number))
+            found.append(cuts)
+        return found
+
+
+def words(batch: Batch) -> str:
+    shown = ", ".join(f"{split}:{number}" for split, number in batch[:8])
+    return f"[{shown}{', ...' if len(batch) > 8 else ''}] ({len(batch)} rows)"
+
+
+def exactly(expected: Epoch, got: Epoch, complete: bool, where: str) -> list[str]:
+    """Compare batch for batch. `complete`: the epoch was read to its end."""
+    if got == expected[: len(got)] and (not complete or len(got) == len(expected)):
+        return []
+    at = next((i for i, (one, other) in enumerate(zip(expected, got, strict=False)) if one != other), None)
+    if at is None:
+        at = min(len(expected), len(got))
+    text = f"{where}, batch {at} of {len(expected)}: "
+    if at < len(got) and at < len(expected):
+        text += f"{words(got[at])} came in place of {words(expected[at])}"
+    elif at < len(got):
+        text += f"{words(got[at])} came behind the last"
+    else:
+        text += f"the epoch ended, and {words(expected[at])} did not come"
+    wanted = expected if complete else expected[: len(got)]
+    lost, more = counted(wanted) - counted(got), counted(got) - counted(wanted)
+    return [f"{text}; {telling(lost, more, complete)}"]
+
+
+def counted(epoch: Epoch) -> Counter[Sample]:
+    return Counter(sample for batch in epoch for sample in batch)
+
+
+def telling(lost: Counter[Sample], more: Counter[Sample], complete: bool) -> str:
+    said = []
+    if lost and complete:
+        said.append(f"{lost.total()} samples are lost: {words(tuple(sorted(lost)))}")
+    if more:
+        said.append(f"{more.total()} came twice or from elsewhere: {words(tuple(sorted(more)))}")
+    return "; ".join(said) or "the samples are the same, in another order"
+
+
+def mixed(known: Known, variant: int, cuts: Cuts, got: Epoch, complete: bool, where: str) -> list[str]:
+    """An epoch that is shuffled, or in fast order: each sample once, full batches, and of one lane where that is known."""
+    case = known.case
+    found = []
+    doubled = Counter({sample: n - 1 for sample, n in counted(got).items() if n > 1})
+    if doubled:
+        found.append(f"{where}: {telling(Counter(), doubled, complete)}")
+    if case.kind != "endless":
+        all_rows = rows(case, variant, cuts)
+        strange = Counter({sample: n for sample, n in counted(got).items() if sample not in all_rows})
+        if strange:
+            found.append(f"{where}: {telling(Counter(), strange, complete)}")
+        missing = Counter(all_rows - counted(got).keys())
+        short = missing.total()
+        dropped = len(all_rows) % (case.batch_size or 1) if case.drop_remainder else 0
+        if complete and short != dropped:
+            found.append(f"{where}: {short} samples are missing, {dropped} are to be: {telling(missing, Counter(), True)}")
+    if case.batch_size is not None:
+        small = [i for i, batch in enumerate(got) if len(batch) != case.batch_size]
+        if case.order == "exact" and small and (small[0] != len(got) - 1 or not complete and case.kind == "endless"):
+            found.append(f"{where}: batch {small[0]} of {len(got)} has {len(got[small[0]])} rows")
+        if len(small) > 1:
+            found.append(f"{where}: {len(small)} batches are not full")
+    if not found and case.order == "fast" and not case.shuffle and case.batch_size is not None:
+        found += of_lanes(known, variant, cuts, got, where)
+    if not found and case.order == "exact" and case.shuffle and case.kind in ("segment", "endless"):
+        found += of_blocks(known, got, cuts, where)
+    return found
+
+
+def of_lanes(known: Known, variant: int, cuts: Cuts, got: Epoch, where: str) -> list[str]:
+    """Fast order: each batch is a lane's next one, or made of what lanes had left over."""
+    case, size = known.case, known.case.batch_size or 1
+    whole: set[Batch] = set()
+    for lane in lanes_of(case, variant, cuts):
+        few = list(islice(lane, sum(map(len, got)) + size))
+        whole |= {tuple(few[at : at + size]) for at in range(0, len(few) - size + 1, size)}
+    inside = {sample for batch in whole for sample in batch}
+    for at, batch in enumerate(got):
+        if batch not in whole and not inside.isdisjoint(batch):
+            return [f"{where}, batch {at}: {words(batch)} is no batch of a lane, nor left over"]
+    return []
+
+
+def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
+    """Segments are not permuted: which block each row is of is known."""
+    case, size = known.case, known.case.batch_size or 1
+    if any(cuts) or case.on_error == "skip" and case.failures:
+        return []
+    lanes = case.lanes if case.kind == "endless" else min(case.lanes, len(list(splits_of(case, 0))))
+    room = -(-case.shuffle // (lanes * size)) * size
+    made = [blocks(case, lane) for lane in range(lanes)]
+    known_blocks: list[list[set[Sample]]] = [[] for _ in range(lanes)]
+    at = [0] * lanes
+
+    def block(lane: int, number: int) -> set[Sample]:
+        known_blocks[lane] += islice(made[lane], number + 1 - len(known_blocks[lane]))
+        return known_blocks[lane][number] if number < len(known_blocks[lane]) else set()
+
+    expected = known.exact(0, {}, len(got))  # which rows of which lane each batch has: only their places change
+    for number, (batch, like) in enumerate(zip(got, expected, strict=False)):
+        rest = set(batch)
+        for lane, count in Counter(split % lanes for split, _ in like).items():
+            for place in range(at[lane], at[lane] + (count if case.batch_size is not None else 1)):
+                mine = rest & block(lane, place // room)
+                if not mine:
+                    return [f"{where}, batch {number}: {words(batch)} has no row of block {place // room} of lane {lane}"]
+                if case.batch_size is not None:
+                    rest.discard(min(mine))
+                else:
+                    rest -= mine
+            at[lane] += count if case.batch_size is not None else 1
+        if rest:
+            return [f"{where}, batch {number}: {words(batch)} has rows of blocks that were not its turn"]
+    return []
+
+
+def single(job: Job, turn: int, log: list[Event]) -> list[str]:
+    """A consumer with a stream of its own."""
+    return _walk(job, Known(job.feed, turn), log, lambda epoch: epoch)[0]
+
+
+def rank(job: Job, turn: int, log: list[Event], number: int) -> list[str]:
+    """One of ranks: batch j of an epoch is of rank j mod n; the last ones go to nobody, or to all."""
+    world = len(job.consumers)
+
+    def dealt(epoch: Epoch) -> Epoch:
+        left = len(epoch) % world
+        mine = epoch[: len(epoch) - left][number::world]
+        if left and job.together == "pad":
+            mine = [*mine, epoch[len(epoch) - left + number % left]]
+        return mine
+
+    return _walk(job, Known(job.feed, turn), log, dealt, world)[0]
+
+
+def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) -> tuple[list[str], int]:
+    """Go through the log, and compare each epoch when it is over; returns the differences, and the epochs begun."""
+    case = job.feed
+    found: list[str] = []
+    epoch, got = 0, []
+
+    def over(complete: bool) -> None:
+        nonlocal epoch, got
+        found.extend(_epoch(known, epoch, got, complete, dealt, world))
+        epoch, got = epoch + 1, []
+
+    for event in log:
+        if event[0] == "batch":
+            got.append([tuple(row[:3]) for row in event[1]])
+        elif event[0] == "end":
+            over(True)
+        elif event[0] == "break":
+            over(False)
+        elif event[0] == "resumed" and got:
+            if _complete(known, epoch, got, dealt, world):
+                over(True)
+        elif event[0] == "wrong":
+            found.append(event[1])
+        elif event[0] == "over" and (case.epochs is None or epoch < case.epochs):
+            found.append(f"the feed has no further epoch after {epoch} of {case.epochs}")
+        if found:
+            return found, epoch
+    if got:
+        over(False)
+    return found, epoch
+
+
+def _variant(case: FeedCase, got: list[Any]) -> int:
+    return got[0][0][1] // 1000 if case.kind == "function" and got else 0
+
+
+def _labels(case: FeedCase, epoch: int, got: list[Any], where: str) -> list[str]:
+    label = epoch if case.labels_epochs else -1
+    for at, batch in enumerate(got):
+        for row in batch:
+            if row[0] != label:
+                return [f"{where}, batch {at}: a row is of epoch {row[0]} (split {row[1]}, number {row[2]})"]
+    return []
+
+
+def _expected_most(case: FeedCase, got: list[Any], complete: bool, world: int) -> int:
+    return len(got) * world + world if case.kind == "endless" else 10**9
+
+
+def _epoch(known: Known, epoch: int, got: list[Any], complete: bool, dealt: Any, world: int) -> list[str]:
+    case, where = known.case, f"epoch {epoch}"
+    wrong = _labels(case, epoch, got, where)
+    if wrong:
+        return wrong
+    variant = _variant(case, got)
+    mine: Epoch = [tuple((split, number) for _, split, number in batch) for batch in got]
+    best: list[str] = []
+    for cuts in known.all_cuts(epoch, variant):
+        if case.shuffle or case.order == "fast":
+            if world > 1:
+                return []  # `together` sees to all ranks at once
+            found = mixed(known, variant, cuts, mine, complete, where)
+        else:
+            expected = dealt(known.exact(variant, cuts, _expected_most(case, got, complete, world)))
+            found = exactly(expected, mine, complete, where)
+        if not found:
+            return []
+        best = best or found
+    return best
+
+
+def _complete(known: Known, epoch: int, got: list[Any], dealt: Any, world: int) -> bool:
+    """Whether nothing of the epoch is left behind these batches."""
+    case = known.case
+    if case.kind == "endless":
+        return False
+    variant = _variant(case, got)
+    for cuts in known.all_cuts(epoch, variant):
+        counts = len(known.exact(variant, cuts, 10**9))  # of a shuffled feed too
+        if len(dealt([()] * counts)) == len(got):
+            return True
+    return False
+
+
+def ranks(job: Job, turn: int, logs: list[list[Event]]) -> list[str]:
+    """All ranks: each by itself, and where the order is not known, what they have together."""
+    found = [f"rank {r}: {text}" for r, log in enumerate(logs) for text in rank(job, turn, log, r)]
+    if found or not job.feed.shuffle:
+        return found
+    known, together = Known(job.feed, turn), _by_epoch(logs)
+    ends = Counter(event[1] for log in logs for event in log if event[0] == "end")
+    for epoch, batches_of in together.items():
+        seen: Counter[Batch] = Counter(batches_of)
+        most = 1 if job.together == "drop" else 2
+        if job.together == "pad":
+            batches_of = list(seen)
+        variant = batches_of[0][0][0] // 1000 if job.feed.kind == "function" else 0
+        if max(seen.values()) > most:
+            return [f"epoch {epoch}: {words(max(seen, key=seen.__getitem__))} came {max(seen.values())} times"]
+        complete = ends[epoch] == len(logs) and job.together == "pad"
+        tries = [mixed(known, variant, cuts, _small_last(batches_of), complete, f"epoch {epoch}") for cuts in known.all_cuts(epoch, variant)]
+        if all(tries):
+            return tries[0]
+        counts = {sum(event[0] == "batch" and event[1][0][0] == epoch for event in log) for log in logs}
+        if ends[epoch] == len(logs) and len(counts) > 1:
+            return [f"epoch {epoch}: ranks were handed {sorted(counts)} batches"]
+    return []
+
+
+def _small_last(epoch: Epoch) -> Epoch:
+    return sorted(epoch, key=len, reverse=True)
+
+
+def _by_epoch(logs: list[list[Event]]) -> dict[int, Epoch]:
+    together: dict[int, Epoch] = {}
+    for log in logs:
+        for event in log:
+            if event[0] == "batch":
+                together.setdefault(event[1][0][0], []).append(tuple((row[1], row[2]) for row in event[1]))
+    return together
+
+
+def group(job: Job, turn: int, logs: list[list[Event]], killed: int, killed_over_tcp: int) -> list[str]:
+    """A group: each batch to one of those that live; what a consumer that was killed had may come again over TCP."""
+    case, known = job.feed, Known(job.feed, turn)
+    found = [event[1] for log in logs for event in log if event[0] == "wrong"]
+    ended = {event[1] for log in logs for event in log if event[0] == "end"}
+    for epoch, got in sorted(_by_epoch(logs).items()):
+        where = f"epoch {epoch} of the group"
+        tries = []
+        variant = got[0][0][0] // 1000 if case.kind == "function" else 0
+        for cuts in known.all_cuts(epoch, variant):
+            expected = known.exact(variant, cuts, 10**9)
+            problems = []
+            wanted, had = Counter(expected), Counter(got)
+            if case.shuffle:
+                size = len(expected)
+                doubled = Counter({batch: n - 1 for batch, n in had.items() if n > 1})
+                problems += [] if doubled and killed_over_tcp else mixed(known, variant, cuts, _small_last(got), False, where)
+                lost = max(0, size - len(had)) if epoch in ended else 0
+                strange: Counter[Batch] = Counter()
+            else:
+                doubled = had - wanted & had
+                strange = Counter({batch: n for batch, n in had.items() if batch not in wanted})
+                lost = (wanted - had).total() if epoch in ended else 0
+            doubled -= strange
+            if strange:
+                problems.append(f"{where}: {words(next(iter(strange)))} is no batch of it")
+            if doubled and doubled.total() > 32 * killed_over_tcp:
+                problems.append(f"{where}: {doubled.total()} batches came twice, {words(next(iter(doubled)))} is the first")
+            if lost > killed:
+                first = next(iter(wanted - had), ()) if not case.shuffle else ()
+                problems.append(f"{where}: it ended, and {lost} of {len(expected)} batches came to nobody: {words(first)}")
+            tries.append(problems)
+            if not problems:
+                break
+        else:
+            found += tries[0]
+    return found
+
+
+def quiet(case: FeedCase, logs: list[list[Event]], reference: list[Event], compares_order: bool) -> list[str]:
+    """What the generator drew, and the order of what was shuffled, against a quiet run of one worker."""
+    sums: dict[Any, int] = {}
+    epochs: dict[int, Epoch] = {}
+    at = 0
+    for event in reference:
+        if event[0] == "batch":
+            epochs.setdefault(at, []).append(tuple((row[1], row[2]) for row in event[1]))
+            for row in event[1]:
+                sums[(at, row[1], row[2])] = row[3]
+        elif event[0] in ("end", "break"):
+            at += 1
+    for log in logs:
+        at, place = 0, 0
+        for event in log:
+            if event[0] == "batch":
+                epoch = event[1][0][0] if case.labels_epochs else at
+                for row in event[1]:
+                    if sums.get((epoch, row[1], row[2]), row[3]) != row[3]:
+                        return [f"epoch {epoch}: sample {row[1]}:{row[2]} has other random numbers than in a quiet run"]
+                batch = tuple((row[1], row[2]) for row in event[1])
+                like = epochs.get(epoch, [])
+                if compares_order and place < len(like) and like[place] != batch:
+                    return [f"epoch {epoch}, batch {place}: {words(batch)} came, in a quiet run {words(like[place])}"]
+                place += 1
+            elif event[0] in ("end", "break") or (event[0] == "resumed" and 0 < len(epochs.get(at, [])) == place and case.kind != "endless"):
+                at, place = at + 1, 0
+    return []

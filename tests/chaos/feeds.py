@@ -1,0 +1,175 @@
+"""The user's module: feeds that are declared by the JSON file that CHAOS_FEEDS names. `penstock serve feeds.py:feed0`.
+
+A sample that is to fail does so the first `times` times that it is reached (0: always), whoever reaches it: the count
+is kept in a file, so that it outlives workers and daemons.
+"""
+
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+from penstock_server import DictSpec, Feed, Leaf, TupleSpec
+
+from sample import ROWS, checksum, endless_size, payload, rows_of, width_of
+
+
+def _reached(folder, name):
+    """How often this has been reached, with this time."""
+    fd = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, b".")
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+class Source:
+    """What a feed's samples are, and which of them fail."""
+
+    def __init__(self, case, folder):
+        self.case = case
+        self.folder = folder
+        self.failures = {}
+        for number, failure in enumerate(case["failures"]):
+            self.failures[failure["split"], failure["number"]] = number, failure
+
+    def meet(self, epoch, split, number):
+        """Fail, if this sample is to."""
+        if self.case["pause"]:
+            time.sleep(self.case["pause"])
+        found, failure = self.failures.get((split, number), (None, None))
+        if failure is None or failure["epoch"] not in (-1, epoch):
+            return
+        times = _reached(self.folder, f"failure-{self.case['tag']}-{found}-{epoch}")
+        if failure["times"] and times > failure["times"]:
+            return
+        if failure["what"] == "raise":
+            raise OSError(f"the disk is away (split {split}, sample {number}, time {times})")
+        if failure["what"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(3600)
+
+    def draw(self, rng):
+        how = self.case["draws"]
+        if how == "rng":
+            return rng.normal(size=2)
+        if how == "numpy":
+            return np.random.normal(size=2)
+        if how == "random":
+            return np.array([random.gauss(0, 1), random.random()])
+        return np.zeros(2)
+
+    def row(self, epoch, split, number, width, rng):
+        body, draw = payload(self.case["tag"], epoch, split, number, width), self.draw(rng)
+        return body, draw, np.array([self.case["tag"], epoch, split, number, checksum(body, draw)], np.int64)
+
+    def one(self, epoch, split, number, rng):
+        """One sample, or one ready batch."""
+        self.meet(epoch, split, number)
+        width = self.case["width"]
+        if self.case["batch_size"] is not None:
+            return self.shaped(*self.row(epoch, split, number, width, rng))
+        width = width_of(width, split, number)
+        rows = [self.row(epoch, split, ROWS * number + r, width, rng) for r in range(rows_of(split, number))]
+        return self.shaped(*map(np.stack, zip(*rows, strict=True)))
+
+    def shaped(self, body, draw, identity):
+        if self.case["structure"] == "tuple":
+            return body, draw, identity
+        if self.case["structure"] == "dict":
+            return {"payload": body, "draw": draw, "id": identity}
+        return {"x": (body, {"draw": draw.astype(np.float64)}), "id": identity, "odd": identity[..., 3] % 2 == 1}
+
+    def many(self, epoch, split, size, rng):
+        for number in range(size):
+            yield self.one(epoch, split, number, rng)
+        self.meet(epoch, split, size)  # it may fail at its end too
+
+
+class Indexed:
+    """An indexable object."""
+
+    def __init__(self, source, size):
+        self.source, self.size = source, size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self.source.one(-1, 0, index, None)
+
+
+def _with_signature(source, first, sizes_of):
+    """A generator function that asks for what its case says: its first parameter, the epoch, rng."""
+    takes_epoch, takes_rng = source.case["takes_epoch"], source.case["draws"] == "rng"
+
+    def body(what, epoch, rng):
+        split, size = sizes_of(what)
+        return source.many(epoch, split, size, rng)
+
+    parameters = ", ".join([*([first] if first else []), *(["epoch"] * takes_epoch), *(["rng"] * takes_rng)])
+    text = f"lambda {parameters}: body({first or None}, {'epoch' if takes_epoch else -1}, {'rng' if takes_rng else None})"
+    made = eval(text, {"body": body})
+    made.__name__ = "samples"
+    return made
+
+
+def spec(structure):
+    """What a ready batch is, whose rows and width vary."""
+    body, draw, identity = Leaf("uint8", (None, None)), Leaf("float64", (None, 2)), Leaf("int64", (None, 5))
+    if structure == "tuple":
+        return TupleSpec((body, draw, identity))
+    if structure == "dict":
+        return DictSpec(("draw", "id", "payload"), (draw, identity, body))
+    inner = TupleSpec((body, DictSpec(("draw",), (draw,))))
+    return DictSpec(("id", "odd", "x"), (identity, Leaf("bool", (None,)), inner))
+
+
+def declared(case, folder):
+    source = Source(case, folder)
+    sizes = case["sizes"]
+    options = {
+        key: case[key]
+        for key in "batch_size shuffle seed lanes order on_error attempts drop_remainder epochs turn interleave".split()
+        if case[key] is not None
+    }
+    options["batch_size"] = case["batch_size"]
+    if case["batch_size"] is None:  # nothing but a spec can say what varies
+        options["spec"] = spec(case["structure"])
+    if case["tells_samples"]:
+        options["samples"] = case["tells_samples"]
+    kind = case["kind"]
+    if kind == "index":
+        return Feed(Indexed(source, sizes[0][0]), **options)
+    if kind == "items":
+        assert not case["failures"]
+        return Feed([source.one(-1, 0, number, None) for number in range(sizes[0][0])], **options)
+    if kind == "plain":
+        return Feed(_with_signature(source, "", lambda _: (0, sizes[0][0])), **options)
+    if kind == "shard":
+        return Feed(_with_signature(source, "shard", lambda shard: (shard[0], sizes[0][shard[0]])), **options)
+    if kind in ("segment", "endless"):
+        whole = case["segment"]
+        size = (lambda number: (number, 10**6)) if kind == "segment" else lambda n: (n, endless_size(whole, n))
+        return Feed(_with_signature(source, "number", size), segment=whole, **options)
+    generate = _with_signature(source, "split", lambda split: split)
+    lists = [[(1000 * v + split, size) for split, size in enumerate(variant)] for v, variant in enumerate(sizes)]
+    if kind == "list":
+        return Feed(generate, splits=lists[0], **options)
+
+    def splits():
+        source.meet(-1, -1, 0)
+        return lists[random.randrange(len(lists))]
+
+    return Feed(generate, splits=splits, **options)
+
+
+with open(os.environ["CHAOS_FEEDS"]) as _file:
+    _cases = json.load(_file)
+for _number, _case in enumerate(_cases):
+    globals()[f"feed{_number}"] = declared(_case, os.path.dirname(os.environ["CHAOS_FEEDS"]))

@@ -1,0 +1,368 @@
+"""A scenario: what is served, by what, to whom, and what goes wrong meanwhile. Plain frozen data, drawn from a seed.
+
+`repr` of a scenario is a literal that makes it again. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Failure:
+    """User code fails when it reaches sample `number` of `split`, the first `times` times (0: always).
+
+    `epoch` -1: in each epoch. Split -1: in the function that lists the splits. What: "raise", "die" (SIGKILL to
+    itself), "hang".
+    """
+
+    split: int
+    number: int
+    epoch: int = -1
+    what: str = "raise"
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class FeedCase:
+    """A feed. `sizes` are the samples of each split; of a kind "function" there are several such lists.
+
+    Kinds: "list" (of splits), "function" (that picks one of several lists), "shard", "plain" (one generator),
+    "segment" (with samples=), "endless", "index" (an object with __getitem__), "items" (a list of samples).
+    """
+
+    kind: str
+    tag: int
+    sizes: tuple[tuple[int, ...], ...] = ((),)
+    batch_size: int | None = 4
+    shuffle: int = 0
+    interleave: int | None = None
+    seed: int = 0
+    lanes: int = 4
+    turn: int | None = None
+    order: str = "exact"
+    epochs: int | None = None
+    tells_samples: int | None = None
+    segment: int | None = None
+    drop_remainder: bool = False
+    on_error: str = "raise"
+    attempts: int = 3
+    takes_epoch: bool = True
+    draws: str = "none"
+    structure: str = "tuple"
+    width: int = 16
+    pause: float = 0.0
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def indexable(self) -> bool:
+        return self.kind in ("index", "items")
+
+    @property
+    def labels_epochs(self) -> bool:
+        """Whether a sample says of which epoch it is."""
+        return self.takes_epoch and not self.indexable
+
+
+@dataclass(frozen=True)
+class Step:
+    """Read so many batches (None: to the end of the epoch), then do something.
+
+    "go" on; "break" out of the epoch; "resume" from a state in another connection; "load" a state into another
+    connection; "close" for good.
+    """
+
+    batches: int | None
+    then: str = "go"
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """Who reads: how many epochs, after how many batches of the first consumer it comes, and how it reads.
+
+    How: "numpy", "hoard" (keeps all it gets), "process" (NumPy, in a process of its own, which saves a state with
+    each batch), "eager" and "mapped" (tf.data).
+    """
+
+    how: str = "numpy"
+    epochs: int = 2
+    steps: tuple[Step, ...] = ()
+    transport: str = "local"
+    proxied: bool = False
+    pause: float = 0.0
+    joins: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A feed and its consumers. Together: "" (each has a stream of its own), "drop", "pad" (ranks), "group"."""
+
+    feed: FeedCase
+    consumers: tuple[Consumer, ...]
+    together: str = ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """After so many batches in all: what is done, to the how manieth, and for how long or to how many.
+
+    What: "kill worker", "kill workers", "stop worker" (SIGSTOP, for `value` seconds; 0: for good), "kill forks",
+    "stop forks", "kill daemon" (and start it with `value` workers), "stop daemon", "drain" (likewise), "end" (two
+    SIGTERMs, likewise), "scale", "scale now", "cut", "stall", "throttle", "kill consumer", "stop consumer".
+    """
+
+    after: int
+    what: str
+    which: int = 0
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run. Memory: None is ample, 1.0 the least that the daemon names, more is a multiple of that."""
+
+    seed: int
+    jobs: tuple[Job, ...]
+    workers: int = 2
+    memory: float | None = None
+    hang_timeout: float | None = None
+    state: bool = False
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """What replays it."""
+        return f"make chaos ARGS='--seed {self.seed} --scenarios 1'"
+
+
+def scenario(seed: int) -> Scenario:
+    """The scenario of this seed."""
+    chance = random.Random(seed)
+    mode = chance.choices(["single", "ranks", "group"], [12, 3, 5])[0]
+    kept = mode == "group" and chance.random() < 0.4
+    jobs = [_job(chance, mode, 0, kept)]
+    if mode == "single" and chance.random() < 0.25:
+        jobs.append(_job(chance, "single", 1, kept))
+    hang_timeout = chance.choice([None, None, 1.5])
+    if hang_timeout is None:
+        jobs = [replace(job, feed=_without(job.feed, "hang")) for job in jobs]
+    workers = chance.randint(1, 4)
+    memory = None
+    if mode == "single" and all(job.feed.batch_size is not None and len(job.consumers) == 1 for job in jobs):
+        memory = chance.choice([None, None, 1.0, 1.0, 1.5, 3.0])
+    faults = _faults(chance, jobs, mode, kept, hang_timeout)
+    if any(fault.what.startswith("kill") or fault.what.startswith("stop") for fault in faults):
+        jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
+    return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults))
+
+
+def _without(feed: FeedCase, what: str) -> FeedCase:
+    return replace(feed, failures=tuple(failure for failure in feed.failures if failure.what != what))
+
+
+def _sizes(chance: random.Random, least: int) -> tuple[int, ...]:
+    """Samples of each split: uneven, some empty, at least so many in all."""
+    count = chance.choice([1, 2, 3, 5, 8, 12, 17])
+    most = max(3, chance.choice([80, 200, 400]) // count)
+    sizes = [chance.choice([0, 1, most, chance.randint(0, most), chance.randint(0, most)]) for _ in range(count)]
+    while sum(sizes) < least:
+        sizes[chance.randrange(count)] += least
+    return tuple(sizes)
+
+
+def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
+    kinds = ["list", "function", "shard", "plain", "segment", "endless", "index", "items"]
+    weights = [10, 4, 2, 1, 3, 3, 3, 1]
+    if mode != "single":  # whose epochs must be told apart, and have an end
+        kinds, weights = ["list", "function", "shard", "segment"], [8, 3, 2, 2]
+    kind = chance.choices(kinds, weights)[0]
+    indexable = kind in ("index", "items")
+    ready = kind not in ("items",) and chance.random() < 0.15
+    batch_size = None if ready else chance.choice([1, 2, 3, 4, 7, 8, 16])
+    least = 6 * (batch_size or 1)
+    order = "fast" if not indexable and mode == "single" and chance.random() < 0.12 else "exact"
+    turn = None if ready else chance.choice([None, 1, 2, 3, 5, 8])
+    lanes = chance.choice([1, 2, 3, 4, 6, 16])
+    sizes: tuple[tuple[int, ...], ...] = (_sizes(chance, least),)
+    segment = tells = None
+    if kind == "function":
+        sizes = tuple(_sizes(chance, least) for _ in range(chance.randint(1, 3)))
+    elif kind == "shard":
+        sizes = (tuple(chance.choice([0, 1, chance.randint(1, 60)]) for _ in range(lanes - 1)) + (least + 30,),)
+    elif kind in ("plain", "index", "items"):
+        sizes = ((chance.randint(least, 250),),)
+    elif kind == "segment":
+        tells = chance.randint(least, 300)
+        segment = chance.choice([5, 13, 40, 100])
+    elif kind == "endless":
+        segment = chance.choice([5, 13, 40])
+    shuffle = chance.choice([0, 0, 0, 0, 20, 60, 1000])
+    draws = chance.choice(["none", "none", "rng", "numpy", "random"])
+    if indexable and draws == "rng":
+        draws = "numpy"
+    if kind == "items":
+        draws = "none"
+    on_error = chance.choice(["raise", "raise", "retry", "retry", "skip"])
+    if mode != "single" and on_error == "raise":
+        on_error = "retry"
+    if on_error == "skip" and (indexable or tells):
+        on_error = "retry"
+    if on_error == "raise" and order == "fast" and not ready and turn != 1:  # no state stands behind a batch there
+        on_error = "retry"
+    case = FeedCase(
+        kind=kind,
+        tag=chance.randrange(10**6) * 2 + number,
+        sizes=sizes,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        interleave=chance.choice([None, 1, 2, 5]) if shuffle and not indexable else None,
+        seed=chance.choice([0, 7, 2**40]),
+        lanes=lanes,
+        turn=turn,
+        order=order,
+        tells_samples=tells,
+        segment=segment,
+        drop_remainder=not ready and chance.random() < 0.2,
+        on_error=on_error,
+        takes_epoch=mode != "single" or chance.random() < 0.85,
+        draws=draws,
+        structure=chance.choice(["tuple", "dict", "nested"]),
+        width=chance.choice([8, 64, 100, 1000, 20_000 if kind != "items" else 8]),
+        pause=chance.choice([0.0, 0.0, 0.001, 0.001, 0.003]),
+    )
+    if kind == "list" and on_error != "skip" and not ready and chance.random() < 0.2:
+        case = replace(case, tells_samples=sum(sizes[0]))
+    return replace(case, failures=_failures(chance, case))
+
+
+def _failures(chance: random.Random, case: FeedCase) -> tuple[Failure, ...]:
+    if case.kind == "items" or chance.random() < 0.4:
+        return ()
+    found = []
+    for _ in range(chance.randint(1, 2)):
+        variant = chance.randrange(len(case.sizes)) if case.kind == "function" else 0
+        if case.kind in ("segment", "endless"):
+            assert case.segment is not None
+            split, most = chance.randrange(6), case.segment
+        elif case.indexable:
+            split, most = 0, case.sizes[0][0] - 1
+        else:
+            split = chance.randrange(len(case.sizes[variant]))
+            most = case.sizes[variant][split]
+        number = chance.choice([0, most, chance.randint(0, most)])
+        what = chance.choices(["raise", "die", "hang"], [8, 2, 1])[0]
+        epoch = chance.choice([-1, 0, 1]) if case.labels_epochs else -1
+        times = chance.choice([1, 1, 2])
+        if case.on_error == "skip" and what == "raise" and chance.random() < 0.6:
+            times = 0
+        if case.on_error == "raise" and what == "raise" and chance.random() < 0.15:
+            times = 0
+        if what == "hang":
+            times = 1
+        found.append(Failure(1000 * variant + split, number, epoch, what, times))
+    if case.kind == "function" and case.on_error == "retry" and chance.random() < 0.3:
+        found.append(Failure(-1, 0, times=1))
+    return tuple({(f.split, f.number): f for f in found if _may(case, f)}.values())
+
+
+def _may(case: FeedCase, failure: Failure) -> bool:
+    """Whether a daemon that looks at a first sample lives through this."""
+    if failure.what == "raise" and case.on_error == "retry":
+        return True
+    if failure.what == "raise" and case.on_error == "skip":
+        return True
+    return failure.split % 1000 > 0 and failure.number > 0 if not case.indexable else failure.number > 0
+
+
+def _job(chance: random.Random, mode: str, number: int, kept: bool) -> Job:
+    feed = _feed(chance, mode, number)
+    if mode == "single":
+        epochs = chance.randint(1, 3)
+        if feed.kind != "endless" and chance.random() < 0.2:
+            feed = replace(feed, epochs=epochs)
+        return Job(feed, (_reader(chance, feed, epochs),))
+    transports = [chance.choice(["local", "local", "tcp"]) for _ in range(3)]
+    if mode == "ranks":
+        world, epochs = chance.choice([2, 2, 3]), chance.randint(1, 3)
+        steps: tuple[Step, ...] = ()
+        if chance.random() < 0.5:
+            steps = (Step(chance.randint(1, 8), "resume"),)
+        breaks = [Step(chance.randint(1, 12), "break") if chance.random() < 0.2 else None for _ in range(world)]
+        if epochs == 1:  # who leaves its last epoch closes, which ends the job of the others
+            breaks = [None] * world
+        readers = [
+            Consumer(
+                chance.choice(["numpy", "numpy", "hoard"]),
+                epochs,
+                steps if steps else tuple([step] if step else []),
+                transports[rank],
+                transports[rank] == "tcp" and chance.random() < 0.6,
+                chance.choice([0, 0, 0.003]),
+            )
+            for rank, step in zip(range(world), breaks, strict=True)
+        ]
+        return Job(feed, tuple(readers), chance.choice(["drop", "pad"]))
+    epochs = chance.randint(1, 3)
+    members = [Consumer("numpy", epochs, (), transports[0], False, chance.choice([0, 0.002]))]
+    for member in range(1, chance.choice([2, 2, 3])):
+        steps = ()
+        if chance.random() < 0.6:
+            steps = (Step(chance.randint(1, 9), chance.choice(["break", "close", "close"])),)
+        how = chance.choice(["numpy", "numpy", "hoard", "process"])
+        joins = chance.choice([0, 0, chance.randint(0, 30)])
+        proxied = transports[member] == "tcp" and how != "process" and chance.random() < 0.5
+        members.append(Consumer(how, epochs, steps, transports[member], proxied, chance.choice([0, 0.004]), joins))
+    return Job(feed, tuple(members), "group")
+
+
+def _reader(chance: random.Random, feed: FeedCase, epochs: int) -> Consumer:
+    how = chance.choices(["numpy", "hoard", "process", "eager", "mapped"], [8, 2, 3, 1, 1])[0]
+    transport = chance.choice(["local", "local", "tcp", "tcp"])
+    actions = ["go", "break", "resume", "load"]
+    if how in ("eager", "mapped"):  # an epoch that is left counts as all that TensorFlow took of it
+        actions = [chance.choice(["break", "resume"])]
+    if feed.order == "fast" and feed.turn != 1 and feed.batch_size is not None:
+        actions = ["break"]
+    if feed.order == "fast" and how == "process":
+        how = "numpy"
+    steps = [Step(chance.randint(1, 30), chance.choice(actions)) for _ in range(chance.choice([0, 0, 1, 2, 3]))]
+    if feed.kind == "endless":
+        steps = [*steps, *(Step(chance.randint(5, 60), "break") for _ in range(epochs))]
+    proxied = transport == "tcp" and how != "process" and chance.random() < 0.7
+    return Consumer(how, epochs, tuple(steps), transport, proxied, chance.choice([0, 0, 0, 0.002, 0.01]))
+
+
+def _faults(
+    chance: random.Random, jobs: list[Job], mode: str, kept: bool, hang_timeout: float | None
+) -> list[Fault]:
+    consumers = [consumer for job in jobs for consumer in job.consumers]
+    processes = [number for number, consumer in enumerate(consumers) if consumer.how == "process"]
+    kinds = {"kill worker": 6, "kill workers": 1, "stop worker": 2, "kill forks": 1, "stop forks": 0.5, "scale": 3}
+    kinds |= {"scale now": 2, "stop daemon": 1}
+    if mode != "group" or kept:
+        kinds |= {"kill daemon": 3, "drain": 1, "end": 1}
+    if any(consumer.proxied for consumer in consumers):
+        kinds |= {"cut": 6, "stall": 2, "throttle": 1}
+    if processes and not kept:
+        kinds |= {"kill consumer": 5, "stop consumer": 2}
+    faults = []
+    for _ in range(chance.choice([0, 1, 1, 2, 3, 5])):
+        what = chance.choices(list(kinds), list(kinds.values()))[0]
+        value = {
+            "stop worker": chance.choice([0.2, 1.0, 2.0, 0.0 if hang_timeout is not None else 0.5]),
+            "stop forks": chance.choice([0.2, 1.0]),
+            "stop daemon": chance.choice([0.2, 1.0]),
+            "stop consumer": chance.choice([0.2, 1.0]),
+            "stall": chance.choice([0.2, 1.0]),
+            "throttle": chance.choice([0.2, 1.0]),
+            "cut": chance.choice([0.0, 0.0, 0.3]),
+            "scale": chance.randint(1, 4),
+            "scale now": chance.randint(1, 4),
+            "kill daemon": chance.randint(1, 4),
+            "drain": chance.randint(1, 4),
+            "end": chance.randint(1, 4),
+        }.get(what, 0.0)
+        which = chance.choice(processes) if what in ("kill consumer", "stop consumer") else chance.randrange(4)
+        faults.append(Fault(chance.randint(0, chance.choice([10, 60, 150])), what, which, value))
+    return sorted(faults, key=lambda fault: fault.after)

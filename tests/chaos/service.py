@@ -1,0 +1,186 @@
+"""The daemon of a scenario: started, killed, drained and started again at the same port."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+from conftest import Daemon
+
+from penstock_server import control
+
+from .scenario import FeedCase
+
+FEEDS = Path(__file__).with_name("feeds.py")
+
+
+class Service:
+    """`penstock serve` with these feeds. Its counts of failures, its state file and its logs lie in `folder`."""
+
+    def __init__(
+        self,
+        cases: Sequence[FeedCase],
+        folder: Path,
+        *,
+        workers: int,
+        memory: float | None = None,
+        hang_timeout: float | None = None,
+        state: bool = False,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._feeds = [f"{FEEDS}:feed{number}" for number in range(len(cases))]
+        self._folder = folder
+        (folder / "feeds.json").write_text(json.dumps([asdict(case) for case in cases]))
+        self._options: dict[str, Any] = {"hang-timeout": hang_timeout}
+        if state:
+            self._options["state"] = folder / "state.sqlite"
+        self._port = 0
+        self._started = 0
+        self._memory = memory
+        self._draining: int | None = None
+        self.daemon: Daemon | None = None
+        self.unwell: list[str] = []
+        self.start(workers)
+
+    def start(self, workers: int) -> None:
+        """Start the daemon, at the port that it had before if it had one."""
+        if self._memory is not None and "memory" not in self._options:
+            self._options["memory"] = max(4096, round(self._memory * self._least()))
+        self.daemon = self._launch(workers)
+        try:
+            self.daemon.wait_ready(len(self._feeds))
+        except AssertionError as error:
+            self.unwell.append(f"the daemon did not start: {str(error)[-1500:]}")
+            raise
+        self._port = int(self.daemon.urls["feed0"].rpartition("/")[0].rpartition(":")[2])
+
+    def _least(self) -> int:
+        """What a daemon with too little says that it needs."""
+        self._options["memory"] = 1
+        refused = self._launch(1)
+        with contextlib.suppress(AssertionError):
+            refused.wait_ready(len(self._feeds))
+        refused.stop()
+        found = re.search(r"(\d+) bytes are needed at the least", refused.stderr())
+        del self._options["memory"]
+        if found is None:
+            self.unwell.append(f"a daemon with --memory 1 does not say what it needs: {refused.stderr()[-600:]}")
+            raise AssertionError(self.unwell[-1])
+        return int(found[1])
+
+    def _launch(self, workers: int) -> Daemon:
+        words = [sys.executable, "-m", "penstock_server", "serve", *self._feeds]
+        words += ["--bind", f"tcp://127.0.0.1:{self._port}", "--workers", str(workers)]
+        for name, value in self._options.items():
+            if value is not None:
+                words += [f"--{name}", str(value)]
+        self._started += 1
+        environment = {**os.environ, "CHAOS_FEEDS": str(self._folder / "feeds.json"), "PYTHONFAULTHANDLER": "1"}
+        return Daemon(words, self._folder, self._folder / f"log{self._started}", environment)
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def workers(self) -> list[psutil.Process]:
+        return self.daemon.workers() if self.daemon is not None else []
+
+    def forks(self) -> psutil.Process | None:
+        """The fork server."""
+        assert self.daemon is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.daemon.process.pid).children():
+                if child.name().startswith("penstock-f"):
+                    return child
+        return None
+
+    def kill(self, workers: int) -> None:
+        """Kill the daemon and start another."""
+        assert self.daemon is not None
+        self.daemon.process.kill()
+        self.daemon.stop()
+        self._draining = None
+        self.start(workers)
+
+    def drain(self, workers: int, signals: int = 1) -> None:
+        """Ask it to end when the epochs that are being read have ended, or with two signals at once."""
+        assert self.daemon is not None
+        if self._draining is not None:
+            return
+        self._draining = workers
+        for _ in range(signals):
+            with contextlib.suppress(ProcessLookupError):
+                self.daemon.process.send_signal(signal.SIGTERM)
+            time.sleep(0.02)
+
+    def look(self) -> None:
+        """Start another daemon where one has drained; one that ended by itself is not well."""
+        assert self.daemon is not None
+        status = self.daemon.process.poll()
+        if status is None:
+            return
+        if self._draining is None or status not in (0, 1):
+            self.unwell.append(f"the daemon ended with {status}: {self.daemon.stderr()[-1500:]}")
+        workers, self._draining = self._draining or 1, None
+        self.daemon.stop()
+        self.start(workers)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(control.status(f"tcp://127.0.0.1:{self._port}", 5.0))
+        return found
+
+    def nothing_held(self, patience: float = 5.0) -> str:
+        """Wait until it holds no stream and no memory for anybody; returns what it still holds then, or ""."""
+        deadline = time.monotonic() + patience
+        while True:
+            status = self.status()
+            if not status["streams"] and not status["memory"]["reserved"] and not status["memory"]["arena"]:
+                return ""
+            if time.monotonic() > deadline:
+                return f"nobody reads, and the daemon still holds {status['memory']} for {status['streams']}"
+            time.sleep(0.02)
+
+    def dump(self) -> str:
+        """Stacks of the daemon and the workers; it ends them."""
+        assert self.daemon is not None
+        text = ""
+        with contextlib.suppress(Exception):
+            text += json.dumps(self.status())[:6000]
+        for process in [*self.workers(), psutil.Process(self.daemon.process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGABRT)
+            time.sleep(0.1)
+        time.sleep(0.3)
+        return text
+
+    def log(self) -> str:
+        """What all its daemons have logged."""
+        files = sorted(self._folder.glob("log*"), key=lambda file: int(file.name[3:]))
+        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')}" for file in files)
+
+    def stop(self) -> None:
+        """End it; it must end well."""
+        if self.daemon is None:
+            return
+        running = self.daemon.process.poll() is None
+        for worker in self.workers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
+        try:
+            status = self.daemon.stop(timeout=20)
+        except Exception:
+            self.unwell.append("the daemon does not end at SIGTERM though nobody reads")
+            return
+        if running and status != 0:
+            self.unwell.append(f"the daemon ended with {status}: {self.daemon.stderr()[-1500:]}")
