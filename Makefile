@@ -10,7 +10,7 @@ BENCH_READY := $(VENV)/.ready-bench
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench recovery scaling soak fuzz ci clean
+.PHONY: help setup demo test lint types docs bench recovery scaling soak chaos fuzz ci clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ scaling: $(READY) ## what the coordinator takes to decide, with many lanes, work
 
 soak: $(READY) ## the long-running tests
 	$(BIN)/python -m pytest -m soak --timeout 0 -o faulthandler_timeout=0 $(ARGS)
+
+# What to give: --scenarios 2000 --seed 1 --jobs 2 --reports DIR; --seed 417 --scenarios 1 replays one.
+chaos: $(READY) ## random feeds, consumers and faults against a plain model (ARGS='--scenarios 2000': half an hour)
+	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
 fuzz: $(READY) ## arbitrary bytes into every decoder
 	$(BIN)/python -m pytest -m fuzz --timeout 0 -o faulthandler_timeout=0 $(ARGS)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import islice, product
 from typing import Any
 
-from .model import Batch, Cuts, Sample, batches, blocks, lanes_of, ready, rows, splits_of
+from .model import Batch, Cuts, Sample, batches, blocks, lanes_of, rows, splits_of
 from .scenario import FeedCase, Job
 
 Event = list[Any]
@@ -45,9 +45,11 @@ class Known:
             return [{}]
         choices = []
         for failure in self.case.failures:
-            ours = failure.epoch in (-1, epoch) and failure.split // 1000 == variant or self.case.segment is not None
+            ours = (failure.epoch in (-1, epoch) and failure.split // 1000 == variant) or self.case.segment is not None
             if failure.what == "raise" and ours:
-                choices.append([(failure.split, failure.number)] if not failure.times else [None, (failure.split, failure.number)])
+                choices.append(
+                    [(failure.split, failure.number)] if not failure.times else [None, (failure.split, failure.number)]
+                )
         found = []
         for cut in product(*choices):
             cuts: dict[int, int] = {}
@@ -94,8 +96,10 @@ def telling(lost: Counter[Sample], more: Counter[Sample], complete: bool) -> str
     return "; ".join(said) or "the samples are the same, in another order"
 
 
-def mixed(known: Known, variant: int, cuts: Cuts, got: Epoch, complete: bool, where: str) -> list[str]:
-    """An epoch that is shuffled, or in fast order: each sample once, full batches, and of one lane where that is known."""
+def mixed(
+    known: Known, variant: int, cuts: Cuts, got: Epoch, complete: bool, where: str, in_order: bool = True
+) -> list[str]:
+    """An epoch that is shuffled, or in fast order: each sample once, in full batches, of lanes that are known."""
     case = known.case
     found = []
     doubled = Counter({sample: n - 1 for sample, n in counted(got).items() if n > 1})
@@ -110,16 +114,18 @@ def mixed(known: Known, variant: int, cuts: Cuts, got: Epoch, complete: bool, wh
         short = missing.total()
         dropped = len(all_rows) % (case.batch_size or 1) if case.drop_remainder else 0
         if complete and short != dropped:
-            found.append(f"{where}: {short} samples are missing, {dropped} are to be: {telling(missing, Counter(), True)}")
+            found.append(
+                f"{where}: {short} samples are missing, {dropped} are to be: {telling(missing, Counter(), True)}"
+            )
     if case.batch_size is not None:
         small = [i for i, batch in enumerate(got) if len(batch) != case.batch_size]
-        if case.order == "exact" and small and (small[0] != len(got) - 1 or not complete and case.kind == "endless"):
+        if case.order == "exact" and small and (small[0] != len(got) - 1 or (not complete and case.kind == "endless")):
             found.append(f"{where}: batch {small[0]} of {len(got)} has {len(got[small[0]])} rows")
         if len(small) > 1:
             found.append(f"{where}: {len(small)} batches are not full")
     if not found and case.order == "fast" and not case.shuffle and case.batch_size is not None:
         found += of_lanes(known, variant, cuts, got, where)
-    if not found and case.order == "exact" and case.shuffle and case.kind in ("segment", "endless"):
+    if not found and in_order and case.order == "exact" and case.shuffle and case.kind in ("segment", "endless"):
         found += of_blocks(known, got, cuts, where)
     return found
 
@@ -141,7 +147,7 @@ def of_lanes(known: Known, variant: int, cuts: Cuts, got: Epoch, where: str) -> 
 def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
     """Segments are not permuted: which block each row is of is known."""
     case, size = known.case, known.case.batch_size or 1
-    if any(cuts) or case.on_error == "skip" and case.failures:
+    if any(cuts) or (case.on_error == "skip" and case.failures):
         return []
     lanes = case.lanes if case.kind == "endless" else min(case.lanes, len(list(splits_of(case, 0))))
     room = -(-case.shuffle // (lanes * size)) * size
@@ -160,7 +166,9 @@ def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
             for place in range(at[lane], at[lane] + (count if case.batch_size is not None else 1)):
                 mine = rest & block(lane, place // room)
                 if not mine:
-                    return [f"{where}, batch {number}: {words(batch)} has no row of block {place // room} of lane {lane}"]
+                    return [
+                        f"{where}, batch {number}: {words(batch)} has no row of block {place // room} of lane {lane}"
+                    ]
                 if case.batch_size is not None:
                     rest.discard(min(mine))
                 else:
@@ -290,7 +298,10 @@ def ranks(job: Job, turn: int, logs: list[list[Event]]) -> list[str]:
         if max(seen.values()) > most:
             return [f"epoch {epoch}: {words(max(seen, key=seen.__getitem__))} came {max(seen.values())} times"]
         complete = ends[epoch] == len(logs) and job.together == "pad"
-        tries = [mixed(known, variant, cuts, _small_last(batches_of), complete, f"epoch {epoch}") for cuts in known.all_cuts(epoch, variant)]
+        tries = [
+            mixed(known, variant, cuts, _small_last(batches_of), complete, f"epoch {epoch}", False)
+            for cuts in known.all_cuts(epoch, variant)
+        ]
         if all(tries):
             return tries[0]
         counts = {sum(event[0] == "batch" and event[1][0][0] == epoch for event in log) for log in logs}
@@ -328,7 +339,11 @@ def group(job: Job, turn: int, logs: list[list[Event]], killed: int, killed_over
             if case.shuffle:
                 size = len(expected)
                 doubled = Counter({batch: n - 1 for batch, n in had.items() if n > 1})
-                problems += [] if doubled and killed_over_tcp else mixed(known, variant, cuts, _small_last(got), False, where)
+                problems += (
+                    []
+                    if doubled and killed_over_tcp
+                    else mixed(known, variant, cuts, _small_last(got), False, where, False)
+                )
                 lost = max(0, size - len(had)) if epoch in ended else 0
                 strange: Counter[Batch] = Counter()
             else:
@@ -339,10 +354,14 @@ def group(job: Job, turn: int, logs: list[list[Event]], killed: int, killed_over
             if strange:
                 problems.append(f"{where}: {words(next(iter(strange)))} is no batch of it")
             if doubled and doubled.total() > 32 * killed_over_tcp:
-                problems.append(f"{where}: {doubled.total()} batches came twice, {words(next(iter(doubled)))} is the first")
+                problems.append(
+                    f"{where}: {doubled.total()} batches came twice, {words(next(iter(doubled)))} is the first"
+                )
             if lost > killed:
                 first = next(iter(wanted - had), ()) if not case.shuffle else ()
-                problems.append(f"{where}: it ended, and {lost} of {len(expected)} batches came to nobody: {words(first)}")
+                problems.append(
+                    f"{where}: it ended, and {lost} of {len(expected)} batches came to nobody: {words(first)}"
+                )
             tries.append(problems)
             if not problems:
                 break
@@ -376,6 +395,8 @@ def quiet(case: FeedCase, logs: list[list[Event]], reference: list[Event], compa
                 if compares_order and place < len(like) and like[place] != batch:
                     return [f"epoch {epoch}, batch {place}: {words(batch)} came, in a quiet run {words(like[place])}"]
                 place += 1
-            elif event[0] in ("end", "break") or (event[0] == "resumed" and 0 < len(epochs.get(at, [])) == place and case.kind != "endless"):
+            elif event[0] in ("end", "break") or (
+                event[0] == "resumed" and 0 < len(epochs.get(at, [])) == place and case.kind != "endless"
+            ):
                 at, place = at + 1, 0
     return []

@@ -11,9 +11,9 @@ import signal
 import time
 
 import numpy as np
-from penstock_server import DictSpec, Feed, Leaf, TupleSpec
-
 from sample import ROWS, checksum, endless_size, payload, rows_of, width_of
+
+from penstock_server import DictSpec, Feed, Leaf, TupleSpec
 
 
 def _reached(folder, name):
@@ -113,7 +113,9 @@ def _with_signature(source, first, sizes_of):
         return source.many(epoch, split, size, rng)
 
     parameters = ", ".join([*([first] if first else []), *(["epoch"] * takes_epoch), *(["rng"] * takes_rng)])
-    text = f"lambda {parameters}: body({first or None}, {'epoch' if takes_epoch else -1}, {'rng' if takes_rng else None})"
+    text = (
+        f"lambda {parameters}: body({first or None}, {'epoch' if takes_epoch else -1}, {'rng' if takes_rng else None})"
+    )
     made = eval(text, {"body": body})
     made.__name__ = "samples"
     return made

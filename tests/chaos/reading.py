@@ -219,7 +219,7 @@ class Reading:
         self.emit(["resumed"])
 
     def _goes_on_after(self, error: Exception) -> bool:
-        """The cause of a failed stream is gone, and the job goes on from its state: if that is what this feed is for."""
+        """Go on from the state of a failed stream, if its cause is one that passes."""
         assert self.connection is not None
         failed = self.connection.error
         if not isinstance(failed, penstock.GeneratorError) or self.case.on_error != "raise":

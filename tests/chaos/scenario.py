@@ -189,7 +189,7 @@ def _feed(chance: random.Random, mode: str, number: int) -> FeedCase:
     if kind == "function":
         sizes = tuple(_sizes(chance, least) for _ in range(chance.randint(1, 3)))
     elif kind == "shard":
-        sizes = (tuple(chance.choice([0, 1, chance.randint(1, 60)]) for _ in range(lanes - 1)) + (least + 30,),)
+        sizes = ((*(chance.choice([0, 1, chance.randint(1, 60)]) for _ in range(lanes - 1)), least + 30),)
     elif kind in ("plain", "index", "items"):
         sizes = ((chance.randint(least, 250),),)
     elif kind == "segment":
@@ -333,9 +333,7 @@ def _reader(chance: random.Random, feed: FeedCase, epochs: int) -> Consumer:
     return Consumer(how, epochs, tuple(steps), transport, proxied, chance.choice([0, 0, 0, 0.002, 0.01]))
 
 
-def _faults(
-    chance: random.Random, jobs: list[Job], mode: str, kept: bool, hang_timeout: float | None
-) -> list[Fault]:
+def _faults(chance: random.Random, jobs: list[Job], mode: str, kept: bool, hang_timeout: float | None) -> list[Fault]:
     consumers = [consumer for job in jobs for consumer in job.consumers]
     processes = [number for number, consumer in enumerate(consumers) if consumer.how == "process"]
     kinds = {"kill worker": 6, "kill workers": 1, "stop worker": 2, "kill forks": 1, "stop forks": 0.5, "scale": 3}

@@ -1,0 +1,194 @@
+"""Random scenarios, the short form of `make chaos`: whatever goes wrong, consumers are handed what the model says.
+
+The first tests are of the harness itself: its model gives the streams that the documentation shows, and its comparison
+tells loss, repetition, another order and damage apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from chaos import compare, model, reading, sample, scenario
+from chaos.run import run
+
+SEEDS = range(1, 60)
+
+
+def with_tensorflow(seed: int) -> bool:
+    found = scenario.scenario(seed)
+    return any(consumer.how in ("eager", "mapped") for job in found.jobs for consumer in job.consumers)
+
+
+@pytest.mark.parametrize("seed", list(islice((seed for seed in SEEDS if not with_tensorflow(seed)), 16)))
+def test_consumers_are_handed_what_the_model_says_whatever_goes_wrong(seed: int) -> None:
+    result = run(scenario.scenario(seed))
+    assert not result.differences, result.report()
+
+
+@pytest.mark.parametrize("seed", list(islice(filter(with_tensorflow, SEEDS), 3)))
+@pytest.mark.usefixtures("tf")
+def test_so_are_those_that_read_with_tensorflow(seed: int) -> None:
+    result = run(scenario.scenario(seed))
+    assert not result.differences, result.report()
+
+
+# --- the harness itself ---
+
+
+def test_a_scenario_is_a_literal_and_its_seed_gives_it_again() -> None:
+    for seed in range(300):
+        found = scenario.scenario(seed)
+        assert eval(repr(found), vars(scenario)) == found == scenario.scenario(seed)
+
+
+def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
+    found = [scenario.scenario(seed) for seed in range(3000)]
+    jobs = [job for one in found for job in one.jobs]
+    assert len({job.feed.kind for job in jobs}) == 8
+    assert len({consumer.how for job in jobs for consumer in job.consumers}) == 5
+    assert {job.together for job in jobs} == {"", "drop", "pad", "group"}
+    assert len({fault.what for one in found for fault in one.faults}) == 16
+    failing = {(job.feed.on_error, failure.what) for job in jobs for failure in job.feed.failures}
+    assert failing == {(on_error, what) for on_error in ("raise", "retry", "skip") for what in ("raise", "die", "hang")}
+    steps = {step.then for job in jobs for consumer in job.consumers for step in consumer.steps}
+    assert steps == {"go", "break", "resume", "load", "close"}
+
+
+LANES = scenario.FeedCase("list", 0, ((19, 14, 5),), batch_size=4, lanes=3, turn=2)
+"""The lanes of the picture in docs/architecture.md: a0 to a3 and 3 rows, b0 to b2 and 2, c0 and 1."""
+
+
+def epoch(case: scenario.FeedCase = LANES, turn: int = 2, **more: object) -> list[model.Batch]:
+    return list(model.batches(case, turn, **more))  # type: ignore[arg-type]
+
+
+def test_the_models_stream_is_the_one_of_the_picture() -> None:
+    def rows(split: int, batch: int) -> model.Batch:
+        return tuple((split, 4 * batch + row) for row in range(4))
+
+    assert epoch() == [
+        *(rows(0, 0), rows(0, 1), rows(1, 0), rows(1, 1), rows(2, 0)),
+        *(rows(0, 2), rows(0, 3), rows(1, 2)),
+        ((2, 4), (1, 12), (1, 13), (0, 16)),
+        ((0, 17), (0, 18)),
+    ]
+    assert epoch(replace(LANES, drop_remainder=True)) == epoch()[:-1]
+
+
+def test_the_model_knows_splits_that_are_left_out_ready_batches_and_segments() -> None:
+    left_out = {row for batch in epoch(cuts={1: 3}) for row in batch}
+    assert {number for split, number in left_out if split == 1} == {0, 1, 2}
+    assert len(left_out) == 19 + 3 + 5
+
+    ready = epoch(replace(LANES, batch_size=None), 1)
+    assert len(ready) == 19 + 14 + 5
+    assert [batch[0] for batch in ready[:4]] == [(0, 0), (1, 0), (2, 0), (0, sample.ROWS)]
+
+    segments = scenario.FeedCase("segment", 0, batch_size=5, lanes=2, segment=10, tells_samples=24, turn=1)
+    assert [batch[0] for batch in epoch(segments, 1)] == [(0, 0), (1, 0), (0, 5), (1, 5), (2, 0)]
+
+    endless = scenario.FeedCase("endless", 0, batch_size=5, lanes=2, segment=10, turn=1)
+    assert len(list(islice(model.batches(endless, 1), 1000))) == 1000
+
+
+def test_the_models_blocks_hold_each_sample_of_a_lane_once() -> None:
+    case = scenario.FeedCase(
+        "segment", 0, batch_size=4, lanes=2, segment=7, tells_samples=100, shuffle=24, interleave=3
+    )
+    for lane in range(2):
+        found = list(model.blocks(case, lane))
+        samples = list(model.lanes_of(case)[lane])
+        assert sorted(row for block in found for row in block) == sorted(samples)
+        assert [len(block) for block in found[:-1]] == [12] * (len(found) - 1)
+        assert {split for split, _ in found[0]} == {lane, lane + 2, lane + 4}
+
+
+def log_of(batches: list[model.Batch], end: bool = True) -> list[compare.Event]:
+    events: list[compare.Event] = [["batch", [[0, split, number, 0] for split, number in rows]] for rows in batches]
+    return [*events, ["end", 0]] if end else events
+
+
+def differences(log: list[compare.Event], case: scenario.FeedCase = LANES) -> str:
+    return " ".join(compare.single(scenario.Job(case, (scenario.Consumer(),)), 2, log))
+
+
+def test_each_kind_of_difference_is_told_apart() -> None:
+    good = epoch()
+    assert differences(log_of(good)) == ""
+    assert differences(log_of(good[:3], end=False)) == ""
+    assert differences([*log_of(good[:3], end=False), ["resumed"], *log_of(good[3:])]) == ""
+    assert "4 samples are lost: [1:0" in differences(log_of(good[:2] + good[3:]))
+    assert "came twice or from elsewhere: [1:0" in differences(log_of([*good[:3], *good[2:]]))
+    assert "the samples are the same, in another order" in differences(log_of([good[1], good[0], *good[2:]]))
+    assert "the epoch ended" in differences(log_of(good[:-1]))
+    assert "is of epoch 1" in differences([["batch", [[1, 0, 0, 0]]]])
+
+
+def test_differences_of_shuffled_epochs_are_told_apart() -> None:
+    case = replace(LANES, shuffle=10)
+    rows = [row for batch in epoch() for row in batch][::-1]
+    good = [tuple(rows[at : at + 4]) for at in range(0, len(rows), 4)]
+    assert differences(log_of(good), case) == ""
+    assert "samples are lost" in differences(log_of(good[1:]), case)
+    assert "came twice" in differences(log_of([good[0], *good]), case)
+    assert "has 2 rows" in differences(log_of([good[-1], *good[:-1]]), case)
+
+    fast = replace(LANES, order="fast")
+    good = epoch()
+    assert differences(log_of([*good[3:8], *good[:3], *good[8:]]), fast) == ""
+    torn = [good[0][:2] + good[1][2:], good[1][:2] + good[0][2:], *good[2:]]
+    assert "is no batch of a lane, nor left over" in differences(log_of(torn), fast)
+
+
+def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
+    good = epoch()
+    job = scenario.Job(LANES, (scenario.Consumer(), scenario.Consumer()), "group")
+
+    def found(*logs: list[compare.Event], killed: int = 0) -> str:
+        return " ".join(compare.group(job, 2, list(logs), killed, 0))
+
+    assert found(log_of(good[::2]), log_of(good[1::2])) == ""
+    assert "1 of 10 batches came to nobody: [1:0" in found(log_of(good[:2]), log_of(good[3:]))
+    assert found(log_of(good[:2], end=False), log_of(good[3:]), killed=1) == ""
+    assert "1 batches came twice" in found(log_of(good[:3]), log_of(good[2:]))
+    assert "is no batch of it" in found(log_of([good[0][:2]]), log_of(good[1:]))
+
+
+def test_what_ranks_are_handed_is_theirs() -> None:
+    good = epoch()  # 10 batches: three rounds of three, and one
+    drop = scenario.Job(LANES, (scenario.Consumer(),) * 3, "drop")
+    assert compare.ranks(drop, 2, [log_of(good[:9][rank::3]) for rank in range(3)]) == []
+    pad = replace(drop, together="pad")
+    assert compare.ranks(pad, 2, [log_of([*good[:9][rank::3], good[9]]) for rank in range(3)]) == []
+    assert compare.ranks(pad, 2, [log_of(good[:9][rank::3]) for rank in range(3)]) != []
+    assert compare.ranks(drop, 2, [log_of(good[:9][rank::3]) for rank in (1, 0, 2)]) != []
+
+
+def test_a_damaged_sample_is_named() -> None:
+    case = scenario.FeedCase("list", 7, width=9)
+    draw = np.array([0.5, 1.5])
+    body = sample.payload(7, 0, 1, 2, 9).copy()
+    identity = np.array([[7, 0, 1, 2, sample.checksum(body, draw)]])
+
+    def wrong(body: np.ndarray, draw: np.ndarray) -> str:
+        return reading.look(case, (body[None], draw[None], identity))[1]
+
+    assert wrong(body, draw) == ""
+    assert "is damaged: its checksum" in wrong(body, draw + 1)
+    body[4] ^= 1
+    assert "the payload of sample 1:2 of epoch 0 is another's, or damaged" in wrong(body, draw)
+
+
+def test_other_random_numbers_and_another_shuffled_order_than_a_quiet_runs_are_named() -> None:
+    case = replace(LANES, shuffle=10)
+    good = log_of(epoch())
+    assert compare.quiet(case, [good], good, True) == []
+    other: Iterator[compare.Event] = (["batch", [[0, s, n, 1] for _, s, n, _ in event[1]]] for event in good[:1])
+    assert "has other random numbers" in compare.quiet(case, [[*other, *good[1:]]], good, True)[0]
+    swapped = [good[1], good[0], *good[2:]]
+    assert "in a quiet run" in compare.quiet(case, [swapped], good, True)[0]
+    assert compare.quiet(case, [swapped], good, False) == []
