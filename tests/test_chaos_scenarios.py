@@ -49,9 +49,9 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     found = [scenario.scenario(seed) for seed in range(3000)]
     jobs = [job for one in found for job in one.jobs]
     assert len({job.feed.kind for job in jobs}) == 8
-    assert len({consumer.how for job in jobs for consumer in job.consumers}) == 5
+    assert len({consumer.how for job in jobs for consumer in job.consumers}) == 6
     assert {job.together for job in jobs} == {"", "drop", "pad", "group"}
-    assert len({fault.what for one in found for fault in one.faults}) == 16
+    assert len({fault.what for one in found for fault in one.faults}) == 18
     failing = {(job.feed.on_error, failure.what) for job in jobs for failure in job.feed.failures}
     assert failing == {(on_error, what) for on_error in ("raise", "retry", "skip") for what in ("raise", "die", "hang")}
     steps = {step.then for job in jobs for consumer in job.consumers for step in consumer.steps}

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,10 +26,10 @@ from fault_proxy import FaultProxy
 from penstock_proto import PenstockError
 from penstock_server import control
 
-from . import compare
+from . import compare, service
 from .reading import Reading
 from .scenario import Consumer, Fault, Job, Scenario, Step
-from .service import Service
+from .service import FEEDS, Service
 
 STILL = 45.0
 """Seconds without a batch for anybody after which a run hangs."""
@@ -82,7 +83,9 @@ class Reader:
     def begin(self, state: dict[str, Any] | None = None, epochs: int = 0) -> None:
         self.begun = True
         port = self._run.proxies[self.number].port if self.plan.proxied else self._run.service.port
-        url = f"tcp://127.0.0.1:{port}/{self.feed}"
+        url = f"{FEEDS}:{self.feed}" if self.plan.private else f"tcp://127.0.0.1:{port}/{self.feed}"
+        if self.plan.private:
+            self.options = {"workers": self._run.scenario.workers}
         saves = self.plan.how == "process" and not self.job.together
         options = {**self.options, "state": state, "epochs": epochs, "batches": self.batches, "saves": saves}
         if self.plan.how == "process":
@@ -96,6 +99,7 @@ class Reader:
                     stdin=subprocess.DEVNULL,
                     stdout=err,
                     stderr=err,
+                    env={**os.environ, **self._run.service.environment},
                 )
             return
 
@@ -170,6 +174,13 @@ class Reader:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
+    def private(self, workers: bool) -> list[psutil.Process]:
+        """Its private daemon, or the workers of that."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        daemons = psutil.Process(self._process.pid).children()
+        return [worker for daemon in daemons for worker in service.workers_of(daemon)] if workers else daemons
+
     def end(self) -> bool:
         """Make it end whatever it does; returns whether it has."""
         if self._process is not None and self._process.poll() is None:
@@ -209,6 +220,7 @@ class Run:
         self._began = time.monotonic()
         self._later: list[tuple[float, Any]] = []
         self.ending = False
+        self.service: Service | None = None
 
     def say(self, text: str) -> None:
         self.result.timeline.append(f"{time.monotonic() - self._began:7.3f} s  {text}")
@@ -220,11 +232,19 @@ class Run:
         heard = Heard(self)
         logging.getLogger("penstock").addHandler(heard)
         try:
-            return self._run(scenario, result)
+            self._run(scenario, result)
+        except Exception:
+            result.differences.append(f"the harness failed: {traceback.format_exc()[-3000:]}")
         finally:
+            for reader in self.readers:
+                reader.end()
+            if self.service is not None:
+                self.service.stop()
+            result.seconds = time.monotonic() - self._began
             logging.getLogger("penstock").removeHandler(heard)
+        return result
 
-    def _run(self, scenario: Scenario, result: Result) -> Result:
+    def _run(self, scenario: Scenario, result: Result) -> None:
         try:
             self.service = Service(
                 [job.feed for job in scenario.jobs],
@@ -236,7 +256,7 @@ class Run:
             )
         except AssertionError as error:
             result.differences.append(f"the daemon did not start: {str(error)[-1500:]}")
-            return self._over()
+            return
         with contextlib.ExitStack() as stack:
             self._people(stack)
             try:
@@ -255,11 +275,6 @@ class Run:
         self.readers.clear()
         gc.collect()
         self._end_service()
-        return self._over()
-
-    def _over(self) -> Result:
-        self.result.seconds = time.monotonic() - self._began
-        return self.result
 
     def _people(self, stack: contextlib.ExitStack) -> None:
         number = 0
@@ -335,9 +350,9 @@ class Run:
     def _fault(self, fault: Fault) -> None:
         """Bring it about. What cannot be done just now (no worker there) is left undone, and said so."""
         done = f"{fault.what} {fault.which} {fault.value}"
-        service = self.service
+        ours = self.service
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            workers = service.workers()
+            workers = ours.workers()
             match fault.what:
                 case "kill worker" | "kill workers" | "stop worker":
                     if fault.what != "kill workers" and workers:
@@ -349,7 +364,7 @@ class Run:
                         else:
                             worker.kill()
                 case "kill forks" | "stop forks":
-                    forks = service.forks()
+                    forks = ours.forks()
                     if forks is None:
                         done += " (there is none)"
                     elif fault.what == "kill forks":
@@ -357,17 +372,17 @@ class Run:
                     else:
                         self._stop(forks, fault.value)
                 case "kill daemon":
-                    service.kill(int(fault.value))
+                    ours.kill(int(fault.value))
                 case "stop daemon":
-                    assert service.daemon is not None
-                    self._stop(psutil.Process(service.daemon.process.pid), fault.value)
+                    assert ours.daemon is not None
+                    self._stop(psutil.Process(ours.daemon.process.pid), fault.value)
                 case "drain":
-                    service.drain(int(fault.value))
+                    ours.drain(int(fault.value))
                 case "end":
-                    service.drain(int(fault.value), signals=2)
+                    ours.drain(int(fault.value), signals=2)
                 case "scale" | "scale now":
                     try:
-                        url = f"tcp://127.0.0.1:{service.port}"
+                        url = f"tcp://127.0.0.1:{ours.port}"
                         control.scale(url, int(fault.value), now=fault.what == "scale now", timeout=5)
                     except (PenstockError, OSError) as error:
                         done += f" (refused: {error})"
@@ -380,6 +395,11 @@ class Run:
                         proxy.stall(fault.value)
                     else:
                         proxy.throttle(200_000, fault.value)
+                case "kill private daemon" | "kill private worker":
+                    found = self.readers[fault.which].private(fault.what == "kill private worker")
+                    done += f" (pids {[process.pid for process in found]})"
+                    for process in found[:1]:
+                        process.kill()
                 case "kill consumer":
                     self.readers[fault.which].kill()
                 case "stop consumer":

@@ -81,8 +81,9 @@ class Step:
 class Consumer:
     """Who reads: how many epochs, after how many batches of the first consumer it comes, and how it reads.
 
-    How: "numpy", "hoard" (keeps all it gets), "process" (NumPy, in a process of its own, which saves a state with
-    each batch), "eager" and "mapped" (tf.data).
+    How: "numpy", "hoard" (keeps all it gets), "scribble" (overwrites all it gets), "process" (NumPy, in a process of
+    its own, which saves a state with each batch), "eager" and "mapped" (tf.data). One that is private has a daemon of
+    its own.
     """
 
     how: str = "numpy"
@@ -92,6 +93,7 @@ class Consumer:
     proxied: bool = False
     pause: float = 0.0
     joins: int = 0
+    private: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class Fault:
 
     What: "kill worker", "kill workers", "stop worker" (SIGSTOP, for `value` seconds; 0: for good), "kill forks",
     "stop forks", "kill daemon" (and start it with `value` workers), "stop daemon", "drain" (likewise), "end" (two
-    SIGTERMs, likewise), "scale", "scale now", "cut", "stall", "throttle", "kill consumer", "stop consumer".
+    SIGTERMs, likewise), "scale", "scale now", "cut", "stall", "throttle", "kill consumer", "stop consumer", and of a
+    consumer's private daemon "kill private daemon", "kill private worker".
     """
 
     after: int
@@ -133,6 +136,8 @@ class Scenario:
     @property
     def command(self) -> str:
         """What replays it."""
+        if self != scenario(self.seed):  # somebody made it smaller
+            return f'PYTHONPATH=tests python -m chaos --scenario "{self!r}"'
         return f"make chaos ARGS='--seed {self.seed} --scenarios 1'"
 
 
@@ -293,7 +298,7 @@ def _job(chance: random.Random, mode: str, number: int, kept: bool) -> Job:
             breaks = [None] * world
         readers = [
             Consumer(
-                chance.choice(["numpy", "numpy", "hoard"]),
+                chance.choice(["numpy", "numpy", "hoard", "scribble"]),
                 epochs,
                 steps if steps else tuple([step] if step else []),
                 transports[rank],
@@ -309,15 +314,15 @@ def _job(chance: random.Random, mode: str, number: int, kept: bool) -> Job:
         steps = ()
         if chance.random() < 0.6:
             steps = (Step(chance.randint(1, 9), chance.choice(["break", "close", "close"])),)
-        how = chance.choice(["numpy", "numpy", "hoard", "process"])
+        how = chance.choice(["numpy", "numpy", "hoard", "scribble", "process"])
         joins = chance.choice([0, 0, chance.randint(0, 30)])
-        proxied = transports[member] == "tcp" and how != "process" and chance.random() < 0.5
+        proxied = transports[member] == "tcp" and chance.random() < 0.5
         members.append(Consumer(how, epochs, steps, transports[member], proxied, chance.choice([0, 0.004]), joins))
     return Job(feed, tuple(members), "group")
 
 
 def _reader(chance: random.Random, feed: FeedCase, epochs: int) -> Consumer:
-    how = chance.choices(["numpy", "hoard", "process", "eager", "mapped"], [8, 2, 3, 1, 1])[0]
+    how = chance.choices(["numpy", "hoard", "scribble", "process", "eager", "mapped"], [8, 2, 2, 3, 1, 1])[0]
     transport = chance.choice(["local", "local", "tcp", "tcp"])
     actions = ["go", "break", "resume", "load"]
     if how in ("eager", "mapped"):  # an epoch that is left counts as all that TensorFlow took of it
@@ -329,8 +334,11 @@ def _reader(chance: random.Random, feed: FeedCase, epochs: int) -> Consumer:
     steps = [Step(chance.randint(1, 30), chance.choice(actions)) for _ in range(chance.choice([0, 0, 1, 2, 3]))]
     if feed.kind == "endless":
         steps = [*steps, *(Step(chance.randint(5, 60), "break") for _ in range(epochs))]
-    proxied = transport == "tcp" and how != "process" and chance.random() < 0.7
-    return Consumer(how, epochs, tuple(steps), transport, proxied, chance.choice([0, 0, 0, 0.002, 0.01]))
+    private = how == "process" and chance.random() < 0.3
+    transport = "auto" if private else transport
+    proxied = transport == "tcp" and chance.random() < 0.7
+    pause = chance.choice([0, 0, 0, 0.002, 0.01])
+    return Consumer(how, epochs, tuple(steps), transport, proxied, pause, private=private)
 
 
 def _faults(chance: random.Random, jobs: list[Job], mode: str, kept: bool, hang_timeout: float | None) -> list[Fault]:
@@ -344,6 +352,9 @@ def _faults(chance: random.Random, jobs: list[Job], mode: str, kept: bool, hang_
         kinds |= {"cut": 6, "stall": 2, "throttle": 1}
     if processes and not kept:
         kinds |= {"kill consumer": 5, "stop consumer": 2}
+    private = [number for number, consumer in enumerate(consumers) if consumer.private]
+    if private:
+        kinds |= {"kill private daemon": 5, "kill private worker": 10}
     faults = []
     for _ in range(chance.choice([0, 1, 1, 2, 3, 5])):
         what = chance.choices(list(kinds), list(kinds.values()))[0]
@@ -361,6 +372,10 @@ def _faults(chance: random.Random, jobs: list[Job], mode: str, kept: bool, hang_
             "drain": chance.randint(1, 4),
             "end": chance.randint(1, 4),
         }.get(what, 0.0)
-        which = chance.choice(processes) if what in ("kill consumer", "stop consumer") else chance.randrange(4)
+        which = chance.randrange(4)
+        if "consumer" in what:
+            which = chance.choice(processes)
+        elif "private" in what:
+            which = chance.choice(private)
         faults.append(Fault(chance.randint(0, chance.choice([10, 60, 150])), what, which, value))
     return sorted(faults, key=lambda fault: fault.after)

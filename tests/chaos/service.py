@@ -24,6 +24,16 @@ from .scenario import FeedCase
 FEEDS = Path(__file__).with_name("feeds.py")
 
 
+def workers_of(daemon: psutil.Process) -> list[psutil.Process]:
+    """The workers of a daemon."""
+    found = []
+    for process in daemon.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith("penstock-w"):
+                found.append(process)
+    return found
+
+
 class Service:
     """`penstock serve` with these feeds. Its counts of failures, its state file and its logs lie in `folder`."""
 
@@ -61,6 +71,7 @@ class Service:
             self.daemon.wait_ready(len(self._feeds))
         except AssertionError as error:
             self.unwell.append(f"the daemon did not start: {str(error)[-1500:]}")
+            self.daemon.stop()
             raise
         self._port = int(self.daemon.urls["feed0"].rpartition("/")[0].rpartition(":")[2])
 
@@ -85,15 +96,24 @@ class Service:
             if value is not None:
                 words += [f"--{name}", str(value)]
         self._started += 1
-        environment = {**os.environ, "CHAOS_FEEDS": str(self._folder / "feeds.json"), "PYTHONFAULTHANDLER": "1"}
-        return Daemon(words, self._folder, self._folder / f"log{self._started}", environment)
+        log = self._folder / f"log{self._started}"
+        return Daemon(words, self._folder, log, {**os.environ, **self.environment})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What feeds.py, and whoever imports it, needs in its environment."""
+        return {"CHAOS_FEEDS": str(self._folder / "feeds.json"), "PYTHONFAULTHANDLER": "1"}
 
     @property
     def port(self) -> int:
         return self._port
 
     def workers(self) -> list[psutil.Process]:
-        return self.daemon.workers() if self.daemon is not None else []
+        """The workers of the daemon that runs now; none where it has just ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert self.daemon is not None
+            return workers_of(psutil.Process(self.daemon.process.pid))
+        return []
 
     def forks(self) -> psutil.Process | None:
         """The fork server."""
@@ -171,8 +191,7 @@ class Service:
 
     def stop(self) -> None:
         """End it; it must end well."""
-        if self.daemon is None:
-            return
+        assert self.daemon is not None
         running = self.daemon.process.poll() is None
         for worker in self.workers():
             with contextlib.suppress(psutil.NoSuchProcess):
