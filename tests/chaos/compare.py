@@ -17,6 +17,7 @@ from itertools import islice, product
 from typing import Any
 
 from .model import Batch, Cuts, Sample, batches, blocks, lanes_of, rows, splits_of
+from .sample import ROWS
 from .scenario import FeedCase, Job
 
 Event = list[Any]
@@ -45,7 +46,8 @@ class Known:
             return [{}]
         choices = []
         for failure in self.case.failures:
-            ours = (failure.epoch in (-1, epoch) and failure.split // 1000 == variant) or self.case.segment is not None
+            theirs = self.case.segment is None and failure.split // 1000 != variant
+            ours = failure.epoch in (-1, epoch) and not theirs
             if failure.what == "raise" and ours:
                 choices.append(
                     [(failure.split, failure.number)] if not failure.times else [None, (failure.split, failure.number)]
@@ -161,7 +163,7 @@ def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
 
     expected = known.exact(0, {}, len(got))  # which rows of which lane each batch has: only their places change
     for number, (batch, like) in enumerate(zip(got, expected, strict=False)):
-        rest = set(batch)
+        rest = set(batch if case.batch_size is not None else ((split, row // ROWS) for split, row in batch))
         for lane, count in Counter(split % lanes for split, _ in like).items():
             for place in range(at[lane], at[lane] + (count if case.batch_size is not None else 1)):
                 mine = rest & block(lane, place // room)

@@ -33,7 +33,7 @@ from .service import FEEDS, Service
 
 STILL = 45.0
 """Seconds without a batch for anybody after which a run hangs."""
-TICK = 0.004
+TICK = 0.005
 
 
 @dataclass
@@ -75,10 +75,14 @@ class Reader:
         self._file = run.folder / f"consumer{number}.log"
         self._read = 0
         self._rest = b""
+        self._counted = 0, 0  # events of the log, and the batches among them
 
     @property
     def batches(self) -> int:
-        return sum(event[0] == "batch" for event in self.log)
+        """How many it was handed."""
+        for event in self.log[self._counted[0] :]:
+            self._counted = self._counted[0] + 1, self._counted[1] + (event[0] == "batch")
+        return self._counted[1]
 
     def begin(self, state: dict[str, Any] | None = None, epochs: int = 0) -> None:
         self.begun = True
@@ -162,7 +166,7 @@ class Reader:
             return True
         while self.log and self.log[-1][0] != "batch":
             self.log.pop()
-        self._rest = b""
+        self._rest, self._counted = b"", (0, 0)
         state, epochs = None, 0
         if self.log:
             _, _, state, epochs = self.log[-1]
