@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ class Service:
         self._started = 0
         self._memory = memory
         self._draining: int | None = None
+        self._ends_with: tuple[int, ...] = ()
         self.daemon: Daemon | None = None
         self.unwell: list[str] = []
         self.start(workers)
@@ -138,6 +140,7 @@ class Service:
         if self._draining is not None:
             return
         self._draining = workers
+        self._ends_with = (0,) if signals == 1 else (0, -signal.SIGTERM)  # the second one may come when it has ended
         for _ in range(signals):
             with contextlib.suppress(ProcessLookupError):
                 self.daemon.process.send_signal(signal.SIGTERM)
@@ -149,7 +152,7 @@ class Service:
         status = self.daemon.process.poll()
         if status is None:
             return
-        if self._draining is None or status not in (0, 1):
+        if self._draining is None or status not in self._ends_with:
             self.unwell.append(f"the daemon ended with {status}: {self.daemon.stderr()[-1500:]}")
         workers, self._draining = self._draining or 1, None
         self.daemon.stop()
@@ -160,7 +163,12 @@ class Service:
         return found
 
     def nothing_held(self, patience: float = 5.0) -> str:
-        """Wait until it holds no stream and no memory for anybody; returns what it still holds then, or ""."""
+        """Wait until it holds no stream and no memory for anybody; returns what it still holds then, or "".
+
+        One that drains ends then instead.
+        """
+        if self._draining is not None:
+            return ""
         deadline = time.monotonic() + patience
         while True:
             status = self.status()
@@ -197,9 +205,12 @@ class Service:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.resume()
         try:
+            if self._draining is not None:
+                self.daemon.process.wait(20)
             status = self.daemon.stop(timeout=20)
-        except Exception:
+        except subprocess.TimeoutExpired:
             self.unwell.append("the daemon does not end at SIGTERM though nobody reads")
+            self.daemon.stop(signal.SIGKILL)
             return
-        if running and status != 0:
+        if running and status != 0 and self._draining is None:
             self.unwell.append(f"the daemon ended with {status}: {self.daemon.stderr()[-1500:]}")
