@@ -13,8 +13,9 @@ import pytest
 from conftest import Serve
 
 import penstock
+from penstock import machine
 from penstock.bench import measure
-from penstock.verdict import Figures, Worker, lines, verdict
+from penstock.verdict import Figures, Worker, joined, judged, lines, verdict
 from penstock_server import control
 
 FEEDS = """
@@ -122,8 +123,128 @@ def test_the_verdict_names_what_limits_and_what_to_do(changes: dict[str, Any], l
     assert words in text
 
 
+def parts(*changes: dict[str, Any], seconds: float = 1.0) -> Figures:
+    """A measurement of so many slices, each like FIGURES but for these changes."""
+    one = dataclasses.replace(FIGURES, seconds=seconds, batches=100, samples=3200, nbytes=5e8)
+    slices = tuple(dataclasses.replace(one, **change) for change in changes)
+    return dataclasses.replace(joined(slices), slices=slices)
+
+
+BUSY_CPUS = {"cpus": 2, "workers": (worker(0, 0.95, cpu=0.95), worker(1, 0.95, cpu=0.95))}
+LESS_CPU = {"cpus": 2, "workers": (worker(0, 0.95, cpu=0.65), worker(1, 0.95, cpu=0.65))}
+WITHOUT = {"cpus": 2, "workers": (worker(0, 0.5, idle=0.5, cpu=0.1), worker(1, 0.5, idle=0.5, cpu=0.1))}
+KEEPS_UP = {"cpus": 2, "waiting": 0.02, "step": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("slices", "limit"),
+    [
+        ([{}] * 4, "generator"),
+        ([{}] * 10, "generator"),
+        ([BUSY_CPUS] * 10, "cpus"),
+        ([BUSY_CPUS] * 9 + [LESS_CPU], "cpus"),  # one moment of a slow disk changes nothing
+        ([KEEPS_UP] * 10, "consumer"),
+        ([WITHOUT] * 8, "transport"),
+    ],
+)
+def test_a_verdict_on_which_the_parts_of_the_time_agree_is_sure(slices: list[dict[str, Any]], limit: str) -> None:
+    seen = parts(*slices)
+    found = judged(seen)
+    assert (found.limit, found.sure) == (limit, True)
+    assert found.text == verdict(seen)[1]
+    assert found.shares[limit] >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("slices", "names"),
+    [
+        ([BUSY_CPUS, LESS_CPU] * 5, ["the CPUs", "the generator"]),
+        ([KEEPS_UP] * 5 + [{**KEEPS_UP, "waiting": 0.19}] * 5, ["the consumer", "the generator"]),
+        ([WITHOUT] * 5 + [BUSY_CPUS] * 5, ["the CPUs", "the way to the consumer"]),
+    ],
+)
+def test_one_that_changes_with_the_moment_asks_for_a_longer_run_and_advises_nothing(
+    slices: list[dict[str, Any]], names: list[str]
+) -> None:
+    found = judged(parts(*slices))
+    assert not found.sure
+    assert found.text.startswith("Not sure: the limit changed while it was measured.")
+    assert found.text.endswith("Measure for longer: --seconds 30.")
+    for name in names:
+        assert f"{name} (" in found.text
+    assert "Add workers" not in found.text
+    assert judged(parts(*slices)) == found, "the same figures give the same verdict"
+    assert judged(parts(*slices, seconds=2.5)).text.endswith("--seconds 50.")
+    assert "A longer run would hardly tell" in judged(parts(*slices, seconds=10)).text
+
+
+def test_a_run_of_a_moment_is_too_short_for_a_verdict() -> None:
+    found = judged(parts({}, {}, {}))
+    assert (found.limit, found.sure) == ("generator", False)
+    assert found.text == (
+        "Not sure: 3.0 s are too short to tell. It looks like the generator. Measure for longer: --seconds 30."
+    )
+
+
+def test_other_work_of_the_host_is_named_and_not_counted_as_the_feeds() -> None:
+    calm = parts(*[{"cpus": 2, "other_cpu": 0.1, "stolen": 0.0}] * 5)
+    assert "Meanwhile" not in judged(calm).text
+    busy = judged(parts(*[{"cpus": 2, "other_cpu": 1.2, "stolen": 0.3}] * 5))
+    assert busy.limit == "generator", "its own need of CPUs decides"
+    assert busy.text.endswith(
+        "Meanwhile other work of this host took 1.2 of its 2 CPUs and its hypervisor kept 0.3 for others: "
+        "measure again when it rests."
+    )
+    lacking = tuple(Worker(number, 0.1, 0.0, 0.1, 0.9) for number in range(2))
+    none = judged(parts(*[{"cpus": 2, "other_cpu": 1.8, "stolen": 0.0, "workers": lacking}] * 5))
+    assert none.text.startswith("The CPUs are the limit: of the 2 CPUs of the daemon's host, 2.2 are needed, and other")
+    assert "a host with more CPUs" not in none.text, "they may be enough when it rests"
+    unsure = judged(parts(*[{"cpus": 2, "other_cpu": 1.2, "stolen": 0.0}] * 2))
+    assert "Not sure" in unsure.text
+    assert "Meanwhile other work" in unsure.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "never"),
+    [
+        (LESS_CPU, "generator", "Add workers"),
+        ({**LESS_CPU, "cpus": 1, "workers": (worker(0, 0.9, cpu=0.6),)}, "generator", "Add workers"),
+        ({"workers": (worker(0, 0.9), *IDLE), "fast": True}, "lanes", "order="),
+        ({"workers": (worker(0, 0.2),) * 2, "whole_batches": True}, "collating", "batch_size=None"),
+        ({"workers": IDLE, "transport": "tcp", "bytes_only": True}, "transport", "smaller dtypes"),
+        ({"workers": IDLE, "memory_full": False}, "transport", "--memory"),
+    ],
+)
+def test_what_is_set_already_is_never_advised(changes: dict[str, Any], limit: str, never: str) -> None:
+    found, text = verdict(dataclasses.replace(FIGURES, **changes))
+    assert found == limit
+    assert never not in text
+
+
+def test_slices_are_joined_by_their_length_and_workers_must_live_in_all() -> None:
+    one = dataclasses.replace(FIGURES, seconds=1.0, batches=10, samples=40, nbytes=400, waiting=0.2)
+    two = dataclasses.replace(one, seconds=3.0, batches=30, waiting=0.6, workers=(worker(1, 0.5, cpu=0.9), worker(2)))
+    both = joined([one, two])
+    assert (both.seconds, both.batches, both.samples, both.nbytes) == (4.0, 40, 80, 800)
+    assert both.waiting == pytest.approx(0.5)
+    (lived,) = both.workers
+    assert lived.number == 1
+    assert lived.generating == pytest.approx((0.9 + 3 * 0.5) / 4)
+    assert lived.cpu == pytest.approx((0.5 + 3 * 0.9) / 4)
+
+
+def test_the_cpu_time_of_the_host_is_that_of_the_cpus_of_this_process() -> None:
+    text = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 10 50 9000 70 5 5 30 3 0\ncpu1 1 1 1 1 1 1 1 1 0 0\nintr 5 0\n"
+    assert machine.parsed(text, {0}, 100) == machine.CpuTimes(1.7, 0.3)
+    assert machine.parsed(text, {0, 1}, 100) == machine.CpuTimes(1.75, 0.31)
+    assert machine.parsed(text, {0, 2}, 100) is None
+    now = machine.cpu_times()
+    assert now is not None
+    assert now.busy > 0
+
+
 def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
-    *table, empty, text = lines(dataclasses.replace(FIGURES, cached=250.0, others=1))
+    *table, empty, text = lines(dataclasses.replace(FIGURES, cached=250.0, others=1, slices=(FIGURES,) * 4))
     assert table == [
         "feed         tcp://127.0.0.1:5555/train (local), read with NumPy for 10.0 s",
         "speed        100 batches/s, 3,200 samples/s, 500 MB/s",
@@ -132,6 +253,7 @@ def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
         "worker 0     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of one",
         "worker 1     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of one",
         "daemon       10 % of a CPU; its host has 8",
+        "spread       100 to 100 batches/s in 4 parts of the time",
         "others       1 more read from this daemon: its figures are theirs too",
         "cached       250 batches/s: with an infinitely fast loader this consumer would be 2.50 times as fast",
     ]
@@ -165,7 +287,8 @@ def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
     assert (said["transport"], said["consumer"]) == ("tcp", "NumPy")
     assert said["batches"] > 0
     assert said["limit"]
-    assert said["verdict"]
+    assert said["verdict"].startswith("Not sure: 0.")
+    assert (said["sure"], len(said["slices"])) == (False, 1)
 
     failed = bench(daemon.urls["bad"], "--warmup", "0")
     assert failed.returncode == 1

@@ -5,6 +5,7 @@ Where the workers' time goes the daemon says in its status; how that is asked is
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -15,9 +16,16 @@ from typing import Any
 import numpy as np
 
 from penstock_proto import EndOfStream
+from penstock_proto.spec import leaf_list
 
 from .connection import Connection, connect
-from .verdict import Figures, Worker
+from .machine import CpuTimes, cpu_times
+from .verdict import Figures, Worker, joined
+
+SLICES = 10
+"""Into so many parts the measured time is cut."""
+SHORTEST = 0.5
+"""Fewest seconds of one, as the daemon is asked for its status between two."""
 
 
 def measure(
@@ -53,7 +61,8 @@ def measure(
     """
     with connect(url, workers=workers, transport=transport) as connection:
         try:
-            return _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow)
+            seen = _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow)
+            return dataclasses.replace(seen, tcp_asked=transport == "tcp")
         except Exception:
             if connection.error is not None:  # of which TensorFlow passes on the text alone
                 raise connection.error from None
@@ -80,17 +89,14 @@ def _measure(
     cached: int,
     tensorflow: bool,
 ) -> Figures:
-    url = connection._reader.session.url
     stream = _epochs(connection, tensorflow)
     kept = [_copied(batch) for batch in itertools.islice(stream, cached)]
     _read(stream, warmup, None, step)
-    stats, state, cpu = connection.stats(), status(url), time.process_time()
-    taken = _read(stream, seconds, batches, step)
-    cpu = time.process_time() - cpu
-    stats_after, state_after = connection.stats(), status(url)
-    if not taken.batches:
+    began = connection.stats()["batches"]
+    slices = list(_slices(connection, stream, status, seconds, batches, step))
+    if not slices:
         raise EndOfStream(
-            f"the feed ended after {stats['batches']} batches, before anything was measured: make --warmup shorter",
+            f"the feed ended after {began} batches, before anything was measured: make --warmup shorter",
             feed=connection.info.name,
         )
     in_memory = None
@@ -99,28 +105,91 @@ def _measure(
         _read(stream, math.inf, 2 * cached, 0)
         replayed = _read(stream, seconds, batches, step)
         in_memory = replayed.batches / replayed.seconds
-    waiting = min(taken.taking, stats_after["wait_seconds"] - stats["wait_seconds"])
-    apart = state_after["seconds"] - state["seconds"]
-    feed = next(feed for feed in state_after["feeds"] if feed["name"] == connection.info.name)
+    whole = joined(slices)
+    return dataclasses.replace(
+        whole, consumer="TensorFlow" if tensorflow else "NumPy", cached=in_memory, slices=tuple(slices)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What everybody has counted by now."""
+
+    stats: dict[str, Any]
+    state: dict[str, Any]
+    cpu: float
+    host: CpuTimes | None
+    at: float
+
+
+def _slices(
+    connection: Connection,
+    stream: Iterator[Any],
+    status: Callable[[str], dict[str, Any]],
+    seconds: float,
+    batches: int | None,
+    step: float,
+) -> Iterator[Figures]:
+    """The figures of one part of the time after another."""
+    url = connection._reader.session.url
+
+    def now() -> _Moment:
+        state = status(url)
+        return _Moment(connection.stats(), state, time.process_time(), cpu_times(), time.monotonic())
+
+    count = max(1, min(SLICES, int(seconds / SHORTEST)))
+    past, taken_so_far = 0.0, 0
+    before = now()
+    while count and (batches is None or taken_so_far < batches):
+        most = None if batches is None else batches - taken_so_far
+        taken = _read(stream, (seconds - past) / count, most, step)
+        if not taken.batches:
+            return
+        past, taken_so_far = past + taken.seconds, taken_so_far + taken.batches
+        count = count - 1 if past < seconds else 0
+        after = now()
+        yield _figures(connection, taken, before, after)
+        before = after
+
+
+def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Moment) -> Figures:
+    stats, state = after.stats, after.state
+    waiting = min(taken.taking, stats["wait_seconds"] - before.stats["wait_seconds"])
+    apart = state["seconds"] - before.state["seconds"]
+    feed = next(feed for feed in state["feeds"] if feed["name"] == connection.info.name)
+    workers = tuple(_workers(before.state, state))
+    consumer_cpu = (after.cpu - before.cpu) / (after.at - before.at)
+    daemon_cpu = (state["cpu_seconds"] - before.state["cpu_seconds"]) / apart
+    other_cpu = stolen = None
+    if stats["transport"] == "local" and before.host is not None and after.host is not None:
+        here = (after.host.busy - before.host.busy) / (after.at - before.at)
+        other_cpu = max(0.0, here - sum(worker.cpu for worker in workers) - consumer_cpu - daemon_cpu)
+        stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
+    memory, info = state["memory"], connection.info
     return Figures(
-        url=url,
-        transport=stats_after["transport"],
-        consumer="TensorFlow" if tensorflow else "NumPy",
+        url=connection._reader.session.url,
+        transport=stats["transport"],
+        consumer="",
         seconds=taken.seconds,
         batches=taken.batches,
-        samples=taken.batches * stats_after["rows"] / stats_after["batches"],
-        nbytes=taken.batches * stats_after["bytes"] / stats_after["batches"],
-        first_batch_seconds=stats_after["first_batch_seconds"],
+        samples=taken.batches * stats["rows"] / stats["batches"],
+        nbytes=taken.batches * stats["bytes"] / stats["batches"],
+        first_batch_seconds=stats["first_batch_seconds"],
         waiting=waiting / taken.seconds,
         receiving=(taken.taking - waiting) / taken.seconds,
         step=taken.step / taken.seconds,
-        workers=tuple(_workers(state, state_after)),
-        daemon_cpu=(state_after["cpu_seconds"] - state["cpu_seconds"]) / apart,
-        consumer_cpu=cpu / taken.seconds,
-        cpus=state_after["cpus"],
+        workers=workers,
+        daemon_cpu=daemon_cpu,
+        consumer_cpu=consumer_cpu,
+        cpus=state["cpus"],
         lanes=_lanes(feed),
-        others=max(0, len(state_after["streams"]) + state_after["more_streams"] - 1),
-        cached=in_memory,
+        others=max(0, len(state["streams"]) + state["more_streams"] - 1),
+        other_cpu=other_cpu,
+        stolen=stolen,
+        fast=info.order == "fast",
+        whole_batches=info.batch_size is None,
+        bytes_only=all(leaf.dtype in ("bool", "int8", "uint8") for leaf in leaf_list(info.spec)),
+        memory_full=2 * memory["reserved"] >= memory["allowed"],
     )
 
 

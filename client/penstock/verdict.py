@@ -1,8 +1,15 @@
-"""What limits a feed that was read for a while, in words: decisions on figures, without I/O. `bench.py` takes them."""
+"""What limits a feed that was read for a while, in words: decisions on figures, without I/O. `bench.py` takes them.
+
+`verdict` is what a set of figures says. `judged` is what it says of the feed: whether other moments of the same
+measurement say the same, which it finds out by resampling its slices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 WAITS = 0.1
@@ -13,6 +20,26 @@ BUSY = 0.8
 
 ALL_CPUS = 0.85
 """From this share on a host's CPUs are all asked for."""
+
+COMPUTES = 0.5
+"""From this share of its busy time on a CPU, or in want of one, a worker does not mostly wait for something else."""
+
+OTHERS = 0.2
+"""From this share of a host's CPUs on the work of others is worth a word."""
+
+STOLEN = 0.05
+"""Likewise what a hypervisor gives to others."""
+
+FEWEST = 4
+"""Fewest slices of which a verdict can be said to be sure."""
+
+SURE = 0.9
+"""From this share of the resamples on, those that say the same are to be relied on."""
+
+RESAMPLES = 400
+
+LONG = 60.0
+"""Seconds after which measuring for longer would not tell more: it is on the border between two limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +82,14 @@ class Figures:
         lanes: so many workers can work on an epoch at once; None: any number.
         others: other consumers that the daemon had at the end.
         cached: batches/s of the same consumer out of memory, if that was measured.
+        other_cpu: CPUs of this host that had other work, on average; None where the daemon may be elsewhere.
+        stolen: CPUs of it that a hypervisor gave to others; likewise.
+        fast: whether the feed has `order="fast"`.
+        whole_batches: whether it has `batch_size=None`.
+        bytes_only: whether no dtype of it is longer than a byte.
+        memory_full: whether half of the daemon's `--memory` or more is reserved.
+        tcp_asked: whether TCP was asked for.
+        slices: the figures of parts of the time, one after another, of which these are the whole.
     """
 
     url: str
@@ -75,6 +110,14 @@ class Figures:
     lanes: int | None
     others: int = 0
     cached: float | None = None
+    other_cpu: float | None = None
+    stolen: float | None = None
+    fast: bool = False
+    whole_batches: bool = False
+    bytes_only: bool = False
+    memory_full: bool = True
+    tcp_asked: bool = False
+    slices: tuple[Figures, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -88,8 +131,111 @@ class Figures:
         return sum(worker.cpu + worker.cpu_wait for worker in self.workers) + self.daemon_cpu + consumer
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What can be said of a feed.
+
+    Attributes:
+        limit: as `verdict` names it: the likeliest.
+        sure: whether the slices agree on it.
+        shares: of the resamples, those that name each limit.
+        text: some sentences. Advice only where it is sure.
+    """
+
+    limit: str
+    sure: bool
+    shares: dict[str, float]
+    text: str
+
+
+def judged(seen: Figures) -> Judgement:
+    """What limits the speed, if the measurement carries that.
+
+    A busy machine, or a feed whose splits differ, gives another verdict from moment to moment. So the time is measured
+    in slices, and the verdict is taken of many resamples of these: as many slices, drawn with replacement. The share
+    that agrees says how far the verdict depends on the moment. That is the bootstrap of Efron and Tibshirani (An
+    Introduction to the Bootstrap, 1993, chapter 6), with a slice as the unit that is drawn, as moments near each other
+    are alike (Künsch, 1989, does so with blocks of a series). A verdict is sure where `SURE` of the resamples agree.
+    """
+    limit, text = verdict(seen)
+    shares = _shares(seen.slices)
+    others = _others(seen)
+    if len(seen.slices) >= FEWEST and shares.get(limit, 0.0) >= SURE:
+        return Judgement(limit, True, shares, f"{text}{others}")
+    if len(seen.slices) < FEWEST:
+        why = f"Not sure: {seen.seconds:.1f} s are too short to tell. It looks like {_NAMES[limit]}. "
+    else:
+        ordered = sorted(shares.items(), key=lambda item: -item[1])
+        found = ", ".join(f"{_NAMES[name]} ({_percent(share)})" for name, share in ordered if share >= 0.01)
+        why = f"Not sure: the limit changed while it was measured. Of resamples of its parts, so many say: {found}. "
+    if seen.seconds < LONG:
+        # Spread shrinks with the square root of the time, so anything less than twice as long is not worth it.
+        why += f"Measure for longer: --seconds {max(30, 10 * round(seen.seconds * 2 / 10))}."
+    else:
+        why += "A longer run would hardly tell: they limit it by turns, and what helps against one shows the other."
+    return Judgement(limit, False, shares, f"{why}{others}")
+
+
+def joined(slices: Sequence[Figures]) -> Figures:
+    """The figures of all these slices together, each by its length. All else is that of the last."""
+    seconds = sum(part.seconds for part in slices)
+
+    def mean(value: Callable[[Figures], float]) -> float:
+        return sum(value(part) * part.seconds for part in slices) / seconds
+
+    def worker(number: int) -> Worker:
+        def share(value: Callable[[Worker], float]) -> float:
+            return mean(lambda part: next(value(worker) for worker in part.workers if worker.number == number))
+
+        return Worker(
+            number,
+            share(lambda w: w.generating),
+            share(lambda w: w.idle),
+            share(lambda w: w.cpu),
+            share(lambda w: w.cpu_wait),
+        )
+
+    lived = set.intersection(*({worker.number for worker in part.workers} for part in slices))
+    here = all(part.other_cpu is not None for part in slices)
+    return dataclasses.replace(
+        slices[-1],
+        seconds=seconds,
+        batches=sum(part.batches for part in slices),
+        samples=sum(part.samples for part in slices),
+        nbytes=sum(part.nbytes for part in slices),
+        waiting=mean(lambda part: part.waiting),
+        receiving=mean(lambda part: part.receiving),
+        step=mean(lambda part: part.step),
+        daemon_cpu=mean(lambda part: part.daemon_cpu),
+        consumer_cpu=mean(lambda part: part.consumer_cpu),
+        other_cpu=mean(lambda part: part.other_cpu or 0.0) if here else None,
+        stolen=mean(lambda part: part.stolen or 0.0) if here else None,
+        workers=tuple(map(worker, sorted(lived))),
+        slices=(),
+    )
+
+
+def _shares(slices: Sequence[Figures]) -> dict[str, float]:
+    """How often each limit is the verdict of a resample. The same for the same slices."""
+    if not slices:
+        return {}
+    draw = random.Random(0)
+    counts = collections.Counter(verdict(joined(draw.choices(slices, k=len(slices))))[0] for _ in range(RESAMPLES))
+    return {limit: count / RESAMPLES for limit, count in counts.items()}
+
+
+def _others(seen: Figures) -> str:
+    """A sentence about what else the host does, if that is worth one."""
+    found = []
+    if _is_busy_with_others(seen):
+        found.append(f"other work of this host took {seen.other_cpu:.1f} of its {_count(seen.cpus, 'CPU')}")
+    if seen.stolen is not None and seen.stolen >= STOLEN * seen.cpus:
+        found.append(f"its hypervisor kept {seen.stolen:.1f} for others")
+    return f" Meanwhile {' and '.join(found)}: measure again when it rests." if found else ""
+
+
 def verdict(seen: Figures) -> tuple[str, str]:
-    """What limits the speed, and what that means.
+    """What limits the speed by these figures, and what that means.
 
     Returns:
         "consumer", "workers", "cpus", "lanes", "generator", "collating", "daemon" or "transport"; and some sentences.
@@ -100,12 +246,7 @@ def verdict(seen: Figures) -> tuple[str, str]:
         return "workers", "No worker lived all the time: the daemon's log says why they end and are started again."
     busy = [worker for worker in seen.workers if worker.busy >= BUSY]
     if seen.cpus_wanted >= ALL_CPUS * seen.cpus:
-        heaviest = "in the generator" if _generating(seen) >= _collating(seen) else "collating"
-        return "cpus", (
-            f"The CPUs are the limit: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed, and workers spend most of "
-            f"their working time {heaviest}. More workers would not help: make that cheaper, or serve the feed from a "
-            "host with more CPUs."
-        )
+        return "cpus", _no_cpus(seen)
     if busy and len(busy) < len(seen.workers) and sum(w.busy for w in seen.workers) < BUSY * len(seen.workers):
         return "lanes", _uneven(seen, len(busy))
     if busy and _generating(seen) >= _collating(seen):
@@ -113,8 +254,7 @@ def verdict(seen: Figures) -> tuple[str, str]:
     if busy:
         return "collating", (
             f"Collating, the copying of samples into batches, is the limit: {_each(seen)}. Yield NumPy arrays of the "
-            "spec's dtypes, few and large ones for each sample, or whole batches with batch_size=None. "
-            f"{_more_workers(seen)}"
+            f"spec's dtypes, few and large ones{'' if seen.whole_batches else _SAMPLES}. {_more_workers(seen)}"
         )
     if seen.daemon_cpu >= BUSY:
         return "daemon", (
@@ -124,12 +264,14 @@ def verdict(seen: Figures) -> tuple[str, str]:
     if seen.transport == "tcp":
         return "transport", (
             f"The way to the consumer is the limit at {_number(_megabytes(seen))} MB/s: workers are idle while it "
-            "waits. Send smaller dtypes (uint8, not float32), or run the daemon on the trainer's host, which reads "
-            "shared memory."
+            f"waits. {'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
+            f"{'R' if seen.bytes_only else 'r'}un the daemon on the trainer's host, which reads shared memory"
+            f"{' without --transport tcp' if seen.tcp_asked else ''}."
         )
     return "transport", (
         f"The hand-over is the limit: workers are idle for {_percent(_idle(seen))} of the time while the consumer "
-        "waits. Give the daemon more --memory, so that more is made ahead, or make batches larger."
+        f"waits. {'Give the daemon more --memory, so that more is made ahead, or m' if seen.memory_full else 'M'}ake "
+        "batches larger."
     )
 
 
@@ -150,6 +292,11 @@ def lines(seen: Figures) -> Iterator[str]:
             f"{_percent(worker.cpu)} of one"
         )
     yield f"daemon       {_percent(seen.daemon_cpu)} of a CPU; its host has {seen.cpus}"
+    if seen.slices:
+        rates = sorted(part.rate for part in seen.slices)
+        yield f"spread       {_number(rates[0])} to {_number(rates[-1])} batches/s in {len(rates)} parts of the time"
+    if seen.other_cpu is not None and seen.stolen is not None:
+        yield f"other work   {_percent(seen.other_cpu)} of a CPU on this host, {_percent(seen.stolen)} stolen"
     if seen.others:
         yield f"others       {seen.others} more read from this daemon: its figures are theirs too"
     if seen.cached is not None:
@@ -158,7 +305,7 @@ def lines(seen: Figures) -> Iterator[str]:
             f"{seen.cached / seen.rate:.2f} times as fast"
         )
     yield ""
-    yield verdict(seen)[1]
+    yield judged(seen).text
 
 
 def _keeps_up(seen: Figures) -> str:
@@ -173,6 +320,21 @@ def _keeps_up(seen: Figures) -> str:
     )
 
 
+def _no_cpus(seen: Figures) -> str:
+    text = f"The CPUs are the limit: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
+    if _is_busy_with_others(seen):
+        return f"{text}, and other work is on them too. More workers would not help."
+    lacked = sum(worker.cpu_wait for worker in seen.workers)
+    if lacked < _generating(seen) + _collating(seen):  # else where the rest of the time went is not known well
+        heaviest = "in the generator" if _generating(seen) >= _collating(seen) else "collating"
+        text += f", and workers spend most of their working time {heaviest}"
+    return f"{text}. More workers would not help: make that cheaper, or serve the feed from a host with more CPUs."
+
+
+def _is_busy_with_others(seen: Figures) -> bool:
+    return seen.other_cpu is not None and seen.other_cpu >= OTHERS * seen.cpus
+
+
 def _uneven(seen: Figures, busy: int) -> str:
     text = f"Only {busy} of {len(seen.workers)} workers {'is' if busy == 1 else 'are'} busy: "
     if seen.lanes is not None and seen.lanes < len(seen.workers):
@@ -180,6 +342,8 @@ def _uneven(seen: Figures, busy: int) -> str:
             f"the feed has {_count(seen.lanes, 'lane')}, so no more can work at once. Give it more splits and "
             "Feed(lanes=), or fewer workers."
         )
+    if seen.fast:
+        return text + "their lanes take longer. Make splits smaller and alike."
     return text + (
         "their lanes take longer, and batches come in order. Make splits smaller and alike, or let "
         'Feed(order="fast") send what is there.'
@@ -197,12 +361,32 @@ def _more_workers(seen: Figures) -> str:
     count = len(seen.workers)
     if seen.lanes is not None and seen.lanes <= count:
         return f"More workers need more splits and Feed(lanes=): it has {_count(seen.lanes, 'lane')}."
+    waits = sum(worker.cpu + worker.cpu_wait for worker in seen.workers) < COMPUTES * sum(w.busy for w in seen.workers)
+    if count >= seen.cpus and not waits:
+        return (
+            f"There are as many workers as CPUs already: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed. Make the "
+            "work cheaper, or serve the feed from a host with more CPUs."
+        )
     text = f"Add workers: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
-    if sum(worker.cpu for worker in seen.workers) < 0.5 * sum(worker.busy for worker in seen.workers):
+    if waits:
         text += ", and workers mostly wait for something else (files, network), so there may be more of them than CPUs"
     if seen.lanes is not None:
         text += f". Best are numbers that divide its {seen.lanes} lanes, such as {_divisor_above(seen.lanes, count)}"
     return text + "."
+
+
+_SAMPLES = " for each sample, or whole batches with batch_size=None"
+
+_NAMES = {
+    "consumer": "the consumer",
+    "workers": "workers that end",
+    "cpus": "the CPUs",
+    "lanes": "too few busy lanes",
+    "generator": "the generator",
+    "collating": "collating",
+    "daemon": "the daemon's own process",
+    "transport": "the way to the consumer",
+}
 
 
 def _divisor_above(lanes: int, count: int) -> int:

@@ -271,7 +271,7 @@ def bench(
     import dataclasses
 
     from penstock.bench import measure
-    from penstock.verdict import lines, verdict
+    from penstock.verdict import judged, lines
 
     from . import control
 
@@ -290,8 +290,9 @@ def bench(
         tensorflow=tensorflow,
     )
     if as_json:
-        limit, text = verdict(seen)
-        click.echo(json.dumps({**dataclasses.asdict(seen), "limit": limit, "verdict": text}, indent=2))
+        found = judged(seen)
+        said = {"limit": found.limit, "sure": found.sure, "shares": found.shares, "verdict": found.text}
+        click.echo(json.dumps({**dataclasses.asdict(seen), **said}, indent=2))
     else:
         click.echo("\n".join(lines(seen)))
 

@@ -1,0 +1,39 @@
+"""How busy the CPUs of this host are, with the work of everybody: what /proc/stat says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+_BUSY = (0, 1, 2, 5, 6)
+"""user, nice, system, irq, softirq: see proc(5). What runs in guests is in user."""
+_STEAL = 7
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """CPU seconds since the host was started: of all its processes, and what the hypervisor gave to others."""
+
+    busy: float
+    stolen: float
+
+
+def cpu_times() -> CpuTimes | None:
+    """Those of the CPUs that this process may use, or None where the system does not say."""
+    try:
+        text = Path("/proc/stat").read_text()
+    except OSError:
+        return None
+    return parsed(text, os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK"))
+
+
+def parsed(text: str, cpus: Collection[int], ticks: int) -> CpuTimes | None:
+    """What /proc/stat, of so many `ticks` a second, says of some CPUs; None if it does not name them all."""
+    names = {f"cpu{number}" for number in cpus}
+    rows = [[int(word) for word in words[1:]] for line in text.splitlines() if (words := line.split())[0] in names]
+    if len(rows) != len(names):
+        return None
+    busy = sum(row[place] for row in rows for place in _BUSY)
+    return CpuTimes(busy / ticks, sum(row[_STEAL] for row in rows if len(row) > _STEAL) / ticks)
