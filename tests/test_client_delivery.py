@@ -21,7 +21,24 @@ import penstock
 from penstock import session, tally, tcp
 from penstock_proto import Leaf, TupleSpec
 from penstock_proto.codec import MAX_CHUNK
-from penstock_proto.messages import Ack, Begin, Bye, Leave, Pong, SegmentGone, Slab, Welcome
+from penstock_proto.messages import (
+    Ack,
+    Begin,
+    Begun,
+    Bye,
+    Chunk,
+    End,
+    LaneEnded,
+    Leave,
+    Missing,
+    Opened,
+    Passed,
+    Pong,
+    Segment,
+    SegmentGone,
+    Slab,
+    Welcome,
+)
 from penstock_proto.spec import infer
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -275,10 +292,18 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
         Slab(1, 0, 0, 0, 1, 4, 384, 99, 0),
         Slab(1, 0, 0, 0, 1, 4, 384, 1, 1),
         Slab(1, 0, 0, 0, 1, 4, 384, 1, 1 << 40),
+        Slab(1, 0, 0, 1, 1, 5, 384, 1, 0),  # more rows than a batch has
+        Slab(1, 1, 0, 1, 1, 4, 384, 1, 0),
+        End(1, 1, 1, 4),  # of an epoch that was not asked for
+        LaneEnded(1, 0, 0, 1, 0, b""),
+        Passed(1, 0, 1, 1, 4),
+        Begun(1, bytes(32)),
+        Missing((0,)),  # where there are no ranks
+        Chunk(5, 0),
         Welcome(b"0" * 16, info, "x"),
     ):
         if transport == "tcp" and isinstance(message, Slab) and message.nbytes == 384:
-            continue
+            continue  # they are well over TCP, or not whole
         with (
             FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon,
             penstock.connect(daemon.url, transport=transport) as connection,
@@ -289,8 +314,24 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
             daemon.say(message)
             with pytest.raises(penstock.ProtocolError):
                 next(batches)
+            assert isinstance(connection.error, penstock.ProtocolError)
             assert first(batch) == 0
+            assert connection.state_dict()["position"]["batches"] == 1, "it stands where it did"
+            assert connection.stats()["reconnects"] == 0
             del batches, batch
+
+
+def test_a_quota_that_grows_and_a_segment_that_comes_twice_break_the_protocol() -> None:
+    info, epoch = numbers(1)
+    for message in (Opened(4, 9), Segment(1, 4096)):
+        with FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon, penstock.connect(daemon.url) as connection:
+            batches = connection.batches()
+            assert first(next(batches)) == 0
+            assert daemon.stalled.wait(3)
+            daemon.say(message)
+            with pytest.raises(penstock.ProtocolError, match=r"aliased slabs|came without its fd"):
+                next(batches)
+            del batches
 
 
 def test_messages_that_say_nothing_new_are_taken_without_harm() -> None:

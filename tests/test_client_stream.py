@@ -19,10 +19,11 @@ from penstock_proto import (
     Leaf,
     PenstockError,
     ProtocolError,
+    StateMismatch,
     StreamClosed,
 )
 from penstock_proto.layout import SlotLayout
-from penstock_proto.messages import Ack, Begin, End, FeedInfo, Leave, Slab
+from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, LaneEnded, Leave, Passed, Slab
 
 LAYOUT = SlotLayout((), 1, 64)
 POOL = Pool(keep=4)
@@ -117,6 +118,43 @@ def test_a_slab_that_was_not_to_come_breaks_the_protocol(bad: Received) -> None:
     stream.begin()
     with pytest.raises(ProtocolError, match="to come was slab 0 of epoch 0"):
         stream.came(bad)
+
+
+def test_what_comes_behind_the_end_or_was_not_asked_for_changes_nothing() -> None:
+    stream = Stream(info())
+    stream.begin()
+    stream.came(slab(0, 0))
+    stream.ended(End(0, 1, 1, 4))
+    for wrong in (
+        lambda: stream.came(slab(1, 0)),
+        lambda: stream.passed(Passed(0, 0, 1, 1, 4)),
+        lambda: stream.passed(LaneEnded(0, 0, 0, 1, 0, b"")),
+        lambda: stream.ended(End(0, 1, 1, 4)),
+        lambda: stream.ended(End(1, 0, 0, 0)),
+        lambda: stream.passed(Passed(1, 0, 0, 1, 4)),
+        lambda: stream.passed(LaneEnded(1, 0, 0, 0, 0, b"")),
+        lambda: stream.listed(Begun(1, bytes(32))),
+    ):
+        with pytest.raises(ProtocolError):
+            wrong()
+    assert isinstance(stream.take(0), Received)
+    assert isinstance(stream.take(0), End)
+    assert stream.ack() == Ack(1, (), 1)
+    assert stream.track.newest().batches == 0
+    assert stream.track.newest().epoch == 1
+
+
+def test_another_list_of_splits_fails_the_stream_and_is_not_taken_into_its_position() -> None:
+    stream = Stream(info())
+    stream.begin()
+    stream.listed(Begun(0, bytes(32)))
+    stream.listed(Begun(0, bytes(32)))
+    stream.came(slab(0, 0))
+    stream.take(0)
+    stream.listed(Begun(0, b"1" * 32))
+    with refused(StateMismatch, match="the list of splits of epoch 0 is another one now"):
+        stream.take(0)
+    assert stream.track.newest().digest == bytes(32)
 
 
 def test_counts_that_differ_are_an_error_and_no_end() -> None:

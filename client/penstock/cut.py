@@ -42,7 +42,8 @@ class Cut:
         """
         if self.fixed is not None:
             layout, good = self.fixed, not slab.shapes
-            good = good and (slab.batches == 1 or slab.rows == slab.batches * (self._full or 0))
+            most = slab.batches * (self._full or 0)
+            good = good and (slab.rows == most or (slab.batches == 1 and 0 < slab.rows < most))
         else:
             good = len(slab.shapes) == len(self._leaves)
             good = good and all(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from penstock_proto import ConnectionLost, PenstockError, RankTaken, Unreachable
+from penstock_proto import ConnectionLost, PenstockError, ProtocolError, RankTaken, Unreachable
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.position import Position, pack
 
@@ -142,6 +142,8 @@ class Dial:
         dealer = TcpTransport(place, notes)
         try:
             welcome = dealer.hello(min(first_answer or timeout, timeout), watch)
+            if welcome.feed.name != place.feed:
+                raise ProtocolError(f"{place} was asked for, and the daemon answered with feed {welcome.feed.name!r}")
             cut = Cut(welcome.feed)
             pieces = _pieces(start(welcome.feed))
             if self._transport != "tcp":

@@ -132,12 +132,14 @@ class LocalTransport:
             raise answer.error.error()
         if answer is None:
             raise ConnectionResetError("end of file")
-        if not isinstance(answer, Opened):
+        if not isinstance(answer, Opened) or answer.quota > QUOTA or answer.credit > CREDIT:
             raise ProtocolError(f"the daemon answered Open with {answer}")
         return answer
 
     def limit(self, quota: int) -> None:
-        """The daemon allows so many aliased slabs from now on."""
+        """The daemon allows so many aliased slabs from now on. Raises ProtocolError if these are more than before."""
+        if quota > self.quota:
+            raise ProtocolError(f"the daemon allows {quota} aliased slabs, and allowed {self.quota} before")
         self.quota = quota
 
     def wait(self, timeout: float, for_room: bool) -> None:
@@ -182,8 +184,8 @@ class LocalTransport:
                     os.close(fd)
 
     def _segment(self, message: Segment, fd: int | None) -> None:
-        if fd is None:
-            raise ProtocolError(f"{message} came without its fd")
+        if fd is None or message.segment in self._segments:
+            raise ProtocolError(f"{message} came {'without its fd' if fd is None else 'twice'}")
         try:
             self._segments[message.segment] = Mapping(fd, message.nbytes)
         except (OSError, ValueError, OverflowError) as error:

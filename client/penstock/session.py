@@ -462,6 +462,8 @@ class Session:
         elif isinstance(message, Failed):
             self._failed(message.error.error())
         elif isinstance(message, Missing):
+            if any(rank >= self._dial.who.world_size for rank in message.ranks):
+                raise ProtocolError(f"the daemon sent {message}; there are {self._dial.who.world_size} ranks")
             self._missing = message.ranks
         elif isinstance(message, Opened):
             if self._transport is not None:

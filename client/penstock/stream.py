@@ -171,18 +171,22 @@ class Stream:
         self._void()
 
     def released(self, seq: int) -> None:
-        """The last array over the slot of slab `seq` is gone."""
+        """The last array over the slot of slab `seq` is gone. One that was refused, or came behind a failure, was never
+        handed, and so is not the client's to give back."""
         self.aliased.discard(seq)
-        self._released.append(seq)
+        if seq < self.handed:
+            self._released.append(seq)
 
     # --- the daemon ---
 
     def listed(self, begun: Begun) -> None:
-        """The splits of an epoch are known. Others than those of the position fail the stream with StateMismatch."""
+        """The splits of an epoch are known. Others than those of the position, or than were told before, fail the
+        stream with StateMismatch. Raises ProtocolError for an epoch that was not asked for."""
+        self._check_epoch(begun)
         if begun.epoch != self.epoch:
             return
         if self._digest is not None and self._digest[0] == begun.epoch and self._digest[1] != begun.digest:
-            self.fail(
+            return self.fail(
                 StateMismatch(
                     f"the list of splits of epoch {begun.epoch} is another one now: its SHA-256 was "
                     f"{self._digest[1].hex()[:16]} and is {begun.digest.hex()[:16]}. The stream can only go on with "
@@ -190,6 +194,7 @@ class Stream:
                     feed=self.info.name,
                 )
             )
+        self._digest = (begun.epoch, begun.digest)
         self.track.listed(begun.epoch, begun.digest)
 
     def came(self, received: Received) -> None:
@@ -204,6 +209,7 @@ class Stream:
                 f"the daemon sent slab {slab.seq} of epoch {slab.epoch}; "
                 f"to come was slab {self._came} of epoch {self.epoch}"
             )
+        self._check_open(slab)
         self._came += 1
         if not self._reads(slab.epoch):
             self.handed += 1
@@ -213,7 +219,8 @@ class Stream:
         self._queue.append((received, before))
 
     def passed(self, message: Passed | LaneEnded) -> None:
-        """Batches were passed over, or a lane ended."""
+        """Batches were passed over, or a lane ended. Raises ProtocolError where nothing more of the epoch may come."""
+        self._check_open(message)
         if self._reads(message.epoch):
             if isinstance(message, Passed):
                 self._tally.came(message)
@@ -222,7 +229,12 @@ class Stream:
             self._before.append(message)
 
     def ended(self, end: End) -> None:
-        """An epoch's End came. An epoch that is not all there fails the stream with IncompleteEpoch."""
+        """An epoch's End came. An epoch that is not all there fails the stream with IncompleteEpoch.
+
+        Raises:
+            ProtocolError: it came before, or the epoch was not asked for.
+        """
+        self._check_open(end)
         self._ended += 1
         if not self._reads(end.epoch):
             return
@@ -302,6 +314,19 @@ class Stream:
 
     def _reads(self, epoch: int) -> bool:
         return epoch == self.epoch and self._open and self.error is None
+
+    def _check_epoch(self, message: Begun | Slab | LaneEnded | Passed | End) -> None:
+        """Nothing comes of an epoch that was not asked for."""
+        if message.epoch > self.epoch:
+            raise ProtocolError(
+                f"the daemon sent {type(message).__name__} of epoch {message.epoch}; epoch {self.epoch} was asked for"
+            )
+
+    def _check_open(self, message: Slab | LaneEnded | Passed | End) -> None:
+        """Nor of one whose End came."""
+        self._check_epoch(message)
+        if self._end is not None and self._reads(message.epoch):
+            raise ProtocolError(f"the daemon sent {type(message).__name__} of epoch {message.epoch} behind its End")
 
     def _void(self) -> None:
         self.handed += len(self._queue)
