@@ -81,7 +81,7 @@ def until(consumers: list[Consumer], batches: int) -> None:
     deadline = time.monotonic() + 60
     while sum(consumer.batches for consumer in consumers) < batches:
         assert time.monotonic() < deadline
-        assert not any(consumer.error for consumer in consumers)
+        assert [consumer.error for consumer in consumers if consumer.error] == []
         time.sleep(0.002)
 
 

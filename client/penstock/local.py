@@ -93,7 +93,8 @@ class LocalTransport:
                 opened = self._opened(encode(message), timeout, watch)
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
-            self.quota, self.epoch = opened.quota, opened.epoch
+            self.epoch = opened.epoch
+            self.limit(opened.quota)
             self._socket.setblocking(False)
         except BaseException:
             self._socket.close()
@@ -132,15 +133,13 @@ class LocalTransport:
             raise answer.error.error()
         if answer is None:
             raise ConnectionResetError("end of file")
-        if not isinstance(answer, Opened) or answer.quota > QUOTA or answer.credit > CREDIT:
+        if not isinstance(answer, Opened):
             raise ProtocolError(f"the daemon answered Open with {answer}")
         return answer
 
     def limit(self, quota: int) -> None:
-        """The daemon allows so many aliased slabs from now on. Raises ProtocolError if these are more than before."""
-        if quota > self.quota:
-            raise ProtocolError(f"the daemon allows {quota} aliased slabs, and allowed {self.quota} before")
-        self.quota = quota
+        """The daemon allows so many aliased slabs from now on; more than were asked for are not used."""
+        self.quota = min(quota, QUOTA)
 
     def wait(self, timeout: float, for_room: bool) -> None:
         """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds."""
