@@ -182,7 +182,8 @@ def stop_all(daemons: list[Daemon]) -> None:
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
 
-    Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`; other keywords become options
+    Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`, `nofile` bounds the files that it
+    may have open; other keywords become options
     (`memory=...` is `--memory`).
     The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
     """
@@ -194,6 +195,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         ready: bool = True,
         env: dict[str, str] | None = None,
         patched: dict[str, object] | None = None,
+        nofile: int | None = None,
         **options: object,
     ) -> Daemon:
         number = len(daemons)
@@ -204,6 +206,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         words = [*command(patched or {}), "serve", *(f"feeds.py:{feed}" for feed in feeds)]
         for name, value in {"bind": "tcp://127.0.0.1:0", "workers": 2, **options}.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
+        if nofile is not None:
+            words = ["sh", "-c", f'ulimit -n {nofile} && exec "$0" "$@"', *words]
         daemon = Daemon(words, folder, folder / "log", {**os.environ, **(env or {})})
         daemons.append(daemon)
         if ready:

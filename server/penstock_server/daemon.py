@@ -25,7 +25,6 @@ import json
 import logging
 import os
 import re
-import resource
 import signal
 import socket
 import time
@@ -42,10 +41,12 @@ from .consumers import Consumers
 from .coordinator import Coordinator, size
 from .coordinator import commands as do
 from .coordinator.feeds import Skipped, SplitsInfo
+from .coordinator.memory import least_slots
 from .coordinator.order import Part
 from .coordinator.stream import IDS_PER_STREAM, Stream
 from .doing import Doing
 from .feed import mixing_warning, workers_warning
+from .host import descriptors
 from .host.arena import Arena, Segment
 from .host.local import Listener, LocalPeer
 from .host.network import Router
@@ -83,7 +84,7 @@ class Daemon:
         state: path of the file by which groups outlive the daemon, or None.
 
     Raises:
-        StartError: that file cannot be used.
+        StartError: that file cannot be used, or the process may not have enough files open.
     """
 
     def __init__(
@@ -104,9 +105,10 @@ class Daemon:
         self._hang_timeout = hang_timeout
         self._draining = False
         self._carrying_out = False
+        slots = _slots(len(feeds), workers)
         self._state = None if state is None else StateFile(state)
         kept = None if self._state is None else self._state.load()
-        self._coordinator = Coordinator(workers=workers, memory=memory, kept=kept)
+        self._coordinator = Coordinator(workers=workers, memory=memory, kept=kept, slots=slots)
         self._arena = Arena()
         self._stopped = asyncio.Event()
         self._error: PenstockError | None = None
@@ -141,7 +143,9 @@ class Daemon:
                 self._router.endpoint,
             )
         try:
-            self._listener = Listener(self._datagram, self._peer_ended)
+            self._listener = Listener(
+                self._datagram, self._peer_ended, descriptors.for_local(descriptors.limit(), self._workers)
+            )
             self._consumers = Consumers(
                 self._coordinator,
                 self._router,
@@ -154,7 +158,7 @@ class Daemon:
             )
             self._slots = Slots(
                 self._arena,
-                reserved=lambda: self._coordinator.reserved,
+                reserved=lambda: (self._coordinator.reserved, self._coordinator.slots_reserved),
                 found=self._slot_found,
                 copied=self._copied,
                 refused=self._refused,
@@ -220,8 +224,17 @@ class Daemon:
         crew = self._coordinator.crew
         staying = [number for number in crew.numbers if number not in crew.leaving]
         before, workers = len(staying), max(1, workers)
+        most = descriptors.most_workers(descriptors.limit(), self._coordinator.slots_reserved)
+        if workers > max(before, most):
+            log.error("there are file descriptors for %d workers only: %s", max(before, most), descriptors.MEND)
+            workers = max(before, most)
         for _ in range(before, workers):
-            number = self._supervisor.add()
+            try:
+                number = self._supervisor.add()
+            except OSError as error:
+                log.error("no worker can be added (%s): %s", error, descriptors.MEND)
+                workers = len(crew.numbers) - len(crew.leaving)
+                break
             self._to_workers.anew(number)
             self._coordinator.add_worker(number)
         for number in staying[workers:]:
@@ -230,6 +243,7 @@ class Daemon:
                 self._supervisor.kill(number)
             else:
                 asyncio.get_running_loop().call_later(HAND_OVER, self._hurry, number)
+        self._coordinator.allow_slots(descriptors.for_slots(descriptors.limit(), len(crew.numbers)))
         log.info("workers: %d, now %d", before, workers)
         self._carry_out()
         return before, workers
@@ -458,7 +472,8 @@ class Daemon:
             self._to_workers.say(number, m.Shutdown())
             return
         self._supervisor.ready(number)
-        self._supervisor.patient = any(plan.on_error == "retry" for plan in message.feeds)
+        if any(plan.on_error == "retry" for plan in message.feeds):
+            self._supervisor.give_nobody_up()
         self._coordinator.worker_ready(number)
         for plan in message.feeds:
             for text in plan.warnings:
@@ -674,6 +689,22 @@ class Daemon:
             log.warning("%s", text)
 
 
+def _slots(feeds: int, workers: int) -> int:
+    """For how many slots there are file descriptors.
+
+    Raises:
+        StartError: each feed could not have the least that a stream needs.
+    """
+    limit, least = descriptors.limit(), feeds * least_slots(1)
+    slots = descriptors.for_slots(limit, workers)
+    if slots < least:
+        raise StartError(
+            f"--workers {workers} needs {descriptors.needed(least, workers)} open files with these feeds, and the "
+            f"daemon may have {limit}: {descriptors.MEND}, or run fewer workers"
+        )
+    return slots
+
+
 def serve(
     feeds: list[str],
     *,
@@ -692,8 +723,7 @@ def serve(
     """
     import uvloop
 
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a slot is a file descriptor
+    descriptors.raise_limit()
 
     async def main() -> None:
         daemon = Daemon(

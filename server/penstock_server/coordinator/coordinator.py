@@ -45,7 +45,7 @@ from .gathering import Ask, Gathering
 from .groups import Groups
 from .keeping import Kept
 from .making import pause
-from .memory import Share, least_slots, regrown, share, with_readers
+from .memory import MANY, Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
 from .stream import IDS_PER_STREAM, Stream
@@ -68,11 +68,20 @@ class Coordinator:
         workers: how many worker processes there are; they are numbered from 0.
         memory: bytes that slots and shuffle blocks may take in all.
         kept: what the state file has of groups, by feed and name; None without such a file.
+        slots: how many slots there may be in all.
     """
 
-    def __init__(self, *, workers: int, memory: int, kept: Mapping[tuple[str, str], Kept] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        workers: int,
+        memory: int,
+        kept: Mapping[tuple[str, str], Kept] | None = None,
+        slots: int = MANY,
+    ) -> None:
         self.crew = Crew(workers)
         self.memory = memory
+        self.slots = slots
         self.feeds: dict[str, ServedFeed] = {}
         self.streams: dict[int, Stream] = {}
         self._plans: dict[str, FeedPlan] = {}
@@ -96,6 +105,15 @@ class Coordinator:
     def reserved(self) -> int:
         """Bytes that the streams' shares add up to."""
         return sum(stream.reserved for stream in self.streams.values())
+
+    @property
+    def slots_reserved(self) -> int:
+        """Slots that the streams' shares add up to."""
+        return sum(stream.slots_reserved for stream in self.streams.values())
+
+    def allow_slots(self, slots: int) -> None:
+        """There may be so many slots from now on; streams keep those that they have."""
+        self.slots = slots
 
     # --- feeds ---
 
@@ -241,11 +259,17 @@ class Coordinator:
         if group is None:
             return self._begin_group(feed, ask)
         stream = group.stream
-        free = self.memory - self.reserved
-        share = with_readers(stream.share, len(stream.readers) + 1, free=free, slot=stream.making.slot_nbytes)
+        share = with_readers(
+            stream.share,
+            len(stream.readers) + 1,
+            free=self.memory - self.reserved,
+            slot=stream.making.slot_nbytes,
+            most=self.slots - self.slots_reserved,
+        )
         if share is None:
             raise MemoryBound(
-                f"there is no memory for one more consumer of group {ask.group!r}: give the daemon more, or close one",
+                f"there is no memory (or there are no file descriptors) for one more consumer of group {ask.group!r}: "
+                "give the daemon more, or close one",
                 feed=feed.name,
             )
         reader = self._new_reader(stream, ask)
@@ -322,7 +346,15 @@ class Coordinator:
             credit=credit,
             quota=quota,
             readers=readers,
+            most=self.slots - self.slots_reserved,
         )
+        if granted is None and least_slots(quota, readers) > self.slots - self.slots_reserved:
+            raise MemoryBound(
+                f"a stream needs {least_slots(quota, readers)} slots, but {len(self.streams)} others hold "
+                f"{self.slots_reserved} of the {self.slots} for which the daemon may have files open: close one, or "
+                "give it a higher limit of open files (ulimit -n)",
+                feed=feed.name,
+            )
         if granted is None:
             needed = feed.blocks_nbytes + least_slots(quota, readers) * feed.slot_nbytes
             raise MemoryBound(

@@ -4,12 +4,15 @@ A stream holds slots in three places: some are being made or wait for their plac
 under way to the consumer (its credit), and some lie under its tensors (its alias quota). The consumer never holds more
 than credit + quota, so with one slot of production beyond that the head of the stream can always be made. That is the
 least that a stream can live on; what it gets beyond makes it faster. Shuffle blocks live in the workers' heaps and
-count as well.
+count as well. Slots also take file descriptors, so their number is bounded, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+MANY = 1 << 40
+"""More slots than there ever are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +55,29 @@ def share(
     credit: int,
     quota: int,
     readers: int = 1,
+    most: int = MANY,
 ) -> Share | None:
-    """The share of a stream whose readers ask for `credit` and `quota` slots of `slot` bytes each, or None if `free` is
-    too little.
+    """The share of a stream whose readers ask for `credit` and `quota` slots of `slot` bytes each, or None if `free`
+    bytes, or the `most` slots that there may still be, are too little.
 
     A stream wants two slots of production for each worker and one for the head. It gets at most half of what is free,
     so that the next stream finds room too, and leaves `kept` bytes to feeds that nobody reads yet, unless that is less
     than it can live on.
     """
     least = least_slots(quota, readers)
-    if blocks + least * slot > free:
+    if blocks + least * slot > free or least > most:
         return None
     wanted = 2 * workers + 1 + readers * (credit + quota) + _round(readers)
-    slots = max(least, min(wanted, (min(free // 2, free - kept) - blocks) // slot))
+    slots = max(least, min(wanted, most // 2, (min(free // 2, free - kept) - blocks) // slot))
     return _dealt(slots, wanted, credit, quota, readers, blocks + slots * slot)
 
 
-def with_readers(old: Share, readers: int, *, free: int, slot: int) -> Share | None:
-    """The share of a stream that readers join or leave, so that there are so many; None if `free` is too little."""
+def with_readers(old: Share, readers: int, *, free: int, slot: int, most: int = MANY) -> Share | None:
+    """The share of a stream that readers join or leave, so that there are so many; None if `free` bytes, or `most` more
+    slots, are too little."""
     new = replace(old, readers=readers)
-    more = (new.slots - old.slots) * slot
-    return None if more > free else replace(new, nbytes=old.nbytes + more)
+    more = new.slots - old.slots
+    return None if more * slot > free or more > max(0, most) else replace(new, nbytes=old.nbytes + more * slot)
 
 
 def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Share | None:

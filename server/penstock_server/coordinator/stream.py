@@ -136,6 +136,13 @@ class Stream:
         return max(self.making.nbytes, self.share.nbytes)  # what readers that left a group still hold counts too
 
     @property
+    def slots_reserved(self) -> int:
+        """Slots that are kept for it, likewise."""
+        if self._closing or self.error is not None:
+            return self.making.slots
+        return max(self.making.slots, self.share.slots)
+
+    @property
     def delivered(self) -> bool:
         """Whether the consumers have all that was promised."""
         if self._closing:

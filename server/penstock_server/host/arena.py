@@ -11,6 +11,7 @@ copying from one slot to another.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import mmap
 import os
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from penstock_proto import MemoryBound
 
 from ..coordinator import size
+from . import descriptors
 from .room import available
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -47,10 +49,22 @@ class Segment:
     _memory: Bytes | None = None
 
     def view(self, start: int, stop: int) -> Bytes:
-        """Some of the segment's bytes, mapped into this process at first use (only slabs for the network need that)."""
+        """Some of the segment's bytes, mapped into this process at first use (only slabs for the network need that).
+        Where there is no descriptor or room left for a mapping: a copy of them."""
         if self._memory is None:
-            self._memory = np.frombuffer(mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+            try:
+                mapped = mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            except OSError:
+                return self._copied(start, stop)
+            self._memory = np.frombuffer(mapped, np.uint8)
         return self._memory[start:stop]
+
+    def _copied(self, start: int, stop: int) -> Bytes:
+        copy = np.empty(stop - start, np.uint8)
+        at = 0
+        while at < len(copy):
+            at += os.preadv(self.fd, [copy[at:].data], start + at)
+        return copy
 
     def copy_from(self, other: Segment, regions: Iterable[tuple[int, int]]) -> None:
         """Copy these regions, (start, stop), of another segment to the same places of this one; on any thread."""
@@ -65,10 +79,11 @@ class Segment:
 
 
 class Arena:
-    """Segments in use and free ones. What it may hold in all is decided by whoever asks for them."""
+    """Segments in use and free ones: `count` of them, of `nbytes` in all. What it may hold, its user decides."""
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.count = 0
         self._last = 0
         self._free: list[Segment] = []
         self._growing = 0
@@ -91,16 +106,18 @@ class Arena:
         """A new segment of at least `nbytes`, its pages reserved.
 
         Raises:
-            MemoryBound: the machine or the cgroup has not that much left.
+            MemoryBound: the machine or the cgroup has not that much left, or no file descriptor.
         """
         nbytes = -(-nbytes // _PAGE) * _PAGE
         self.nbytes += nbytes
+        self.count += 1
         self._last += 1
         number = self._last
         fd = -1
-        room = available() - _SPARE - self._growing
+        others = self._growing
         self._growing += nbytes
         try:
+            room = available() - _SPARE - others
             if nbytes > room:
                 raise MemoryBound(
                     f"a slot of {size(nbytes)} is needed, but this machine (or its cgroup) has {size(max(0, room))} "
@@ -112,10 +129,17 @@ class Arena:
             await asyncio.get_running_loop().run_in_executor(None, os.posix_fallocate, fd, 0, nbytes)
         except BaseException as error:
             self.nbytes -= nbytes
+            self.count -= 1
             if fd >= 0:
                 os.close(fd)
-            if isinstance(error, OSError):
-                raise MemoryBound(f"a slot of {size(nbytes)} could not be reserved: {error.strerror}") from None
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise MemoryBound(
+                    f"a slot of {size(nbytes)} is needed, and no file descriptor is left for it ({error.strerror}): "
+                    f"{descriptors.MEND}, or read fewer streams"
+                ) from None
+            if isinstance(error, OSError | RuntimeError | MemoryError):  # RuntimeError: no thread can be started
+                why = error.strerror if isinstance(error, OSError) else error
+                raise MemoryBound(f"a slot of {size(nbytes)} could not be reserved: {why}") from None
             raise
         finally:
             self._growing -= nbytes
@@ -128,12 +152,14 @@ class Arena:
     def retire(self, segment: Segment) -> None:
         """Give the segment back to the system; bytes of it that still wait to be sent keep its memory."""
         self.nbytes -= segment.nbytes
+        self.count -= 1
         segment.drop()
 
-    def trim(self, reserved: int) -> list[Segment]:
-        """Give free segments back to the system until no more than `reserved` bytes are held; returns them."""
+    def trim(self, reserved: int, count: int) -> list[Segment]:
+        """Give free segments back to the system until no more than `reserved` bytes in `count` segments are held;
+        returns them."""
         gone = []
-        while self._free and self.nbytes > reserved:
+        while self._free and (self.nbytes > reserved or self.count > count):
             segment = self._free.pop(0)
             self.retire(segment)
             gone.append(segment)

@@ -25,7 +25,7 @@ from penstock_proto import ledger
 from penstock_proto.codec import encode
 from penstock_proto.messages import VERSION, Greeting, Message, Segment, SegmentGone
 
-from . import arena
+from . import arena, descriptors
 from .peer import Peer
 
 log = logging.getLogger(__name__)
@@ -113,13 +113,18 @@ class Listener:
     Args:
         on_data: called with (peer, datagram).
         on_end: called with a peer whose other side is gone.
+        most: how many connections there may be.
     """
 
-    def __init__(self, on_data: Callable[[LocalPeer, bytes], None], on_end: Callable[[LocalPeer], None]) -> None:
+    def __init__(
+        self, on_data: Callable[[LocalPeer, bytes], None], on_end: Callable[[LocalPeer], None], most: int
+    ) -> None:
+        self._most = most
         self.name = f"penstock-{secrets.token_hex(16)}"
         self.peers: set[LocalPeer] = set()
         self._waiting: dict[LocalPeer, float] = {}
         """Since when each has been without a session."""
+        self._said = False
         self._on_data = on_data
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -148,6 +153,9 @@ class Listener:
             self.drop(peer)
 
     def _accept(self) -> None:
+        if len(self.peers) >= self._most and not self._waiting:
+            self._pause(f"there are {self._most}")
+            return
         try:
             connection, _ = self._socket.accept()
         except BlockingIOError:
@@ -164,15 +172,18 @@ class Listener:
             peer = LocalPeer(connection, self._on_data, self._ended, self._opened)
             self.peers.add(peer)
             self._waiting[peer] = time.monotonic()
-            if len(self._waiting) > MOST_WAITING:
+            self._said = False
+            if len(self._waiting) > MOST_WAITING or len(self.peers) > self._most:
                 self.drop(next(iter(self._waiting)))
         except OSError as error:
             connection.close()
             self._pause(error)
 
-    def _pause(self, error: OSError) -> None:
+    def _pause(self, why: OSError | str) -> None:
         """No file descriptors or memory are left for another connection: look again in a second."""
-        log.error("cannot take a connection on this host (%s): raise the limit (ulimit -n) or close others", error)
+        if not self._said:  # once, until another connection was accepted
+            self._said = True
+            log.error("cannot take a connection on this host (%s): close others, or %s", why, descriptors.MEND)
         self._loop.remove_reader(self._socket.fileno())
         self._loop.call_later(1, self._resume)
 

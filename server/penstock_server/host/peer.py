@@ -85,6 +85,15 @@ class Peer:
         if self._most_unread is not None and self._unread > self._most_unread:
             self._cut()
 
+    def unsay(self) -> None:
+        """Forget what waits to be sent."""
+        if self._outbox:
+            self._loop.remove_writer(self._connection.fileno())
+        for _, fd in self._outbox:
+            if fd is not None:
+                os.close(fd)
+        self._outbox.clear()
+
     def drain(self) -> None:
         """Read what is there now: the last words of a peer that has ended."""
         self._readable(1 << 16)

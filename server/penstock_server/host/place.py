@@ -49,6 +49,8 @@ class Worker:
         self.warned = False
         """Whether it was told that this process does not read."""
         self._unread_since: float | None = None
+        self._next: tuple[Peer, socket.socket] | None = None
+        """The connection to the process after the next one: a death must not want for descriptors."""
         self._on_data = on_data
         self._page: mmap.mmap | None = None
         self._page_fd = self._dump = -1
@@ -113,6 +115,8 @@ class Worker:
         self.started = time.monotonic()
         self.starting = object()
         try:
+            if self._next is None:
+                self._next = self._connection()
             self._page_fd = os.memfd_create("penstock-doing", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._page_fd, doing.NBYTES)
             fcntl.fcntl(self._page_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -155,17 +159,24 @@ class Worker:
         return b"" if self._dump < 0 else os.pread(self._dump, _MOST_DUMP, 0)
 
     def renew(self) -> None:
-        """Make the connection to the next process in place of the last one's."""
+        """Have a connection to the next process in place of the last one's, in which nothing was said yet."""
+        following, self._next = self._next, None
+        if following is None:  # no process was given this one: there were no descriptors to start it
+            self.peer.unsay()
+            _empty(self._theirs)
+            return
         self.close()
-        self.peer, self._theirs = self._connection()
+        self.peer, self._theirs = following
 
     def close(self) -> None:
         """Close the connection, and wait for nothing any more."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        self.peer.close()
-        self._theirs.close()
+        for peer, theirs in ((self.peer, self._theirs), *([self._next] if self._next else [])):
+            peer.close()
+            theirs.close()
+        self._next = None
 
     def _connection(self) -> tuple[Peer, socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -176,6 +187,13 @@ class Worker:
             self._on_data(self.number, data, fd)
         elif fd is not None:
             os.close(fd)
+
+
+def _empty(connection: socket.socket) -> None:
+    """Read away what lies in it unread."""
+    with contextlib.suppress(BlockingIOError):
+        while connection.recv(1, socket.MSG_DONTWAIT):
+            pass
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:

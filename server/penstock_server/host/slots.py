@@ -24,7 +24,7 @@ class Slots:
 
     Args:
         arena: where segments come from.
-        reserved: tells how many bytes the streams' shares add up to.
+        reserved: tells how many bytes, and how many slots, the streams' shares add up to.
         found: called with a ticket that has its segment now.
         copied: called with a ticket in whose segment a copy is now.
         refused: called with (ticket, error) when there is no memory for it.
@@ -35,7 +35,7 @@ class Slots:
         self,
         arena: Arena,
         *,
-        reserved: Callable[[], int],
+        reserved: Callable[[], tuple[int, int]],
         found: Callable[[int], None],
         copied: Callable[[int], None],
         refused: Callable[[int, MemoryBound], None],
@@ -87,7 +87,7 @@ class Slots:
     def trim(self) -> None:
         """Give back what the streams' shares do not need."""
         if self._arena.spare:
-            for segment in self._arena.trim(self._reserved()):
+            for segment in self._arena.trim(*self._reserved()):
                 self._gone(segment)
 
     async def stop(self) -> None:
@@ -121,8 +121,12 @@ class Slots:
 
     async def _copy(self, command: Copy, source: Segment, target: Segment) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, target.copy_from, source, command.regions)
-        self._copied(command.ticket)
+        try:
+            await loop.run_in_executor(None, target.copy_from, source, command.regions)
+        except (OSError, RuntimeError, MemoryError) as error:  # RuntimeError: no thread can be started
+            self._refused(command.ticket, MemoryBound(f"a slot could not be copied: {error}"))
+        else:
+            self._copied(command.ticket)
 
     async def _serve(self, stream: int) -> None:
         queue = self._waiting[stream]
@@ -134,7 +138,8 @@ class Slots:
                 refused_at = None
                 continue
             # Where the machine has refused, free slots of other sizes go back to it first.
-            for segment in self._arena.trim(0 if refused_at else self._reserved() - wish.nbytes):
+            nbytes, count = self._reserved()
+            for segment in self._arena.trim(*(0, 0) if refused_at else (nbytes - wish.nbytes, count - 1)):
                 self._gone(segment)
             try:
                 new = await self._arena.grow(wish.nbytes)

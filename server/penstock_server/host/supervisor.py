@@ -19,6 +19,7 @@ from collections.abc import Callable
 from .. import doing
 from ..doing import Doing
 from . import stillness
+from .descriptors import scarce
 from .forking import ForkServer
 from .place import Worker
 from .process import Process, ended_how
@@ -91,8 +92,7 @@ class Supervisor:
         self._watched = self._awake = 0.0
         """When the workers were last looked at, and since when that was done without a break."""
         self._inquiries: dict[Worker, asyncio.Task[None]] = {}
-        self.patient = False
-        """Whether processes are started in a place however often they die before they are ready."""
+        self._patient = False
         self._forking = True
         self._fork_server: ForkServer | None = None
 
@@ -108,7 +108,11 @@ class Supervisor:
         self.workers[number].peer.send(data, fd)
 
     def add(self) -> int:
-        """Add a place, start a worker in it, and return its number: the smallest that is free."""
+        """Add a place, start a worker in it, and return its number: the smallest that is free.
+
+        Raises:
+            OSError: there are no descriptors for it.
+        """
         number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
         worker = self.workers[number] = Worker(number, self._on_data)
         self._spawn(worker)
@@ -142,6 +146,10 @@ class Supervisor:
         worker = self.workers[number]
         worker.ready = True
         worker.starts_without_ready = 0
+
+    def give_nobody_up(self) -> None:
+        """Start processes in a place however often they die before they are ready."""
+        self._patient = True
 
     async def stop(self, farewell: bytes, patience: float = 1.0) -> None:
         """Say farewell to all workers, wait `patience` seconds for them to end, then kill those that have not."""
@@ -182,7 +190,7 @@ class Supervisor:
             else:
                 fork_server.fork(worker.number, fds, functools.partial(self._forked, worker, worker.starting, fds))
         except OSError as error:
-            self._not_started(worker, f"could not be started ({error})")
+            self._not_started(worker, f"could not be started ({error})", counts=not scarce(error))
 
     def _forks(self) -> ForkServer | None:
         """The fork server; another one in place of one that has died, unless it had never been ready."""
@@ -198,7 +206,7 @@ class Supervisor:
         try:
             self._fork_server = ForkServer(self._feeds, _environment("none"), ticks=self._hang_timeout is not None)
         except OSError as error:
-            self._forking = False
+            self._forking = scarce(error)
             log.warning("the fork server cannot be started (%s)", error)
         return self._fork_server
 
@@ -209,12 +217,12 @@ class Supervisor:
         elif isinstance(result, Process):
             self._begin(worker, result)
         elif result is not None:
-            self._not_started(worker, f"could not be started ({result})")
+            self._not_started(worker, f"could not be started ({result})", counts=not scarce(result))
         else:
             try:
                 self._spawn_afresh(worker, fds)
             except OSError as error:
-                self._not_started(worker, f"could not be started ({error})")
+                self._not_started(worker, f"could not be started ({error})", counts=not scarce(error))
 
     def _spawn_afresh(self, worker: Worker, fds: list[int]) -> None:
         ticks = [] if self._hang_timeout is None else ["--ticks"]
@@ -227,7 +235,9 @@ class Supervisor:
         worker.begin(process)
         process.watch(functools.partial(self._died, worker))
 
-    def _not_started(self, worker: Worker, why: str) -> None:
+    def _not_started(self, worker: Worker, why: str, *, counts: bool = True) -> None:
+        """No process came of the start; that `counts` unless descriptors or memory were wanting, which may pass."""
+        worker.starts_without_ready -= not counts
         worker.forget()
         self._loop.call_soon(self._ended, worker, why, None)
 
@@ -250,7 +260,7 @@ class Supervisor:
         if self._stopping or worker.leaving:
             return
         number = worker.number
-        worker.given_up = worker.starts_without_ready >= MOST_EARLY_DEATHS and not self.patient
+        worker.given_up = worker.starts_without_ready >= MOST_EARLY_DEATHS and not self._patient
         if worker.given_up:
             worker.close()
         else:

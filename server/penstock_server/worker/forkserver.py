@@ -170,7 +170,13 @@ class _Server:
         for fd in fds:
             os.close(fd)
         if pid > 0:
-            pidfd = os.pidfd_open(pid)  # a zombie at worst: nobody but us waits for it
+            try:
+                pidfd = os.pidfd_open(pid)  # a zombie at worst: nobody but us waits for it
+            except OSError as error:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                _say(self._connection, Forked(asked.ticket, 0, error.errno or 0))
+                return None
             self._workers[pidfd] = asked.ticket, pid
             self._poll.register(pidfd, select.POLLIN)
             _say(self._connection, Forked(asked.ticket, pid), pidfd)
