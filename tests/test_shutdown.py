@@ -6,6 +6,7 @@ What dies and comes back is in test_recovery.py.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 from conftest import Daemon, Serve
 
 import penstock
+from penstock_server import cli, control
 
 FEED = """
     import os
@@ -337,6 +339,29 @@ def test_a_worker_killed_from_outside_changes_nothing(serve: Serve, transport: s
     assert seen == quiet
     assert within(10, lambda: len(daemon.workers()) == 2)
     assert daemon.stderr().count("was killed by SIGKILL") == 1
+
+
+@TRANSPORTS
+def test_a_worker_that_is_stopped_while_it_is_idle_holds_nobody_up(serve: Serve, transport: str) -> None:
+    daemon = serve(FEED, "feed", hang_timeout=1)
+
+    def state() -> list[str]:
+        return [line for line in cli._lines(json.loads(control.status(daemon.url, 5))) if line.startswith("worker")]
+
+    with penstock.connect(daemon.url, transport=transport) as connection:
+        quiet = [n.tolist() for _, n in connection.batches()]
+        batches = connection.batches()
+        seen = [next(batches)[1].tolist()]
+        assert within(10, lambda: all(line.endswith("idle") for line in state())), "the stream has what it may hold"
+        daemon.workers()[0].suspend()
+        assert within(10, lambda: sum("stopped by a signal" in line for line in state()) == 1)
+        time.sleep(1.5)
+        assert "was killed" not in daemon.stderr(), "it has nothing to do"
+        start = time.monotonic()
+        seen += [n.tolist() for _, n in batches]
+        assert time.monotonic() - start < 30
+    assert seen == quiet
+    assert "did nothing with what it was given for 1 s, stopped by a signal, and was killed" in daemon.stderr()
 
 
 def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: Serve) -> None:

@@ -29,6 +29,9 @@ T = TypeVar("T")
 NBYTES = 4096
 """Bytes of a page."""
 
+LOOK_NS = 1_000_000
+"""So seldom is looked at what user code may have done to the worker, which costs some microseconds."""
+
 MAX_TEXT = 256
 """Bytes of text in it; longer texts are cut."""
 
@@ -90,7 +93,7 @@ class DoingPage:
         ticks: count every sample, so that "no sample for so long" can be told from "busy".
 
     Attributes:
-        on_leave: called when user code has returned, before the page says so.
+        on_leave: called when user code has returned, before the page says so; not more often than every `LOOK_NS`.
     """
 
     def __init__(self, page: mmap.mmap | bytearray | None = None, *, ticks: bool = False) -> None:
@@ -102,6 +105,7 @@ class DoingPage:
         self._nbytes = 0
         self._entered = self._user_ns = self._idle_ns = 0
         self.on_leave: Callable[[], None] = _nothing
+        self._looked = 0
 
     @classmethod
     def inherited(cls, fd: int, *, ticks: bool = False) -> DoingPage:
@@ -121,8 +125,10 @@ class DoingPage:
 
     def leave(self, copying: int = 0) -> None:
         """User code has returned; so many ns of the time were not its own. What it was stays to be seen."""
-        self.on_leave()
         now = time.monotonic_ns()
+        if now - self._looked > LOOK_NS:
+            self._looked = now
+            self.on_leave()
         self._words[_STATE] = _IDLE
         self._words[_CHANGED] = now
         self._user_ns += max(0, now - self._entered - copying)
@@ -134,6 +140,7 @@ class DoingPage:
 
     def detach(self) -> None:
         """In a forked child: what it does is written nowhere."""
+        self._looked = -LOOK_NS
         self._page = memoryview(bytearray(NBYTES))
         self._words = self._page[:_TEXT].cast("q")
 

@@ -70,8 +70,9 @@ class Feed:
         spec: dtypes and shapes of a sample (of a batch where `batch_size` is None); by default those of the first.
         on_error: what becomes of a split in which `generate` raises. "raise": the stream fails. "skip": the rest of the
             split is left out, which is logged and counted in the status. "retry": it is read again and again, with
-            growing pauses. A split that ends its worker process `attempts` times fails the stream, or is left out
-            with "skip". A sample that does not fit the spec always fails the stream.
+            growing pauses, and so are the list of splits and, at the daemon's start, the first sample. A split that
+            ends its worker process `attempts` times fails the stream, or is left out with "skip". A sample that does
+            not fit the spec always fails the stream.
         attempts: how often a split may end its worker process until then.
 
     Raises:

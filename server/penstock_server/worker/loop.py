@@ -74,6 +74,7 @@ class Worker:
         self._number = number
         self._feeds = feeds
         self._page = page
+        self._own = own
         self._segments = Segments()
         own.in_child(self._segments.abandon)
         self._lists: dict[int, SplitList] = {}
@@ -106,6 +107,9 @@ class Worker:
             data, fd = seqpacket.receive(self._connection)
         except ConnectionError:
             data, fd = b"", None
+        except OSError:
+            self._own.check()
+            raise
         if not data:
             os._exit(0)  # user code's threads and exit handlers must not outlive the daemon
         if fd is not None:
@@ -146,6 +150,7 @@ class Worker:
                 self._stopping = True
 
     def _send(self, message: m.FromWorker, fd: int | None = None) -> None:
+        self._own.check()
         try:
             seqpacket.send(self._connection, codec.encode(message), fd)
         except ConnectionError:

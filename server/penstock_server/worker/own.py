@@ -1,8 +1,8 @@
 """What is the worker's own, and no user code's: its connection to the daemon, its status page, its mapped slots.
 
-User code runs in the same process and may fork or close any file. So each time it has returned, the worker makes sure
-that it still is the worker, and that its connection is still there. A process that user code forks loses all of this at
-once; should it come back out of user code, it ends.
+User code runs in the same process and may fork or close any file. So when it has returned, and before it says anything,
+the worker makes sure that it still is the worker, and that its connection is still there. A process that user code
+forks loses all of this at once; should it come back out of user code, it ends.
 """
 
 from __future__ import annotations
