@@ -96,6 +96,14 @@ STATUS = {
         {"number": 2, "pid": 44, "restarts": 2, "ready": False, "doing": None},
         {"number": 3, "pid": None, "restarts": 3, "ready": False, "doing": None},
         {"number": 4, "pid": None, "restarts": 4, "ready": False, "given_up": True, "doing": None},
+        {
+            "number": 5,
+            "pid": 45,
+            "restarts": 0,
+            "ready": True,
+            "stopped": True,
+            "doing": {"what": "files(), which lists the splits", "split": None, "samples": 0, "seconds": 3.21},
+        },
     ],
     "feeds": [
         {
@@ -132,6 +140,7 @@ worker   1: pid 43, restarted 1 time, leaving, idle
 worker   2: pid 44, restarted 2 times, importing
 worker   3: starting, restarted 3 times
 worker   4: given up, restarted 4 times: its processes died before they were ready, see the log
+worker   5: pid 45, restarted 0 times, stopped by a signal, files(), which lists the splits, for 3.2 s
 feed     tcp://127.0.0.1:5555/train  int64[], batch size 10
 skipped  train, epoch 2: split b.h5 after 17 samples: ValueError: not [31m a scene
 skipped  train: 4 more splits
