@@ -21,6 +21,8 @@ _AT_ONCE = 16
 """Connections that are accepted in one turn of the loop."""
 _FULL, _EXHAUSTED = 0.1, 1.0
 """Seconds for which the listener looks away: there are too many connections; no descriptors or memory are left."""
+_SILENT = 10.0
+"""Seconds between two complaints in the log."""
 _BACKLOG = 1024
 _RECEIVED = 256 * 1024
 """Bytes that the kernel holds for a connection that is not read: messages of clients are small."""
@@ -51,9 +53,10 @@ class Acceptor:
         self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
         self._socket = _bound(bind)
-        self._spare = _spare()
+        self._spare = -1  # a descriptor to be given up when there is no other
+        self._keep_spare()
         self._again: asyncio.TimerHandle | None = None
-        self._said = False
+        self._silent_until = 0.0
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket.fileno(), self._accept)
 
@@ -74,46 +77,57 @@ class Acceptor:
             self._spare = -1
 
     def _accept(self) -> None:
+        refused = False
         for _ in range(_AT_ONCE):
             try:
-                connection, _ = self._socket.accept()
+                connection, why = self._next()
+                if why and not self._make_room():
+                    refused = True
+                    connection.close()
+                    self._complain(why)
+                else:
+                    self._take(connection)
             except (BlockingIOError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE) and self._make_room():
-                    continue
-                self._exhausted(error)
+                self._complain(error.strerror or str(error))
+                self._look_away(_EXHAUSTED)
                 return
-            if self._full() and not self._make_room():
-                connection.close()
-                self._complain("there are too many")
-                self._look_away(_FULL)
-                return
-            try:
-                connection.setblocking(False)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._on_connection(connection)
-            except OSError as error:  # it ended meanwhile, or the loop has no memory to watch it
-                connection.close()
-                if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EMFILE):
-                    self._exhausted(error)
-                    return
-            else:
-                self._said = False
+            finally:
+                self._keep_spare()
+        if refused:
+            self._look_away(_FULL)
 
-    def _exhausted(self, error: OSError) -> None:
-        """Refuse who waits, for which a descriptor was kept, and look away."""
-        self._complain(error.strerror or str(error))
-        if self._spare >= 0:
-            os.close(self._spare)
+    def _next(self) -> tuple[socket.socket, str]:
+        """The next connection that waits, and why there is no room for it, or ""."""
+        try:
+            connection, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or self._spare < 0:
+                raise
+            os.close(self._spare)  # also to learn whether anybody waits: without descriptors that is not said
+            self._spare = -1
+            return self._socket.accept()[0], error.strerror or str(error)
+        return connection, "there are too many" if self._full() else ""
+
+    def _take(self, connection: socket.socket) -> None:
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._on_connection(connection)
+        except OSError as error:
+            connection.close()
+            if error.errno in (errno.ENOMEM, errno.ENOSPC):  # nothing is left to watch it with
+                raise
+
+    def _keep_spare(self) -> None:
+        if self._spare < 0:
             with contextlib.suppress(OSError):
-                self._socket.accept()[0].close()
-            self._spare = _spare()
-        self._look_away(_EXHAUSTED)
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _complain(self, why: str) -> None:
-        if not self._said:  # once, until another connection was accepted
-            self._said = True
+        if self._loop.time() >= self._silent_until:
+            self._silent_until = self._loop.time() + _SILENT
             log.error("cannot take a connection over TCP (%s): raise the limit (ulimit -n) or close others", why)
 
     def _look_away(self, seconds: float) -> None:
@@ -122,17 +136,8 @@ class Acceptor:
 
     def _look_again(self) -> None:
         self._again = None
-        if self._spare < 0:
-            self._spare = _spare()
+        self._keep_spare()
         self._loop.add_reader(self._socket.fileno(), self._accept)
-
-
-def _spare() -> int:
-    """A descriptor to be given up when there is no other; -1 if there is none even now."""
-    try:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
 
 
 def _bound(bind: str) -> socket.socket:
