@@ -80,7 +80,11 @@ def raw(daemon: Daemon, says: bytes = b"", identity: bytes = b"", window: int = 
     announced = b"\x08Identity" + struct.pack(">I", len(identity)) + identity
     ready = zmtp.command(b"READY", b"\x0bSocket-Type\0\0\0\6DEALER" + announced)
     with suppress(ConnectionError):  # it may be refused
-        connection.sendall(zmtp.GREETING + ready + says)
+        connection.sendall(zmtp.GREETING + ready)
+        data = b""
+        while b"READY" not in data:
+            data += connection.recv(4096) or b"READY"
+        connection.sendall(says)
     return connection
 
 
