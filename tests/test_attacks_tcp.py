@@ -209,6 +209,36 @@ def test_a_daemon_without_descriptors_idles_and_takes_connections_again_when_the
     assert "cannot take a connection over TCP" in daemon.stderr()
 
 
+def opened(daemon: Daemon, group: str = "", window: int = 0) -> socket.socket:
+    """A connection with an open session."""
+    connection = raw(daemon, frame(m.Hello(m.VERSION, "feed")), window=window)
+    data = b""
+    while (at := data.find(b"\xa7session\xc4\x10")) < 0 or len(data) < at + 26:
+        data += connection.recv(MIB)
+    session = data[at + 10 : at + 26]
+    connection.sendall(frame(m.Open(session, b"", 4, 64 * MIB, 0, group=group)))
+    while b"opened" not in connection.recv(MIB):
+        pass
+    return connection
+
+
+def test_slabs_that_nobody_reads_do_not_outlive_their_session_for_long(serve: Serve) -> None:
+    daemon = serve(FEED, patched={"consumers.SILENT": 1000.0, "consumers.PATIENCE": 2.0})
+    with opened(daemon, window=4096) as connection:
+        connection.sendall(frame(m.Begin(0)))
+        with pytest.raises(ConnectionError):
+            for _ in range(100):  # says nothing that means anything, and so is not silent
+                connection.sendall(zmtp.command(b"PONG"))
+                time.sleep(0.2)
+    assert "nothing heard of" in daemon.stderr()
+
+
+def test_who_finds_no_room_at_the_daemon_is_told_so(serve: Serve) -> None:
+    daemon = serve(FEED, patched={"host.network._MOST": 0})
+    with pytest.raises(penstock.Unreachable, match="closes connections at once: perhaps it has too many"):
+        penstock.connect(daemon.url, timeout=1)
+
+
 @pytest.mark.parametrize(("group", "stays"), [("", False), ("team", True)])
 def test_a_session_ends_with_its_connection_but_a_member_of_a_group_may_come_back(
     serve: Serve, group: str, stays: bool
@@ -217,14 +247,7 @@ def test_a_session_ends_with_its_connection_but_a_member_of_a_group_may_come_bac
     with penstock.connect(daemon.url, transport="tcp") as other:
         batches = other.batches()
         next(batches)
-        with raw(daemon, frame(m.Hello(m.VERSION, "feed"))) as connection:
-            data = b""
-            while (at := data.find(b"\xa7session\xc4\x10")) < 0 or len(data) < at + 26:
-                data += connection.recv(MIB)
-            session = data[at + 10 : at + 26]
-            connection.sendall(frame(m.Open(session, b"", 4, 4 * MIB, 0, group=group)))
-            while b"opened" not in connection.recv(MIB):
-                pass
+        opened(daemon, group).close()
         log_deadline = time.monotonic() + (3 if stays else 20)
         while (gone := " is gone" in daemon.stderr()) is False and time.monotonic() < log_deadline:
             time.sleep(0.05)

@@ -53,7 +53,7 @@ def test_tensorflow_is_imported_by_the_client_alone() -> None:
         ("penstock_proto", {"tensorflow", "zmq", "click", "uvloop"}),
         ("penstock_server", {"tensorflow", "zmq", "click", "uvloop", "penstock", "h5py"}),
         ("penstock_server.worker.loop", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
-        ("penstock_server.daemon", {"tensorflow", "penstock", "h5py"}),
+        ("penstock_server.daemon", {"tensorflow", "zmq", "penstock", "h5py"}),
         ("penstock_server.cli", {"tensorflow", "zmq", "uvloop", "penstock", "h5py"}),
     ],
 )

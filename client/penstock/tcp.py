@@ -167,6 +167,8 @@ class TcpTransport:
         )
         if isinstance(error, socket.gaierror):
             mend = f"the host's name is not known ({error})"
+        if isinstance(error, ConnectionResetError):
+            return f"what listens at {where} closes connections at once: perhaps it has too many; its log says so"
         return f"no daemon listens at {where}: {mend}"
 
     def open(

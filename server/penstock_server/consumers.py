@@ -489,6 +489,8 @@ class Consumers:
             self._by_reader.pop(reader.number, None)
             for _, segment in session.sending:
                 segment.retired = True
+            if session.sending:  # bytes that still wait must not keep their slots for ever
+                self._router.drop(session.routing_id)
             self._tell_coordinator(reader, self._coordinator.lost, handed)
 
     def _tell_coordinator(self, reader: Reader, event: Callable[[Reader, int], None], handed: int) -> None:

@@ -91,6 +91,12 @@ class Router:
                 return False
         return True
 
+    def drop(self, peer: bytes) -> None:
+        """Close the peer's connection when what waits for it has been sent, or after 2 seconds."""
+        connection = self._peers.get(peer)
+        if connection is not None:
+            connection.drop()
+
     def close(self) -> None:
         """Close all connections; what was sent last still goes out for up to half a second."""
         if not self._closed:

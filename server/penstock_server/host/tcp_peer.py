@@ -33,6 +33,9 @@ _UNREAD = 256 * 1024
 _QUEUED = 64 << 20
 """Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below."""
 
+_LAST_WORDS = 2
+"""Seconds that a peer which is dropped has to read what waits for it."""
+
 _read = memoryview(bytearray(64 * 1024))
 """Where bytes arrive: they are taken over before anything else happens."""
 
@@ -69,6 +72,7 @@ class TcpPeer:
         self._more = False  # to be handled or received
         self._goes_on = False  # with that, or with what is to be sent, in the loop's next turn
         self._broken = False  # nothing can be sent; its last words may still be there to read
+        self._dropped = 0  # seconds that are left to send what waits
         self._finishing = False
         self._age = self._silence = 0  # seconds
         self._patience = PATIENCE
@@ -89,7 +93,7 @@ class TcpPeer:
             body: bytes that belong to the last frame. They must not change before they are sent or the peer is gone.
             answer: the peer asked for it, and is not read while it leaves too much of that unread.
         """
-        if not self._open or self._broken:
+        if not self._open or self._broken or self._dropped:
             return False
         self._outgoing.put(data, body, answer=answer)
         if self._outgoing.cost > _QUEUED:
@@ -102,7 +106,11 @@ class TcpPeer:
         """A second has passed. Seconds in which the loop stood still do not count: a peer may have spoken in them."""
         self._age += 1
         self._silence += 1
-        if self._silence > (self._patience if self._ready else HANDSHAKE):
+        if self._dropped:
+            self._dropped -= 1
+            if not self._dropped:
+                self.close()
+        elif self._silence > (self._patience if self._ready else HANDSHAKE):
             self.close()
         elif self._ready and not self._broken and self._age % PING_EVERY == 0:
             self._outgoing.put_first(zmtp.PING)
@@ -117,6 +125,15 @@ class TcpPeer:
             self._socket.close()
             self._outgoing.clear()
             self._loop.call_soon(self._on_end, why)
+
+    def drop(self) -> None:
+        """Read nothing more, and close the connection when what waits has been sent, or after some seconds."""
+        if self._open and not self._dropped:
+            self._dropped = _LAST_WORDS
+            self._more = False
+            self._read_on(False)
+            if not self._outgoing:
+                self.close()
 
     def fileno(self) -> int:
         """The descriptor."""
@@ -158,8 +175,10 @@ class TcpPeer:
             self._write()
 
     def _readable(self) -> None:
+        if not self._open or self._dropped:
+            return
         self._more = True
-        if self._open and not self._goes_on:
+        if not self._goes_on:
             self._read()
 
     def _read(self) -> None:
@@ -179,7 +198,7 @@ class TcpPeer:
                 self._handle(event)
             elif not self._receive():
                 return
-            if not self._open:
+            if not self._open or self._dropped:
                 return
             if time.monotonic() > until:
                 break
@@ -231,6 +250,9 @@ class TcpPeer:
             self._broken = True
             self._outgoing.clear()
             sent = 0
+        if self._dropped and not self._outgoing:
+            self.close()
+            return
         if not self._reading:
             if sent:  # it takes its answers: a sign of life
                 self._silence = 0
