@@ -32,7 +32,6 @@ _UNREAD = 256 * 1024
 """Bytes of answers that a peer may leave unread before it is no longer read."""
 _QUEUED = 64 << 20
 """Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below."""
-
 _LAST_WORDS = 2
 """Seconds that a peer which is dropped has to read what waits for it."""
 
@@ -171,7 +170,7 @@ class TcpPeer:
         self._goes_on = False
         if self._open and self._more:
             self._read()
-        if self._open and self._outgoing and not self._writing:
+        if self._outgoing and not self._writing:
             self._write()
 
     def _readable(self) -> None:
@@ -244,6 +243,8 @@ class TcpPeer:
                 self._loop.remove_reader(self._fd)
 
     def _write(self) -> None:
+        if not self._open:
+            return
         try:
             sent = self._outgoing.write(self._socket, _PIECE)
         except OSError:
