@@ -122,7 +122,7 @@ def test_arbitrary_bytes_are_messages_or_errors_and_nothing_else(before: bytes, 
 
 
 @pytest.mark.fuzz
-@settings(max_examples=100_000, deadline=None)
+@settings(max_examples=50_000, deadline=None)
 @given(
     st.sampled_from([b"", zmtp.GREETING, SHAKEN]),
     st.lists(st.one_of(any_frame, st.binary(max_size=40)), max_size=5),
