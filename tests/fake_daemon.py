@@ -532,7 +532,18 @@ class FakeDaemon:
         ended = {lane.lane for lane in position.ended}
         assert (position.batches, position.rows, position.merged) == (want.batches, want.rows, want.merged)
         if any(isinstance(item, Made) and item.lane is not None for item in plan):
-            assert position.places == want.places
+            places = tuple(msgspec.structs.replace(place, ahead=b"") for place in position.places if place.record)
+            assert places == want.places
+            ahead = {place.lane: place.ahead for place in position.places if place.ahead}
+            at = 0
+            for item in plan:  # each lane of which something is passed over must come by a later place
+                if isinstance(item, Made):
+                    first, at = at, at + item.batches
+                    passed = at > position.batches and first < position.batches + position.skip
+                    if passed and item.lane is not None and item.lane >= 0:
+                        later = range(item.index + 1, item.index + item.batches + 1)
+                        assert ahead.pop(item.lane) in [record(item.lane, index) for index in later]
+            assert not ahead
             assert position.ended == want.ended
         session.totals = [0, position.batches, position.rows]
         rest: list[object] = []

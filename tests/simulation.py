@@ -25,7 +25,7 @@ from penstock.track import Tally, Track
 from penstock_proto import ConnectionLost, GeneratorError, Leaf, MemoryBound, PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE, lay_out
-from penstock_proto.messages import FeedPlan
+from penstock_proto.messages import IDS_PER_STREAM, FeedPlan
 from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
@@ -33,7 +33,7 @@ from penstock_server.coordinator.feeds import SplitsInfo
 from penstock_server.coordinator.gathering import Ask
 from penstock_server.coordinator.order import Part
 from penstock_server.coordinator.reader import Reader
-from penstock_server.coordinator.stream import IDS_PER_STREAM, Stream
+from penstock_server.coordinator.stream import Stream
 from penstock_server.feed import ENDLESS
 from penstock_server.statefile import StateFile
 
@@ -337,6 +337,9 @@ class Worker:
         samples = feed.lane(start.epoch, start.lane)
         for _ in range(index * (feed.batch_size or 1)):
             next(samples)
+        ahead = max(index, int.from_bytes(start.ahead)) * (feed.batch_size or 1)
+        there = list(islice(feed.lane(start.epoch, start.lane), ahead))
+        hold(len(there) == ahead, f"lane {start.lane} is to come by sample {ahead}, and has {len(there)}")
         self.runs[start.run] = Run(feed, start.epoch, samples, index, careful=start.careful > 0)
 
     def fill(self, fill: Fill) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_daemon import Made, dealt, standing
+from fake_daemon import Made, dealt, record, standing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import track
 from penstock.track import Tally, Track
 from penstock_proto.messages import End, FeedInfo, LaneEnded, Slab
-from penstock_proto.position import Position, pack, unpack
+from penstock_proto.position import Place, Position, pack, unpack
 
 lanes = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(sum)
 
@@ -35,6 +35,18 @@ def slabs(info: FeedInfo, plan: list[Made | LaneEnded], cuts: list[int]) -> list
     return found
 
 
+def within(position: Position, consumed: int, cut: list[tuple[Slab, list[LaneEnded]]]) -> Position:
+    """The position behind so many batches, given the one before the slab that they lie in: it names that slab's end."""
+    skip, at = consumed - position.batches, 0
+    places = {place.lane: place for place in position.places}
+    for slab, _ in cut:
+        if skip and at == position.batches and slab.lane >= 0:
+            place = places.get(slab.lane, Place(slab.lane, 0, b""))
+            places[slab.lane] = msgspec.structs.replace(place, ahead=slab.record)
+        at += slab.batches
+    return msgspec.structs.replace(position, skip=skip, places=tuple(places[lane] for lane in sorted(places)))
+
+
 @given(lanes, st.integers(1, 4), st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 60), max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_the_position_behind_any_batch_is_that_of_the_stream(
@@ -43,14 +55,14 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
     info, epoch = dealt(rows, turn=turn)
     plan = epoch(0)
     follow = Track(info)
-    borders = [0]
-    for slab, before in slabs(info, plan, cuts):
+    borders, cut = [0], slabs(info, plan, cuts)
+    for slab, before in cut:
         follow.handed(slab, tuple(before))
         borders.append(follow.consumed)
     for consumed in sorted(n for n in asked if n <= follow.consumed):
         border = max(b for b in borders if b <= consumed)
         position = follow.position(consumed)
-        assert position == msgspec.structs.replace(standing(info, 0, plan, border), skip=consumed - border)
+        assert position == within(standing(info, 0, plan, border), consumed, cut)
         assert unpack(pack(position)) == position
     assert follow.newest() == standing(info, 0, plan, follow.consumed)
     follow.ended(0)
@@ -59,6 +71,17 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
         "as for who has not seen the end"
     )
     assert follow.newest() == Position(info, 1)
+
+
+def plan_index(plan: list[Made | LaneEnded], slab: Slab) -> int:
+    """How many batches come before the slab."""
+    before = 0
+    for item in plan:
+        if isinstance(item, Made):
+            if (item.lane if item.lane is not None else 0, item.index) == (slab.lane, slab.index):
+                return before
+            before += item.batches
+    raise AssertionError(slab)
 
 
 @given(lanes, st.integers(1, 3), st.data())
@@ -84,7 +107,16 @@ def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right
     assert batches == consumed
     assert position.skip < 6 + turn
     whole = standing(info, position.epoch, plan, position.batches)
-    assert (position.places, position.merged, position.rows) == (whole.places, whole.merged, whole.rows)
+    places = tuple(msgspec.structs.replace(place, ahead=b"") for place in position.places if place.index)
+    assert (places, position.merged, position.rows) == (whole.places, whole.merged, whole.rows)
+    ahead = {place.lane: place for place in position.places if place.ahead}
+    at, behind = position.batches, position.batches + position.skip
+    passed = [slab for slab, before in slabs(info, plan, []) if at <= plan_index(plan, slab) < behind]
+    for slab in passed:  # each lane of which something is passed over must come by a later place
+        if slab.lane >= 0:
+            later = range(slab.index + slab.batches, 100)
+            assert ahead[slab.lane].ahead in [record(slab.lane, index) for index in later]
+    assert bool(ahead) == any(slab.lane >= 0 for slab in passed)
 
 
 def test_asking_for_what_was_not_handed_or_is_forgotten_names_both_numbers() -> None:

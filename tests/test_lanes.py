@@ -89,7 +89,7 @@ class Lanes:
         self.count = min(self.plan.lanes, len(self.splits))
         self.rows = Rows(SPEC)
 
-    def lane(self, lane: int, record: bytes = b"", skip: Iterable[int] = ()) -> LaneRun:
+    def lane(self, lane: int, record: bytes = b"", skip: Iterable[int] = (), ahead: bytes = b"") -> LaneRun:
         return LaneRun(
             self.plan,
             epoch=self.epoch,
@@ -98,6 +98,7 @@ class Lanes:
             collate=self.rows,
             open_split=lambda _, i: self.opener.open(self.splits[i], i, self.epoch),
             record=record,
+            ahead=ahead,
             skip=skip,
             on_skip=lambda number, _, samples, __: self.told.append((lane, number, samples)),
         )
@@ -320,9 +321,6 @@ def test_a_generator_that_yields_less_when_run_again_is_an_error(shuffle: int) -
         lanes.next_batch(lanes.lane(0, record))
 
 
-# --- splits that are skipped ---
-
-
 @st.composite
 def failing_feeds(draw: st.DrawFn) -> Lanes:
     drawn = draw(st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(-1, 12)), min_size=1, max_size=9))
@@ -339,6 +337,218 @@ def failing_feeds(draw: st.DrawFn) -> Lanes:
         on_error="skip",
     )
     return Lanes(feed, feed.plan("feed"), splits, draw(st.integers(0, 2)))
+
+
+def only_lane(generate: Callable[..., Any], splits: list[Any], **options: Any) -> Lanes:
+    feed = Feed(generate, splits=splits, **{"batch_size": 2, "lanes": 1, "on_error": "skip", **options})
+    return Lanes(feed, feed.plan("feed"), splits)
+
+
+# --- what is read behind the last full batch ---
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_sample_is_lost_or_doubled_where_user_code_raises_within_a_batch(data: st.DataObject) -> None:
+    """The record of a lane that failed is that of its last full batch, and so is the next attempt's."""
+    lengths = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=6))
+    splits = list(enumerate(lengths))
+    raises: set[tuple[int, int]] = data.draw(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4))
+
+    def at_times(split: tuple[int, int]) -> Iterator[Any]:
+        number, length = split
+        for i in range(length):
+            if (number, i) in raises:
+                raises.remove((number, i))  # the cause goes away
+                if i % 3:
+                    raise OSError("the disk is away")
+                yield "another thing than a sample"
+            yield np.array([number, i]), random.random()
+
+    shuffle = data.draw(st.sampled_from([0, 0, 5, 30]))
+    batch_size = data.draw(st.integers(1, 6))
+    feed = Feed(at_times, splits=splits, batch_size=batch_size, lanes=1, shuffle=shuffle, on_error="retry")
+    lanes = Lanes(feed, feed.plan("feed"), splits)
+    wanted = len(raises)
+    run, seen = lanes.lane(0), []
+    for _ in range(wanted + 1):
+        try:
+            while batch := lanes.next_batch(run):
+                seen.append(batch)
+            break
+        except (GeneratorError, SpecError):
+            assert run.index == len(seen)
+            with pytest.raises(ProtocolError, match="has failed and cannot go on"):
+                lanes.next_batch(run)
+            run = lanes.lane(0, run.record())
+    seen.append(as_list(run.leftover_rows, run.leftover))
+    raises.clear()
+    assert [batch for batch in seen if batch] == lanes.rest(lanes.lane(0))
+
+
+def test_a_record_in_the_middle_of_a_batch_would_be_noticed() -> None:
+    """By who makes it and by who gets it: the samples before it are not those of its batches."""
+    lanes = only_lane(failing, [(0, 9, 6), (1, 9, None)], on_error="raise", batch_size=4)
+    run = lanes.lane(0)
+    lanes.next_batch(run)
+    good = run.record()
+    with pytest.raises(GeneratorError):
+        lanes.next_batch(run)
+    assert run.record() == good
+    torn = run._behind = run._place(run.index)
+    assert torn.taken == 6
+    with pytest.raises(ProtocolError, match="has 6 samples before batch 1 by its restart record"):
+        run.record()
+    for change in (
+        lambda r: r.update(seats=[[0, 6]]),
+        lambda r: r.update(done=1),
+        lambda r: r.update(index=2),
+        lambda r: r.update(seats=[None], done=3),
+    ):
+        with pytest.raises(ProtocolError, match="does not add up"):
+            lanes.lane(0, _changed(good, change))
+
+
+def test_a_block_of_which_some_was_delivered_must_be_filled_by_the_same_splits() -> None:
+    lanes = only_lane(plain, [(0, 3), (1, 9), (2, 9)], on_error="raise", shuffle=12, interleave=2, batch_size=4)
+    run = lanes.lane(0)
+    lanes.next_batch(run)
+    record = run.record()
+    lanes.splits = [(0, 5), (1, 9), (2, 9)]
+    with pytest.raises(FeedError, match="splits that had ended by block 0 of lane 0 had 3 samples, and 5 when"):
+        lanes.next_batch(lanes.lane(0, record))
+
+
+# --- a place ahead, up to which batches were consumed ---
+
+
+def ahead_of(lanes: Lanes, at: int, ahead: int) -> tuple[bytes, bytes, list[Batch]]:
+    """The records of lane 0 behind so many batches, and the whole lane."""
+    run = lanes.lane(0)
+    records = [run.record()]
+    batches = []
+    while batch := lanes.next_batch(run):
+        batches.append(batch)
+        records.append(run.record())
+    return records[at], records[ahead], batches
+
+
+@settings(max_examples=200, deadline=None)
+@given(failing_feeds(), st.data())
+def test_a_lane_comes_by_the_place_ahead_with_the_same_splits_left_out(lanes: Lanes, data: st.DataObject) -> None:
+    run = lanes.lane(0)
+    records, batches = [run.record()], []
+    while batch := lanes.next_batch(run):
+        batches.append(batch)
+        records.append(run.record())
+    last = as_list(run.leftover_rows, run.leftover)
+    at = data.draw(st.integers(0, len(batches)))
+    ahead = data.draw(st.integers(0, len(batches)))
+    known = dict(arrays.unpack(records[ahead])["skipped"])
+    for number, samples in known.items():  # what broke then is whole now
+        index = run._index_of(number)
+        if samples == good_samples(lanes.splits[index]):
+            lanes.splits[index] = (lanes.splits[index][0], lanes.splits[index][1], None)  # type: ignore[index]
+    again = lanes.lane(0, records[at], ahead=records[ahead])
+    assert again.settled == (ahead <= at)
+    if ahead > at:
+        assert [lanes.next_batch(again) for _ in range(at, ahead)] == batches[at:ahead]
+        assert again.settled
+        assert again.record() == records[ahead]
+        assert lanes.rest(again) == [*batches[ahead:], *([last] if last else [])]
+
+
+@pytest.mark.parametrize("shuffle", [0, 8])
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ([7, 10, 10], "was 2 samples into split 1, and when it was read again it is 3 samples into split 1"),
+        ([8, 5, 2], "had 4 full batches or more, and only 3 when its splits were read again"),
+        ([8, 10, 9], None),  # what comes behind it is another matter
+    ],
+)
+def test_a_split_that_has_changed_in_what_was_consumed_is_noticed(
+    lengths: list[int], says: str | None, shuffle: int
+) -> None:
+    ahead = 4 if says and "full" in says else 2
+    lanes = only_lane(
+        plain,
+        [(0, 8), (1, 10), (2, 10)],
+        on_error="raise",
+        batch_size=5,
+        shuffle=shuffle,
+        interleave=1 if shuffle else None,
+    )
+    record, later, batches = ahead_of(lanes, 0, ahead)
+    lanes.splits = list(enumerate(lengths))
+    run = lanes.lane(0, record, ahead=later)
+    if says is None:
+        assert [lanes.next_batch(run) for _ in range(2)] == batches[:2]
+        return
+    with pytest.raises(FeedError, match=says):
+        lanes.rest(run)
+    assert run.index < ahead
+
+
+# --- steps ---
+
+
+def test_what_is_read_again_is_read_in_steps() -> None:
+    made = []
+
+    def counting(split: int) -> Iterator[Any]:
+        for i in range(1000):
+            made.append(i)
+            yield np.array([split, i]), 0.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock_server.worker.lane.STEP_SECONDS", 0.0)  # one sample a step
+        lanes = only_lane(counting, [0, 1], on_error="raise")
+        run = lanes.lane(0)
+        for _ in range(300):
+            lanes.next_batch(run)
+        record = run.record()
+        expected = lanes.next_batch(run)
+        made.clear()
+        again = lanes.lane(0, record)
+        for step in range(1, 600):
+            assert not again.prepare()
+            assert len(made) == step
+            assert again.record() == record
+        while not again.prepare():
+            pass
+        assert len(made) == 600
+        assert lanes.next_batch(again) == expected
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_block_of_slow_samples_is_filled_in_steps_of_a_batch(fresh: bool) -> None:
+    lanes = only_lane(failing, [(i, 50, None) for i in range(4)], shuffle=60, interleave=3, batch_size=4)
+    run = lanes.lane(0)
+    first = lanes.next_batch(run)
+    again = lanes.lane(0, b"" if fresh else run.record())
+    steps = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock_server.worker.lane.STEP_SECONDS", 0.0)  # any sample takes longer
+        while not again.prepare():
+            steps += 1
+    assert steps >= 60 / 4
+    assert lanes.next_batch(again) == (first if fresh else lanes.next_batch(run))
+
+
+def test_a_record_that_says_more_than_a_split_ever_yields_ends_with_the_split() -> None:
+    lanes = only_lane(failing, [(7, 40, None)], on_error="raise")
+    run = lanes.lane(0)
+    lanes.next_batch(run)
+    far = _changed(run.record(), lambda r: r.update(seats=[[0, 2**53]], index=2**52))
+    with pytest.raises(FeedError, match=rf"yielded {2**53} samples of a split, and only 40 when it was run") as caught:
+        lanes.next_batch(lanes.lane(0, far))
+    assert caught.value.split == "(7, 40, None)"
+    with pytest.raises(ProtocolError, match="malformed restart record"):
+        lanes.lane(0, _changed(run.record(), lambda r: r.update(seats=[[0, 2**62]], index=2**61)))
+
+
+# --- splits that are skipped ---
 
 
 @given(failing_feeds())
@@ -379,11 +589,6 @@ def test_a_lane_is_the_same_however_often_its_worker_dies(lanes: Lanes, data: st
     cut = lanes.cut(lane)
     assert batches == cut.rest(cut.lane(lane))
     assert len({number for _, number, _ in lanes.told}) == len(lanes.told)
-
-
-def only_lane(generate: Callable[..., Any], splits: list[Any], **options: Any) -> Lanes:
-    feed = Feed(generate, splits=splits, **{"batch_size": 2, "lanes": 1, "on_error": "skip", **options})
-    return Lanes(feed, feed.plan("feed"), splits)
 
 
 @pytest.mark.parametrize("shuffle", [0, 4])

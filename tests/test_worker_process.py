@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock_proto import codec, errors, layout, seqpacket
+from penstock_proto import arrays, codec, errors, layout, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaf_list
 from penstock_server.doing import NBYTES, Doing, read, where
@@ -126,6 +126,21 @@ def waits(split):
     print("waiting", flush=True)
     time.sleep(60)
 
+def mended(split):
+    for i in range(12):
+        if i == 9 and not os.path.exists("mended"):
+            raise OSError("the disk is away")
+        yield np.int64(i)
+
+def deep(split):
+    for i in range(10_000):
+        time.sleep(0.001)
+        yield np.int64(i)
+
+def unspeakable(split):
+    yield np.int64(0)
+    raise ValueError("no such file: caf\\udce9.png")
+
 class Leaves:
     def __len__(self):
         return 7
@@ -165,6 +180,9 @@ exit_items = Feed(Leaves(), batch_size=3)
 failing = Feed(fails, splits=[(0, 5, 0), (1, 5, 3), (2, 6, None)], batch_size=2, lanes=1, on_error="skip")
 all_fail = Feed(fails, splits=[(0, 5, 0), (1, 5, 0)], batch_size=2, lanes=1, on_error="skip")
 deadly = Feed(dies, splits=[(0, 5, None), (1, 5, 3), (2, 4, None)], batch_size=2, lanes=1, on_error="skip")
+mending = Feed(mended, splits=["a"], batch_size=4, lanes=1)
+deeply = Feed(deep, splits=["deep.h5", "next.h5"], batch_size=2, lanes=1)
+unsaid = Feed(unspeakable, splits=["a"], batch_size=2, spec=Leaf("int64", ()))
 waiting = Feed(waits, splits=["w.h5"], batch_size=2)
 cleaning = Feed(cleans_up, splits=["s"], batch_size=1)
 shards = Feed(sharded, batch_size=1, lanes=3)
@@ -887,6 +905,198 @@ def test_a_worker_that_stands_still_says_where(worker: Start, tmp_path: Path) ->
         line = FEEDS.splitlines().index("    time.sleep(60)") + 1
         assert place == f"{tmp_path}/feeds.py:{line} in waits"
     started.process.kill()
+
+
+def test_what_was_made_before_an_error_goes_on_behind_the_last_full_batch(worker: Start, tmp_path: Path) -> None:
+    started = worker("mending")
+    started.list("mending")
+    started.start("mending")
+    started.fill(batches=9)
+    made = started.receive(m.Made)
+    assert (made.batches, made.last) == (2, False)
+    assert "the disk is away" in started.receive(m.RunFailed).error.message
+    (tmp_path / "mended").touch()
+    started.start("mending", run=2, record=made.record)
+    started.fill(run=2, ticket=2, index=2, first=2, batches=9)
+    ended = started.made()
+    assert (ended.batches, ended.ended, ended.leftover) == (1, True, 0)
+    batches = started.batches("mending", 4, 3)
+    assert [leaves[0] for _, leaves in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+# --- what is read again ---
+
+
+def far(record: bytes, taken: int) -> bytes:
+    """The record of `deeply` behind so many samples of its first split."""
+    place = arrays.unpack(record)
+    return arrays.pack({**place, "seats": [[0, taken]], "next": 1, "index": taken // 2})
+
+
+OTHER = m.IDS_PER_STREAM
+"""A run of another stream."""
+
+
+def deep_record(started: Worker) -> bytes:
+    """A record of `deeply`, of a run that is dropped again."""
+    started.list("deeply")
+    started.start("deeply", run=99)
+    started.fill(run=99, ticket=99)
+    record = started.receive(m.Made).record
+    started.send(m.DropRun(99))
+    return record
+
+
+def test_others_are_served_while_a_split_is_read_again_and_that_can_be_dropped(worker: Start) -> None:
+    started = worker("deeply", "feed", watched=True)
+    record = deep_record(started)
+    started.start("deeply", run=1, record=far(record, 8000))  # for 8 s or more
+    started.fill(run=1, ticket=1, index=4000)
+    listed = started.list("feed")
+    assert listed.count == 4
+    for number in range(3):
+        started.start("feed", run=OTHER + number)
+        started.fill(run=OTHER + number, ticket=OTHER + number, batches=2, segment=2)
+        made = started.made()
+        assert (made.ticket, made.first + made.batches) == (OTHER + number, 2)
+    doing = started.doing()
+    assert doing is not None
+    before = doing.samples
+    deadline = time.monotonic() + 10
+    while (doing := started.doing()) is None or doing.samples <= before or doing.split != "'deep.h5'":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert doing.samples < 8000
+    started.send(m.DropRun(1))
+    assert started.receive(m.Made) == m.Made(run=1, ticket=1, first=0, batches=0, rows=0, last=True)
+    assert started.nothing_comes()
+
+
+@pytest.mark.parametrize("work", ["Fill", "WriteRows"])
+def test_shutdown_does_not_wait_for_what_is_read_again(worker: Start, work: str) -> None:
+    started = worker("deeply")
+    record = deep_record(started)
+    started.start("deeply", run=1, record=far(record, 8000))
+    if work == "Fill":
+        started.fill(run=1, index=4000)
+    else:
+        started.send(m.WriteRows(1, 1, 1, 1 << 20, start=0, count=1, row=0, rows=2, index=0))
+    started.send(m.Shutdown())
+    begun = time.monotonic()
+    assert started.wait() == 0
+    assert time.monotonic() - begun < 4
+
+
+def test_leftover_rows_that_need_a_split_read_again_are_let_alone_when_their_run_is_dropped(worker: Start) -> None:
+    started = worker("deeply")
+    record = deep_record(started)
+    started.start("deeply", run=1, record=far(record, 8000))
+    for ticket in (5, 6):
+        started.send(m.WriteRows(1, ticket, 1, 1 << 20, start=0, count=1, row=0, rows=2, index=0))
+    started.send(m.DropRun(1))
+    assert {started.receive(m.RowsWritten).ticket for _ in range(2)} == {5, 6}
+    assert started.nothing_comes()
+
+
+def test_a_run_that_must_come_by_a_later_place_hands_nothing_over_before_it_has(worker: Start) -> None:
+    started = worker("slow_feed")
+    started.list("slow_feed")
+    started.start("slow_feed", run=1)
+    started.fill(run=1, batches=10)
+    parts = [started.receive(m.Made)]
+    while not parts[-1].last:
+        parts.append(started.receive(m.Made))
+    started.send(m.StartRun(2, "slow_feed", 0, 0, 1, ahead=parts[-1].record))
+    started.fill(run=2, ticket=2, batches=10)
+    assert started.receive(m.Made).batches == 10
+    place = arrays.unpack(parts[-1].record)
+    other = arrays.pack({**place, "seats": [[0, 18]], "done": 2})  # as if another split had come before
+    started.send(m.StartRun(3, "slow_feed", 0, 0, 1, ahead=other))
+    started.fill(run=3, ticket=3, batches=10)
+    failed = started.receive(m.RunFailed)
+    assert failed.run == 3
+    assert "behind 10 batches lane 0 was 18 samples into split 0, and when it was read again" in failed.error.message
+
+
+# --- what cannot be ---
+
+
+def serves(started: Worker, feed: str = "feed") -> bool:
+    """Whether it still does."""
+    started.start(feed, run=500)
+    started.fill(run=500, ticket=500)
+    return started.receive(m.Made).batches == 1
+
+
+def test_a_message_that_cannot_be_decoded_fails_the_run_that_it_is_about(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed", run=7)
+    started.send(m.Fill(7, 1, 2**62 + 1, 1, 1, 1 << 20))
+    failed = started.receive(m.RunFailed)
+    assert (failed.run, failed.error.kind, failed.error.feed) == (7, "ProtocolError", "feed")
+    assert "malformed message" in failed.error.message
+    started.send(m.StartRun(8, "feed", 0, 2**31, 1))
+    assert started.receive(m.RunFailed).run == 8
+    for data in (b"\xc1", b"\x80", codec.encode(m.ForgetSplits(-1)), codec.encode(m.Fill(-1, 1, 0, 1, 1, 1))):
+        seqpacket.send(started.socket, data)
+    assert serves(started)
+    assert "a message from the daemon is left out" in started.stderr.read_text()
+
+
+def test_records_that_cannot_be_fail_their_run(worker: Start) -> None:
+    started = worker("feed")
+    started.list("feed")
+    started.start("feed", run=1)
+    started.fill(run=1)
+    good = started.receive(m.Made).record
+    place = arrays.unpack(good)
+    huge = 2**62
+    for number, change in enumerate(
+        (
+            {"index": huge},
+            {"seats": [[0, huge]], "index": huge // 2},
+            {"seats": [None], "done": huge, "index": huge // 2},
+            {"next": huge},
+            {"block": huge, "made": huge},
+            {"skipped": [[huge, huge]]},
+            {"seats": np.zeros((1, 2), np.int64)},
+            {"seats": [[np.int64(0), 2]]},
+            {"index": -1},
+            {"index": 1.0},
+        ),
+        10,
+    ):
+        for kind in ("record", "ahead"):
+            started.send(
+                m.StartRun(number, "feed", 0, 0, 1, **{"record": good} | {kind: arrays.pack({**place, **change})})
+            )
+            failed = started.receive(m.RunFailed)
+            assert (failed.run, failed.error.kind) == (number, "ProtocolError"), change
+    assert serves(started)
+
+
+def test_whatever_fails_in_a_run_fails_that_run(worker: Start) -> None:
+    started = worker("feed", "unsaid")
+    listed = started.list("feed")
+    started.list("unsaid")
+    assert listed.count == 4
+    started.start("unsaid", run=1)
+    started.fill(run=1)
+    assert "no such file: caf\\udce9.png" in started.failure().message
+    started.list("feed")
+    started.start("feed", run=2)
+    started.fill(run=2, segment=1)
+    started.receive(m.Made)
+    started.send(m.WriteRows(2, 9, 1, 1 << 20, start=2**62, count=2**62, row=2**62, rows=2**62, index=2**62))
+    assert started.receive(m.RunFailed).run == 2
+    started.send(m.StartRun(3, "unknown", 0, 0, 1))
+    failed = started.receive(m.RunFailed)
+    assert failed.run == 3
+    assert "the worker failed in this stream: it raised KeyError" in failed.error.message
+    started.send(m.ListSplits(4, "unknown", 0))
+    assert started.receive(m.RunFailed).run == 4
+    assert serves(started)
 
 
 # --- its end ---

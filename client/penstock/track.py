@@ -13,12 +13,12 @@ import collections
 from dataclasses import dataclass
 
 from penstock_proto.messages import End, FeedInfo, LaneEnded, Passed, Slab
-from penstock_proto.position import Position
+from penstock_proto.position import MAX_SKIP, Position
 from penstock_proto.standing import Standing
 
 KEEP = 4096
 """Most steps that are remembered."""
-SPAN = 512
+SPAN = MAX_SKIP
 """Most batches of one step that was thinned out, and so of `skip` because of that."""
 
 Before = tuple[LaneEnded | Passed, ...]
@@ -27,12 +27,12 @@ Before = tuple[LaneEnded | Passed, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Thinned:
-    """Consecutive slabs of one epoch: how many batches and rows, the last slab of each lane, the lanes that ended."""
+    """Consecutive slabs of one epoch between which nothing came: how many batches and rows, the last slab of each
+    lane."""
 
     batches: int
     rows: int
     slabs: dict[int, Slab]
-    ended: Before
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,9 @@ class Track:
         self._oldest = consumed
         if consumed > self._at:  # within the first slab of an epoch the place has not moved yet
             self._place.digest = self._digests.get(self._place.epoch, self._place.digest)
-        return self._place.position(self.info, consumed - self._at)
+        if consumed == self._at:
+            return self._place.position(self.info)
+        return self._place.position(self.info, consumed - self._at, _slabs(self._steps[0][1]).values())
 
     def ends_epoch(self, consumed: int) -> bool:
         """Whether an epoch was read to its end behind so many batches. For counts whose position can be asked for."""
@@ -124,7 +126,7 @@ class Track:
         place = self._place.copy()
         for step in self._steps:
             self._move(place, step)
-        return place.position(self.info, 0)
+        return place.position(self.info)
 
     def _forget(self) -> None:
         step = self._steps.popleft()
@@ -175,25 +177,22 @@ def _moved(place: Standing, what: Slab | _Thinned, before: Before) -> None:
     place.rows += what.rows
     for slab in what.slabs.values():
         place.stand(slab)
-    for message in what.ended:
-        assert isinstance(message, LaneEnded)
-        place.end(message)
 
 
 def _joined(first: _Step, second: _Step) -> _Step | None:
-    """Two steps as one, or None where that cannot be or would be too long."""
-    (_, a, _), (consumed, b, before) = first, second
-    if isinstance(a, _Next) or isinstance(b, _Next) or a.batches + b.batches > SPAN:
+    """Two steps as one, or None where that cannot be or would be too long. What came before a slab stays apart: whoever
+    goes on within a step must find the same batches there."""
+    (_, a, before), (consumed, b, between) = first, second
+    if isinstance(a, _Next) or isinstance(b, _Next) or before or between or a.batches + b.batches > SPAN:
         return None
-    if any(isinstance(message, Passed) for message in before):
-        return None
-    ended = (*(a.ended if isinstance(a, _Thinned) else ()), *before, *(b.ended if isinstance(b, _Thinned) else ()))
-    slabs = {**_slabs(a), **_slabs(b)}
-    return consumed, _Thinned(a.batches + b.batches, a.rows + b.rows, slabs, ended), first[2]
+    return consumed, _Thinned(a.batches + b.batches, a.rows + b.rows, _slabs(a) | _slabs(b)), ()
 
 
-def _slabs(what: Slab | _Thinned) -> dict[int, Slab]:
-    return {what.lane: what} if isinstance(what, Slab) else what.slabs
+def _slabs(what: Slab | _Thinned | _Next) -> dict[int, Slab]:
+    """The last slab of each lane."""
+    if isinstance(what, Slab):
+        return {what.lane: what}
+    return what.slabs if isinstance(what, _Thinned) else {}
 
 
 class Tally:

@@ -20,6 +20,11 @@ from .spec import Spec, check_size
 VERSION = 5
 """The protocol's version. Both ends must have the same."""
 
+IDS_PER_STREAM = 1 << 40
+"""The daemon numbers runs and tickets of stream s from s * IDS_PER_STREAM, so that an id tells its stream. A stream
+lives for as long as its trainer: at 10,000 turns a second that many last for three years, and a daemon has 4 million
+streams."""
+
 MAX_TEXT = 32 * 1024
 MAX_SHAPES = 1024
 MAX_WORLD = 1024
@@ -428,7 +433,8 @@ class StartRun(Message, frozen=True):
     declared: the one that was seen in the answer to its first ListSplits, which only that worker knows. `skip`: numbers
     (within the lane) of splits of which nothing more is read from the record on, or from the next block on where the
     record stands within one. `careful`: the first so many batches of the run are reported at once, as a worker died at
-    this lane and the next death is to be found where it happens, or as they are dealt one by one.
+    this lane and the next death is to be found where it happens, or as they are dealt one by one. `ahead`: empty, or a
+    later record of the lane; what lies between was consumed (see Position), and the run must come by there.
     """
 
     run: Count
@@ -440,6 +446,7 @@ class StartRun(Message, frozen=True):
     spec: Spec | None = None
     skip: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
     careful: Count = 0
+    ahead: Record = b""
 
     def __post_init__(self) -> None:
         check_size(self.spec)

@@ -22,13 +22,25 @@ MAX_POSITION = 8 * 1024 * 1024
 
 MAX_LANES = 2**16
 
+MAX_SKIP = 512
+"""Most batches of several slabs that a position may pass over. Those of one slab come on top."""
+
+MAX_SKIP_FAST = 2**20
+"""The same in fast order, where a reader that goes on within a slab again and again passes over more each time."""
+
 
 class Place(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How far a lane was read: `index` batches of it, and the restart record behind the last of them."""
+    """How far a lane was read: `index` batches of it, and the restart record behind the last of them.
+
+    `ahead`: where batches of it lie within the position's `skip`, a later restart record of the lane, behind these or
+    further on. Who goes on comes by there, and so finds out whether they are what they were. (`index` may be 0, and
+    `record` empty: the lane's start.)
+    """
 
     lane: Index
     index: Progress
     record: Record
+    ahead: Record = b""
 
 
 class EndedLane(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -50,6 +62,7 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
     `places`: the lanes that have begun and not ended; none for an indexable feed. `ended`: the lanes that have ended,
     in the order in which their leftovers count. `digest`: the SHA-256 of the epoch's list of splits, or empty where
     nothing of it was read. `skip` batches more behind all that were read too: whoever goes on makes and drops them.
+    They lie within one slab, or are few: in exact order at most `MAX_SKIP` more than a slab can hold.
     """
 
     feed: FeedInfo
@@ -61,6 +74,13 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
     ended: Annotated[tuple[EndedLane, ...], Meta(max_length=MAX_LANES)] = ()
     merged: Progress = 0
     skip: Progress = 0
+
+    def __post_init__(self) -> None:
+        most = self.feed.turn + (MAX_SKIP if self.feed.order == "exact" else MAX_SKIP_FAST)
+        if self.skip > most:
+            raise ValueError(
+                f"it passes over {self.skip} batches, and no reader of this feed passes over more than {most}"
+            )
 
 
 def differences(was: FeedInfo, now: FeedInfo) -> Iterator[str]:

@@ -5,14 +5,19 @@ A client counts by it what it was handed (track.py), a daemon with a state file 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .messages import FeedInfo, LaneEnded, Passed, Slab
 from .position import EndedLane, Place, Position
 
 
 class Standing:
-    """A position that moves. Its attributes are those of Position, with lanes by number."""
+    """A position that moves. Its attributes are those of Position, with lanes by number.
 
-    __slots__ = ("batches", "digest", "ended", "epoch", "merged", "places", "rows", "skip")
+    `ahead`: of each lane of which batches may lie within `skip`, a later record.
+    """
+
+    __slots__ = ("ahead", "batches", "digest", "ended", "epoch", "merged", "places", "rows", "skip")
 
     def __init__(self, position: Position) -> None:
         self.epoch = position.epoch
@@ -20,6 +25,7 @@ class Standing:
         self.rows = position.rows
         self.digest = position.digest
         self.places = {place.lane: (place.index, place.record) for place in position.places}
+        self.ahead = {place.lane: place.ahead for place in position.places if place.ahead}
         self.ended = {
             lane.lane: (number, lane.index, lane.leftover, lane.record) for number, lane in enumerate(position.ended)
         }
@@ -38,7 +44,7 @@ class Standing:
         """Move to the first batch of an epoch, if it is a later one."""
         if epoch > self.epoch:
             self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
-            self.places, self.ended = {}, {}
+            self.places, self.ended, self.ahead = {}, {}, {}
 
     def read(self, some: Slab | Passed) -> None:
         """Move behind batches that were read, or passed over."""
@@ -54,21 +60,25 @@ class Standing:
             index, _ = self.places.get(some.lane, (0, b""))
             if some.index + some.batches > index:  # a rank's own batch comes behind those of its round
                 self.places[some.lane] = (some.index + some.batches, some.record)
+                self.ahead.pop(some.lane, None)
 
     def end(self, lane: LaneEnded) -> None:
         """A lane ended here."""
         self.places.pop(lane.lane, None)
+        self.ahead.pop(lane.lane, None)
         self.ended[lane.lane] = (lane.number, lane.index, lane.leftover, lane.record)
 
-    def position(self, info: FeedInfo, more: int) -> Position:
-        """The position here, and `more` batches on."""
+    def position(self, info: FeedInfo, more: int = 0, through: Iterable[Slab] = ()) -> Position:
+        """The position here, and `more` batches on, which are of these slabs."""
+        ahead = self.ahead | {slab.lane: slab.record for slab in through if slab.record and slab.lane not in self.ended}
+        places = dict.fromkeys(ahead, (0, b"")) | self.places
         return Position(
             info,
             self.epoch,
             self.batches,
             self.rows,
             self.digest if self.batches or self.ended or self.skip or more else b"",
-            tuple(Place(lane, *self.places[lane]) for lane in sorted(self.places)),
+            tuple(Place(lane, *place, ahead.get(lane, b"")) for lane, place in sorted(places.items())),
             tuple(self._ended(info.batch_size or 0)),
             self.merged,
             self.skip + more,

@@ -43,7 +43,7 @@ from .coordinator import commands as do
 from .coordinator.feeds import Skipped, SplitsInfo
 from .coordinator.memory import least_slots
 from .coordinator.order import Part
-from .coordinator.stream import IDS_PER_STREAM, Stream
+from .coordinator.stream import Stream
 from .doing import Doing
 from .feed import mixing_warning, workers_warning
 from .host import descriptors
@@ -367,7 +367,7 @@ class Daemon:
                 self._split_skipped(message)
             case m.RunFailed():
                 error = message.error.error()
-                if message.run >= IDS_PER_STREAM:  # otherwise it is what the start fails with
+                if message.run >= m.IDS_PER_STREAM:  # otherwise it is what the start fails with
                     self._log.error("%s", error)
                 failing = set(coordinator.failing)
                 coordinator.run_failed(message.run, error)
@@ -579,7 +579,7 @@ class Daemon:
         stream = self._coordinator.stream_of(number)
         if stream is not None:
             self._stream_failed(stream, error)
-        elif number < IDS_PER_STREAM:
+        elif number < m.IDS_PER_STREAM:
             raise error
         else:  # of a stream that has ended
             self._bugs.note(error)

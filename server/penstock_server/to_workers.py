@@ -86,6 +86,7 @@ class ToWorkers:
             record=command.record,
             skip=command.skip,
             careful=command.careful,
+            ahead=command.ahead,
         )
         self.say(command.worker, start)
 

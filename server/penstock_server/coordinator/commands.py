@@ -28,7 +28,7 @@ class ForgetSplits(Struct, frozen=True):
 class StartRun(Struct, frozen=True):
     """Open a run in `worker`: one lane of an epoch, or the epoch of an indexable feed (lane 0, splits 0).
 
-    `record`, `skip`, `careful`: as in messages.StartRun.
+    `record`, `skip`, `careful`, `ahead`: as in messages.StartRun.
     """
 
     worker: int
@@ -40,6 +40,7 @@ class StartRun(Struct, frozen=True):
     record: bytes = b""
     skip: tuple[int, ...] = ()
     careful: int = 0
+    ahead: bytes = b""
 
 
 class FindSlot(Struct, frozen=True):

@@ -32,7 +32,7 @@ from penstock_proto import (
     UnknownFeed,
     WorkerDied,
 )
-from penstock_proto.messages import FeedPlan, Opened
+from penstock_proto.messages import IDS_PER_STREAM, FeedPlan, Opened
 from penstock_proto.position import Position, differences
 from penstock_proto.spec import Spec
 
@@ -48,7 +48,7 @@ from .making import pause
 from .memory import MANY, Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
-from .stream import IDS_PER_STREAM, Stream
+from .stream import Stream
 
 NOBODY = -1
 """In place of a worker's number: the feed waits for its next try."""

@@ -29,6 +29,7 @@ class Lane:
         run: who makes it now; None where nobody does, or the last one must let go first.
         turns: visits to it that are not closed, in order.
         index, record: batches that were reported, and the restart record behind them.
+        ahead: a later record, of the position from which the epoch goes on, by which it must come.
         border: whether going on from there elsewhere costs next to nothing.
         ended: whether it has no further full batch.
         letting_go: the run that was told to drop it and still has turns to answer.
@@ -45,6 +46,7 @@ class Lane:
     turns: deque[Turn] = field(default_factory=deque)
     index: int = 0
     record: bytes = b""
+    ahead: bytes = b""
     border: bool = True
     ended: bool = False
     letting_go: Filler | None = None
@@ -177,7 +179,7 @@ class Epoch:
         else:
             visits = LaneVisits(min(plan.lanes, splits.count), feed.turn, groups, position)
             for place in position.places if position else ():
-                self.lanes[place.lane] = Lane(index=place.index, record=place.record, border=False)
+                self.lanes[place.lane] = Lane(index=place.index, record=place.record, ahead=place.ahead, border=False)
             for lane in position.ended if position else ():
                 self.lanes[lane.lane] = Lane(index=lane.index, record=lane.record, ended=True)
         self.order = (ExactOrder if exact else FastOrder)(
@@ -245,7 +247,7 @@ def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
     count = 0 if plan.length is not None else min(plan.lanes, splits.count)
     fits = len(set(lanes)) == len(lanes) and max(lanes, default=0) < max(count, 1)
     if plan.length is not None:
-        fits = not lanes
+        fits = not lanes and position.batches + position.skip <= -(-plan.length // (plan.batch_size or 1))
     elif plan.batch_size is not None:
         fits = fits and all(lane.leftover < plan.batch_size for lane in position.ended)
     if not fits:

@@ -489,6 +489,7 @@ class Making:
                 record=lane.record,
                 skip=lane.skip,
                 careful=ALL if self._careful else lane.careful,
+                ahead=lane.ahead,
             )
         )
         return run

@@ -42,10 +42,6 @@ from .memory import Share
 from .order import EpochOrder, Part, Turn
 from .reader import Reader
 
-IDS_PER_STREAM = 1 << 40
-"""Runs and tickets of stream s are numbered from s * IDS_PER_STREAM, so that an id tells its stream. A stream lives for
-as long as its trainer: at 10,000 turns a second that many last for three years, and a daemon has 4 million streams."""
-
 
 class Stream:
     """See the file's head.
@@ -83,7 +79,7 @@ class Stream:
         self._indexable = feed.plan.length is not None
         self._crew = crew
         self._do = out
-        self._ids = itertools.count(number * IDS_PER_STREAM)
+        self._ids = itertools.count(number * m.IDS_PER_STREAM)
         self._epochs: deque[Epoch] = deque()
         self._position: Position | None = None
         self._next_epoch = 0
@@ -513,7 +509,16 @@ class Stream:
         if plan.length is not None and plan.drop_remainder:
             wanted = epoch.rows
         name, what = self.feed.name, "batches" if plan.batch_size is None else "samples"
-        if not seen and wanted != 0:
+        if epoch.skip:  # of what was consumed some was not made again
+            self.fail(
+                StateMismatch(
+                    f"{epoch.batches + epoch.skip} batches of epoch {epoch.number} were consumed before, and only "
+                    f"{epoch.batches} were there when it was read again: the splits have fewer samples now. Bring them "
+                    "back, or begin anew",
+                    feed=name,
+                )
+            )
+        elif not seen and wanted != 0:
             self.fail(IncompleteEpoch(f"epoch {epoch.number} is empty: the generator yielded nothing", feed=name))
         elif wanted is not None and seen != wanted:
             said = f"epoch {epoch.number} had {seen} {what}, but the feed says samples={wanted}"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock_proto import MemoryBound
+from penstock_proto.messages import IDS_PER_STREAM
 
 from ..coordinator.commands import Copy, FindSlot
-from ..coordinator.stream import IDS_PER_STREAM
 from .arena import Arena, Segment
 
 PATIENCE = 10.0

@@ -34,13 +34,14 @@ class IndexRun:
 
     Attributes:
         index: number of the next batch; may be set to any.
-        border: as of a `LaneRun`.
+        border, settled: as of a `LaneRun`.
         leftover, leftover_rows: as of a `LaneRun`; there are none, since the last batch may be smaller.
     """
 
     leftover = 0
     leftover_rows: Any = None
     border = True
+    settled = True
 
     def __init__(
         self,
@@ -95,6 +96,10 @@ class IndexRun:
             self._page.leave(self._collate.copying)
         self.index += 1
         return rows
+
+    def prepare(self) -> bool:
+        """There is nothing to do before a batch."""
+        return True
 
     def record(self) -> bytes:
         """Nothing: a batch's number says all."""

@@ -7,12 +7,19 @@ way the sequence is cut into batches, and what remains at the end is the leftove
 A split that is skipped yields so many samples and then ends: what the lane is from there on follows from that, so the
 number is part of the record, and whoever goes on from it has the same lane without the generator being run beyond.
 
+A record is that of the last full batch, whatever was read behind it: the place moves when a batch is whole, and only
+then. And it adds up: the samples that it says were read are those of the batches before it.
+
+What has to be read before a batch can be made (the open splits up to the record, a block) is read in small steps, so
+that the worker can do other things between them.
+
 No user code is called from here but through `Split`, and nothing here knows slots, messages or processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -21,7 +28,7 @@ import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from penstock_proto import FeedError, GeneratorError, ProtocolError, arrays
-from penstock_proto.messages import Count, FeedPlan
+from penstock_proto.messages import Count, FeedPlan, Progress
 
 from ..feed import block_samples
 from ..permutation import make_key, permute
@@ -32,6 +39,9 @@ MAX_SKIPPED = 1024
 
 MAX_EMPTY = 1000
 """Segments in a row that may end without a sample where there is no last one."""
+
+STEP_SECONDS = 0.020
+"""How long a step of what is read again takes, if samples do not take longer."""
 
 _SAME_AGAIN = "a stream can go on elsewhere only if a split always yields the same samples"
 
@@ -45,8 +55,8 @@ class Split(Protocol):
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended."""
 
-    def skip(self, count: int) -> None:
-        """Read so many samples and drop them."""
+    def skip(self, until: int, seconds: float) -> bool:
+        """Drop samples until so many were read in all, for about so long; returns whether they were."""
 
     def close(self) -> None:
         """End the generator."""
@@ -61,8 +71,8 @@ class _Ended:
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         return row
 
-    def skip(self, count: int) -> None:
-        pass
+    def skip(self, until: int, seconds: float) -> bool:
+        return True
 
     def close(self) -> None:
         pass
@@ -72,17 +82,25 @@ class _Place(Struct, frozen=True, forbid_unknown_fields=True):
     """A restart record. It comes back by way of a trainer's checkpoint, so it is checked.
 
     `seats`: of each split that is open, its number within the lane and the samples taken of it, None for an empty
-    seat; `next`: number of the lane's next split; both at the start of the block when shuffling. `block`: its number;
-    `made`: batches taken of it. `index`: number of the lane's next batch. `skipped`: of each split that was or will be
+    seat; `next`: number of the lane's next split; `done`: samples of the splits that were read to their ends; all at
+    the start of the block when shuffling. `block`: its number; `made`: batches taken of it; `closed`: if any were, what
+    `done` was when it was full. `index`: number of the lane's next batch. `skipped`: of each split that was or will be
     cut short, its number within the lane and the samples after which it ends.
     """
 
-    seats: tuple[tuple[Count, Count] | None, ...]
+    seats: tuple[tuple[Count, Progress] | None, ...]
     next: Count
-    block: Count
-    made: Count
-    index: Count
-    skipped: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_SKIPPED)] = ()
+    done: Progress
+    block: Progress
+    made: Progress
+    index: Progress
+    skipped: Annotated[tuple[tuple[Count, Progress], ...], Meta(max_length=MAX_SKIPPED)] = ()
+    closed: Progress = 0
+
+    @property
+    def taken(self) -> int:
+        """Samples that were read before it, or before its block."""
+        return self.done + sum(seat[1] for seat in self.seats if seat is not None)
 
 
 class LaneRun:
@@ -96,16 +114,17 @@ class LaneRun:
         collate: copies samples into stores.
         open_split: starts to read a split; called with its number within the lane and its index in the list.
         record: empty, or what `record` returned in an earlier run.
-        skip: numbers within the lane of splits of which nothing more is read: from here on, or, where `record` stands
-            within a block, from the next block on.
+        ahead: empty, or what it returned later in that run: batches up to there were consumed, and are made again only
+            to be dropped. So the lane must come by that place too.
+        skip: numbers within the lane of splits of which nothing more is read: from here on; where `record` stands
+            within a block, from the next block on; where there is something `ahead`, from there on.
         on_skip: called when a split is skipped, by `skip` or because user code raised, with its number, its index, the
             samples after which it ends, and the error.
 
     Raises:
-        ProtocolError: `record` or `skip` is not of this lane.
+        ProtocolError: `record`, `ahead` or `skip` is not of this lane.
 
     Attributes:
-        index: number of the next batch.
         ended: whether there is no further full batch.
         leftover: rows that remain then, less than a batch.
         leftover_rows: those rows as a store.
@@ -121,6 +140,7 @@ class LaneRun:
         collate: Collate,
         open_split: Callable[[int, int], Split],
         record: bytes = b"",
+        ahead: bytes = b"",
         skip: Iterable[int] = (),
         on_skip: Callable[[int, int, int, GeneratorError | None], None] = lambda *_: None,
     ) -> None:
@@ -138,31 +158,69 @@ class LaneRun:
         self._collate = collate
         self._open_split = open_split
         self._on_skip = on_skip
-        self._may_skip = plan.on_error == "skip"
+        self._skips = plan.on_error == "skip"
         self._to_skip = tuple(dict.fromkeys(skip))
         if any(number >= self._count for number in self._to_skip):
             raise ProtocolError(f"split {max(self._to_skip)} is to be skipped, but lane {lane} has {self._count}")
-        self._skipped: dict[int, int] = {}  # number of each split that was skipped, and the samples after which it ends
         self._batch_rows = plan.batch_size or 1
         self._block_rows = block_samples(plan.shuffle, self._lanes, plan.batch_size)
         seats = min(plan.interleave, self._block_rows) if plan.shuffle else 1
         self._seats: list[tuple[int, Split] | None] = [None] * seats
         self._next = 0
+        self._done = 0
         self._block = 0
         self._block_start: _Place | None = None  # None: no block is begun
-        self._last: _Place | None = None  # set when a lane that does not shuffle has ended
         self._store: Any = None
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._taken = 0  # rows of the block
+        self._again = False  # a block is read of which some was delivered
+        self._failed = False
+        self._behind = self._checked(record) if record else self._place(0)
+        self._ahead = self._checked(ahead) if ahead else None
+        if self._ahead is not None and self._ahead.index <= self._behind.index:
+            self._ahead = None
+        self._skipped = self._skipped_in(self._behind)
+        self._preparing: Iterator[None] | None = self._restore(self._behind)
         self.ended = False
-        self.index = 0
-        self._resume: _Place | None = self._checked(record) if record else self._place()
-        self.index = self._resume.index
         self.leftover = 0
         self.leftover_rows: Any = None
 
+    @property
+    def index(self) -> int:
+        """Number of the next batch."""
+        return self._behind.index
+
+    @property
+    def settled(self) -> bool:
+        """Whether its batches are those that they were: False until it has come by what is `ahead`."""
+        return self._ahead is None
+
+    def prepare(self) -> bool:
+        """Take a step towards the next batch: read some of what must be read before. True if there is no more to do.
+
+        Raises:
+            As `next_batch`.
+        """
+        if self._failed:
+            raise ProtocolError(f"lane {self._lane} has failed and cannot go on")
+        if self._preparing is None:
+            if self.ended or not self._block_rows or self._block_start is not None:
+                return True
+            self._preparing = self._fill_block()
+        try:
+            next(self._preparing)
+        except StopIteration:
+            self._preparing = None
+        except BaseException:
+            self._failed = True
+            raise
+        return False
+
     def next_batch(self, target: Any) -> int:
         """Put the next batch in the first rows of the store `target`.
+
+        Whoever wants to do other things meanwhile calls `prepare` first. When it has raised, the lane cannot go on;
+        its record is still that of the last full batch.
 
         Returns:
             Its rows, always a full batch; or 0 when the lane has no further one: then `leftover` is set.
@@ -171,18 +229,31 @@ class LaneRun:
             FeedError: a resumed lane does not have the samples that it had, or too many splits were skipped.
             Exception: whatever a `Split` or `open_split` raises.
         """
-        if self._resume is not None:
-            self._restore(self._resume)
-            self._resume = None
+        while not self.prepare():
+            pass
         if self.ended:
             return 0
-        rows = self._from_block(target) if self._block_rows else self._in_order(target)
-        self.index += rows > 0
+        try:
+            rows = self._from_block(target) if self._block_rows else self._in_order(target)
+            if rows:
+                self._moved()
+        except BaseException:
+            self._failed = True
+            raise
         return rows
 
     def record(self) -> bytes:
-        """What a later `LaneRun` needs to go on behind the last batch."""
-        return arrays.pack(msgspec.to_builtins(self._here()))
+        """What a later `LaneRun` needs to go on behind the last full batch.
+
+        Raises:
+            ProtocolError: it does not add up, and samples would be lost or come twice.
+        """
+        if not self._adds_up(self._behind):
+            raise ProtocolError(
+                f"lane {self._lane} has {self._behind.taken} samples before batch {self.index} by its restart record, "
+                "which is not what its batches hold: please report this as a bug"
+            )
+        return arrays.pack(msgspec.to_builtins(self._behind))
 
     @property
     def border(self) -> bool:
@@ -190,29 +261,48 @@ class LaneRun:
 
         (When shuffling, the splits that are open then are read again as far as they were.)
         """
-        here = self._here()
         if self._block_rows:
-            return here.made == 0
-        return all(seat is None or seat[1] <= self._batch_rows for seat in here.seats)
+            return self._behind.made == 0
+        return all(seat is None or seat[1] <= self._batch_rows for seat in self._behind.seats)
 
     def close(self) -> None:
         """End the generators and let go of all memory."""
         self.ended = True
+        self._preparing = None
         self._store = self.leftover_rows = None
         for number, seat in enumerate(self._seats):
             self._seats[number] = None
             if seat is not None:
                 seat[1].close()
 
-    def _here(self) -> _Place:
-        """The place behind the last batch."""
-        if self._resume is not None:
-            return self._resume
-        place = self._last or self._block_start or self._place()
-        made = self._taken // self._batch_rows
-        self._forget_skipped(place)
-        skipped = tuple(self._skipped.items())
-        return msgspec.structs.replace(place, made=made, index=self.index, skipped=skipped)
+    def _moved(self) -> None:
+        """Another batch is whole: the place behind it is the lane's from now on."""
+        index = self.index + 1
+        if self._block_start is not None and self._taken < self._block_rows:
+            place = msgspec.structs.replace(self._block_start, made=self._taken // self._batch_rows, index=index)
+        else:
+            if self._block_start is not None:
+                self._block_start = None
+                self._block += 1
+                self._taken = 0
+            place = self._place(index)
+        if self._ahead is not None and self._ahead.index == place.index:
+            if msgspec.structs.replace(place, skipped=self._ahead.skipped) != self._ahead:
+                raise FeedError(
+                    f"behind {place.index} batches lane {self._lane} was {self._said(self._ahead)}, and when it was "
+                    f"read again it is {self._said(place)}: {_SAME_AGAIN}"
+                )
+            self._ahead = None
+            self._skip_asked({seat[0]: seat[1].taken for seat in self._seats if seat is not None})
+        if self._skipped:
+            self._forget_skipped(place)
+            place = msgspec.structs.replace(place, skipped=tuple(self._skipped.items()))
+        self._behind = place
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a split that fails is left out. What was consumed is read again as it was, or not at all."""
+        return self._skips and not self._again and self._ahead is None
 
     def _forget_skipped(self, place: _Place) -> None:
         """Of an endless lane forget those that are never read again from `place`, which would become ever more."""
@@ -221,19 +311,13 @@ class LaneRun:
             self._skipped = {n: end for n, end in self._skipped.items() if n >= place.next or n in seated}
 
     def _in_order(self, target: Any) -> int:
-        seat, following = self._seats[0], self._next
-        taken = seat[1].taken if seat is not None else 0
         rows = self._read(0, target, 0, self._batch_rows)
         if rows < self._batch_rows:
-            # The record stays behind the last full batch, so that whoever goes on from it has the leftover too.
-            self._last = _Place((None if seat is None else (seat[0], taken),), following, 0, 0, self.index)
             self._end(rows, self._collate.first(target, rows))
             return 0
         return rows
 
     def _from_block(self, target: Any) -> int:
-        if self._block_start is None:
-            self._fill_block()
         rows = self._order[self._taken : self._taken + self._batch_rows]
         if len(rows) < self._batch_rows:
             kept = self._collate.store(len(rows))
@@ -243,33 +327,48 @@ class LaneRun:
             return 0
         self._collate.move(self._store, rows, target)
         self._taken += len(rows)
-        if self._taken == self._block_rows:
-            self._block_start = None
-            self._block += 1
-            self._taken = 0
         return len(rows)
 
     def _end(self, rows: int, kept: Any) -> None:
+        if self._ahead is not None:
+            raise FeedError(
+                f"lane {self._lane} had {self._ahead.index} full batches or more, and only {self.index} when its "
+                f"splits were read again: {_SAME_AGAIN}"
+            )
         self.ended = True
         self.leftover, self.leftover_rows = rows, kept
+        # The place stays behind the last full batch, so that whoever goes on from it has the leftover too.
+        self._behind = msgspec.structs.replace(self._behind, skipped=tuple(self._skipped.items()))
 
-    def _fill_block(self) -> None:
-        """Fill a block from the open splits in equal runs; when one has no more, and the lane no other, the rest."""
-        self._block_start = self._place()
+    def _fill_block(self) -> Iterator[None]:
+        """Fill a block from the open splits in equal runs; when one has no more, and the lane no other, the rest.
+
+        A step reads as many samples as a batch has, or more while they come fast.
+        """
+        start = self._place(self.index)
         if self._store is None:
             self._store = self._collate.store(self._block_rows)
-        filled = 0
+        filled, step = 0, self._batch_rows
         while filled < self._block_rows:
             live = [i for i, seat in enumerate(self._seats) if seat is not None or self._next < self._count]
             if not live:
                 break
             run, longer = divmod(self._block_rows - filled, len(live))
             for place, seat in enumerate(live):
-                filled = self._read(seat, self._store, filled, filled + run + (place < longer))
+                end = filled + run + (place < longer)
+                while filled < end:
+                    stop = min(end, filled + step)
+                    began = time.monotonic()
+                    filled = self._read(seat, self._store, filled, stop)
+                    if filled < stop:
+                        break
+                    step = 2 * step if time.monotonic() - began < STEP_SECONDS / 4 else self._batch_rows
+                    yield
         if filled:
             self._order = permute(make_key(*self._block_key, self._block), filled, np.arange(filled))
         else:
             self._order = np.empty(0, np.int64)
+        self._block_start = msgspec.structs.replace(start, closed=self._done)
 
     def _read(self, seat: int, store: Any, row: int, stop: int) -> int:
         """Fill rows from the split on that seat, and from the lane's next ones when it ends, while there are any."""
@@ -284,6 +383,7 @@ class LaneRun:
             row = self._read_split(*taken, store, row, stop)
             if row < stop or taken[1].taken == self._segment:  # of a whole segment nothing has to be read again
                 self._seats[seat] = None
+                self._done += taken[1].taken
                 taken[1].close()
                 self._count_empty(taken[1].taken)
         return row
@@ -318,23 +418,30 @@ class LaneRun:
         return filled
 
     def _opened(self, number: int, taken: int = 0) -> Split:
-        """The split with this number, of which so many samples were read before."""
-        limit = self._skipped.get(number)
-        if limit == taken:
+        """The split with this number, from its start; if it ends after the samples `taken` of it before, that end."""
+        if self._skipped.get(number) == taken:
             return _Ended(taken)
-        split: Split | None = None
         try:
-            split = self._open_split(number, self._index_of(number))
-            if taken:
-                split.skip(taken)
-            return split
-        except FeedError as error:
-            if split is not None:
-                split.close()
-            if not isinstance(error, GeneratorError) or not self._may_skip or limit is not None:
-                raise
-            self._skip(number, taken, error)
-            return _Ended(taken)
+            return self._open_split(number, self._index_of(number))
+        except GeneratorError as error:
+            return self._left_out(number, taken, error)
+
+    def _reopened(self, seat: int, taken: int) -> bool:
+        """Read the split on that seat on to where it was, for a step; returns whether it is there."""
+        number, split = self._seats[seat]  # type: ignore[misc]  # it has just been opened
+        try:
+            return split.skip(taken, STEP_SECONDS)
+        except GeneratorError as error:
+            self._seats[seat] = number, self._left_out(number, taken, error)
+            split.close()
+            return True
+
+    def _left_out(self, number: int, taken: int, error: GeneratorError) -> Split:
+        """The end of a split that cannot be read, if it may be skipped."""
+        if not self._may_skip or number in self._skipped:
+            raise error
+        self._skip(number, taken, error)
+        return _Ended(taken)
 
     def _index_of(self, number: int) -> int:
         """The index in the list of the lane's split with this number."""
@@ -344,7 +451,7 @@ class LaneRun:
     def _skip(self, number: int, samples: int, error: GeneratorError | None) -> None:
         """Let a split end after so many samples, here and wherever this lane is read again."""
         if len(self._skipped) >= MAX_SKIPPED:
-            self._forget_skipped(self._block_start or self._place())
+            self._forget_skipped(self._behind)
         if len(self._skipped) >= MAX_SKIPPED:
             raise FeedError(
                 f"too many {self._piece}s were skipped: {MAX_SKIPPED} of lane {self._lane}"
@@ -355,9 +462,22 @@ class LaneRun:
         self._skipped[number] = samples
         self._on_skip(number, self._index_of(number), samples, error)
 
-    def _place(self) -> _Place:
-        seats = tuple(None if seat is None else (seat[0], seat[1].taken) for seat in self._seats)
-        return _Place(seats, self._next, self._block, 0, self.index)
+    def _place(self, index: int) -> _Place:
+        """Where the splits stand, with nothing of a block."""
+        seats = [None if seat is None else (seat[0], seat[1].taken) for seat in self._seats]
+        return _Place(tuple(seats), self._next, self._done, self._block, 0, index)
+
+    def _adds_up(self, place: _Place) -> bool:
+        """Whether as many samples were read before the place as the batches before it hold."""
+        if self._block_rows:
+            blocks = place.block * self._block_rows
+            return place.taken == blocks == (place.index - place.made) * self._batch_rows
+        return place.taken == place.index * self._batch_rows
+
+    def _said(self, place: _Place) -> str:
+        """The place in words."""
+        seats = [f"{seat[1]} samples into {self._piece} {seat[0]}" for seat in place.seats if seat is not None]
+        return " and ".join(seats) or f"before {self._piece} {place.next}"
 
     def _checked(self, record: bytes) -> _Place:
         try:
@@ -371,36 +491,60 @@ class LaneRun:
             or len(set(numbers)) != len(numbers)
             or len(skipped) != len(place.skipped)
             or any(number >= self._count for number in skipped)
-            or any(seat is not None and seat[1] > skipped.get(seat[0], seat[1]) for seat in place.seats)
             or any(number >= place.next for number in numbers)
             or place.next > self._count
             or (place.made and place.made * self._batch_rows >= self._block_rows)
         ):
             raise ProtocolError("a restart record that was made with other splits or other options of the feed")
+        if not self._adds_up(place):
+            raise ProtocolError(
+                f"a restart record that does not add up: it has {place.taken} samples before batch {place.index}"
+            )
         return place
 
-    def _restore(self, place: _Place) -> None:
-        self._skipped = dict(place.skipped)
+    def _skipped_in(self, place: _Place) -> dict[int, int]:
+        """The number of each split that was skipped by the place, or by what is ahead, and the samples after which it
+        ends."""
+        skipped = {**dict(self._ahead.skipped if self._ahead is not None else ()), **dict(place.skipped)}
+        if any(seat is not None and seat[1] > skipped.get(seat[0], seat[1]) for seat in place.seats):
+            raise ProtocolError("a restart record whose splits were read beyond their ends")
+        return skipped
+
+    def _restore(self, place: _Place) -> Iterator[None]:
+        """Read again what was read before the place, in steps."""
         self._next = place.next
+        self._done = place.done
         self._block = place.block
-        if not place.made:
+        self._again = place.made > 0
+        if self._may_skip_asked:
             # Before they are opened: that may have been the end of a worker.
             self._skip_asked({seat[0]: seat[1] for seat in place.seats if seat is not None})
-        # A block is read again as it was, or not at all: some of its samples were delivered.
-        may_skip, self._may_skip = self._may_skip, self._may_skip and not place.made
         for i, seat in enumerate(place.seats):
             if seat is not None:
-                self._seats[i] = seat[0], self._opened(*seat)
+                number, taken = seat
+                self._seats[i] = number, self._opened(number, taken)
+                while not self._reopened(i, taken):
+                    yield
         if place.made:
-            self._fill_block()
+            yield from self._fill_block()
             self._taken = place.made * self._batch_rows
             if self._taken > len(self._order):
                 raise FeedError(
                     f"block {self._block} of lane {self._lane} had {self._taken} samples or more, and only "
                     f"{len(self._order)} when its splits were read again: {_SAME_AGAIN}"
                 )
-            self._skip_asked({seat[0]: seat[1].taken for seat in self._seats if seat is not None})
-        self._may_skip = may_skip
+            if self._done != place.closed:
+                raise FeedError(
+                    f"the {self._piece}s that had ended by block {self._block} of lane {self._lane} had {place.closed} "
+                    f"samples, and {self._done} when they were read again: {_SAME_AGAIN}"
+                )
+            self._again = False
+            if self._may_skip_asked:
+                self._skip_asked({seat[0]: seat[1].taken for seat in self._seats if seat is not None})
+
+    @property
+    def _may_skip_asked(self) -> bool:
+        return not self._again and self._ahead is None
 
     def _skip_asked(self, taken: dict[int, int]) -> None:
         """Skip what is to be skipped, `taken` being the samples that were read of each open split."""

@@ -1,8 +1,10 @@
-"""The worker's conversation with the daemon: one thread, one message at a time, turns filled in the order asked for.
+"""The worker's conversation with the daemon: one thread, one message at a time, jobs done step by step (see work.py).
 
-Between two batches it looks for new messages, so a run that nobody wants any more ends there, and rows for a merged
-batch never wait for a turn. User code runs inside `_fill_*`, `_list_splits` and `_write_rows`, and where generators
-are closed.
+A step makes a batch, or reads some of what has to be read before one can be made. Between two steps the worker looks
+for messages, so a run that nobody wants any more ends there, and rows for a merged batch never wait for a turn. User
+code runs inside these steps, inside `_list_splits`, and where generators are closed.
+
+Whatever fails for a run fails that run: the daemon gets RunFailed, and the worker goes on.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ import hashlib
 import os
 import select
 import socket
+import sys
 import time
-from collections import deque
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, ProtocolError, codec, layout, seqpacket
 from penstock_proto import messages as m
@@ -29,6 +35,8 @@ from .randomness import GlobalRandomness
 from .served import ServedFeed, look_at_item, look_at_splits
 from .slots import Segments
 from .splits import OpenSplit, SplitList, SplitOpener, list_splits, write_list
+from .usercode import did
+from .work import Job, Work
 
 _PART_SECONDS = 0.020
 """A turn that takes longer than this is handed over in parts, so that a waiting consumer sees what there is."""
@@ -79,22 +87,32 @@ class Worker:
         own.in_child(self._segments.abandon)
         self._lists: dict[int, SplitList] = {}
         self._runs: dict[int, Run] = {}
-        self._fills: deque[m.Fill] = deque()
+        self._work = Work[Run](lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None)
         self._randomness = GlobalRandomness()
         self._stopping = False
 
     def serve(self) -> None:
         """Serve until Shutdown. When the daemon is gone, the process ends here, at once."""
         while not self._stopping:
-            fill = self._next_fill()
-            if fill is None:
+            job = self._work.next()
+            if job is None:
                 self._page.idle(self._readable.poll)
                 self._receive()
             else:
-                self._fill(fill, self._runs[fill.run])
+                self._step(job)
             self._poll()
         for run in self._runs.values():
             run.batches.close()
+
+    def _step(self, job: Job[Run]) -> None:
+        began = time.monotonic()
+        try:
+            next(job.steps)
+        except StopIteration:
+            self._work.done(job)
+        except Exception as error:
+            self._fail(job.run.number, None, error)
+        self._work.stepped(job, began, time.monotonic())
 
     # --- messages ---
 
@@ -114,13 +132,29 @@ class Worker:
             os._exit(0)  # user code's threads and exit handlers must not outlive the daemon
         if fd is not None:
             fd = above_standard(fd)
-        message = codec.to_worker(data)
+        try:
+            message = codec.to_worker(data)
+        except ProtocolError as error:
+            self._cannot_read(data, fd, error)
+            return
         try:
             self._handle(message, fd)
-        except PenstockError as error:
-            if not isinstance(message, m.ListSplits | m.StartRun | m.WriteRows):
+        except Exception as error:
+            if not isinstance(message, m.ListSplits | m.StartRun | m.Fill | m.WriteRows | m.DropRun):
                 raise
-            self._fail(message.run, message.feed if not isinstance(message, m.WriteRows) else None, error)
+            self._fail(message.run, message.feed if isinstance(message, m.ListSplits | m.StartRun) else None, error)
+
+    def _cannot_read(self, data: bytes, fd: int | None, error: ProtocolError) -> None:
+        """A message could not be decoded: the run that it is about fails. What is about none is only logged; if it was
+        needed, the run that needs it fails."""
+        if fd is not None:
+            os.close(fd)
+        try:
+            run = msgspec.msgpack.decode(data, type=_AboutARun).run
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            print(f"penstock: a message from the daemon is left out: {error}", file=sys.stderr)
+        else:
+            self._fail(run, None, error)
 
     def _handle(self, message: m.ToWorker, fd: int | None) -> None:
         match message:
@@ -156,8 +190,13 @@ class Worker:
         except ConnectionError:
             os._exit(0)
 
-    def _fail(self, run: int, feed: str | None, error: PenstockError) -> None:
+    def _fail(self, run: int, feed: str | None, error: Exception) -> None:
         """Report `error`, and close the run with all of its tickets."""
+        if not isinstance(error, PenstockError):
+            error = PenstockError(
+                f"the worker failed in this stream: it {did(error)}",
+                remote_traceback="".join(traceback.format_exception(error)),
+            )
         error.feed = error.feed or feed
         error.worker = self._number
         opened = self._runs.get(run)
@@ -272,6 +311,7 @@ class Worker:
             collate=served.collate,
             open_split=open_split,
             record=message.record,
+            ahead=message.ahead,
             skip=message.skip,
             on_skip=on_skip,
         )
@@ -280,21 +320,22 @@ class Worker:
         run = self._runs.pop(number, None)
         if run is None:
             return  # its StartRun failed
-        tickets = [fill.ticket for fill in self._fills if fill.run == number]
+        jobs = [] if run.closed else self._work.drop(run)  # if it failed, its tickets are gone with it
         if run.waiting is not None:
-            tickets.insert(0, run.waiting)
-        if run.closed:  # it failed, and its tickets with it
-            tickets = []
+            self._send(_nothing(number, run.waiting))
         self._close(run)
-        for ticket in tickets:
-            self._send(_nothing(number, ticket))
+        for job in jobs:
+            if job.fills:
+                self._send(_nothing(number, job.ticket, job.reported))
+            else:
+                self._send(m.RowsWritten(run=number, ticket=job.ticket))  # the daemon only waits for its slot
 
     def _close(self, run: Run) -> None:
         run.closed = True
         run.waiting = None
         run.held = []
         run.batches.close()
-        self._fills = deque(fill for fill in self._fills if fill.run != run.number)
+        self._work.drop(run)
 
     # --- turns ---
 
@@ -302,76 +343,74 @@ class Worker:
         run = self._runs.get(fill.run)
         if run is None or run.closed:
             return  # it failed when the daemon had not heard of it
-        if run.waiting == fill.ticket:
-            run.waiting = None
-            self._fills.appendleft(fill)
+        job = Job(run, fill.ticket, fills=True)
+        if run.served.layout is None:
+            job.steps = self._fill_one(fill, job)
         else:
-            self._fills.append(fill)
+            job.steps = self._fill_turn(fill, job, run.served.layout)
+        waited = run.waiting == fill.ticket
+        if waited:
+            run.waiting = None
+        self._work.add(job, first=waited)
 
-    def _next_fill(self) -> m.Fill | None:
-        """Take the oldest that can be filled: a run that waits for a larger slot keeps its order and lets others by."""
-        for i, fill in enumerate(self._fills):
-            if self._runs[fill.run].waiting is None:
-                del self._fills[i]
-                return fill
-        return None
-
-    def _fill(self, fill: m.Fill, run: Run) -> None:
-        try:
-            if run.served.layout is None:
-                self._fill_one(fill, run)
-            else:
-                self._fill_turn(fill, run, run.served.layout)
-        except PenstockError as error:
-            self._fail(run.number, None, error)
-
-    def _fill_turn(self, fill: m.Fill, run: Run, slot_layout: layout.SlotLayout) -> None:
+    def _fill_turn(self, fill: m.Fill, job: Job[Run], slot_layout: layout.SlotLayout) -> Iterator[None]:
         """A turn of a fixed feed: batches one after another, reported in parts where they take their time."""
+        run = job.run
         source = run.batches
         _go_to(source, fill.index)
         if fill.first + fill.batches > slot_layout.batches:
             raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit a slot")
         slot = self._segments.batches(slot_layout, fill.segment)
         full = run.served.plan.batch_size
-        first = at = rows = 0
+        at = rows = 0
         ended = False
         reported = time.monotonic()
+
+        def report(*, last: bool = False) -> None:
+            nonlocal rows, reported
+            self._report(fill, source, job.reported, at, rows, last=last, ended=ended)
+            job.reported, rows, reported = at, 0, time.monotonic()
+
+        def takes_long() -> bool:
+            return at > job.reported and source.settled and time.monotonic() - reported > _PART_SECONDS
+
         while at < fill.batches:
             place = fill.first + at
             try:
+                while not source.prepare():
+                    if takes_long():
+                        report()
+                    yield
                 made = source.next_batch([leaf[place] for leaf in slot.leaves])
-            except PenstockError:
-                if at > first:
-                    self._report(fill, source, first, at, rows)  # what was made before is not lost
+            except Exception:
+                if at > job.reported and source.settled:
+                    report()  # what was made before is not lost
                 raise
             if not made:
                 ended = True
                 break
-            if made != full and at > first:  # an epoch's last batch, which is a slab by itself
-                self._report(fill, source, first, at, rows)
-                first, rows = at, 0
+            if made != full and at > job.reported:  # an epoch's last batch, which is a slab by itself
+                report()
             slot.headers[place, :4] = made, run.epoch, run.lane, source.index - 1
             rows += made
             at += 1
             if at == fill.batches:
                 break
-            if source.index < run.careful or time.monotonic() - reported > _PART_SECONDS:
-                self._report(fill, source, first, at, rows)
-                first, rows = at, 0
-                reported = time.monotonic()
-            self._poll()
-            if run.closed or self._stopping:
-                self._send(_nothing(fill.run, fill.ticket, first))
-                return
-        self._report(fill, source, first, at, rows, last=True, ended=ended)
+            if source.index < run.careful or takes_long():
+                report()
+            yield
+        report(last=True)
 
-    def _fill_one(self, fill: m.Fill, run: Run) -> None:
+    def _fill_one(self, fill: m.Fill, job: Job[Run]) -> Iterator[None]:
         """One batch of a feed whose batches vary in size, which needs no more than it takes."""
+        run = job.run
         if fill.batches != 1:
             raise ProtocolError(f"{fill.batches} batches in a slot of a feed whose batches vary in size")
         source = run.batches
         if not run.held:
             _go_to(source, fill.index)
+            while not source.prepare():
+                yield
             target: list[Any] = [None]
             if not source.next_batch(target):
                 self._report(fill, source, 0, 0, 0, last=True, ended=True)
@@ -427,8 +466,24 @@ class Worker:
         if run is None or run.closed:  # the daemon only waits for the slot to be let alone
             self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
             return
-        self._end(run)
+        steps = self._written(message, run)
+        if isinstance(run.batches, LaneRun) and not run.batches.ended:
+            job = Job(run, message.ticket, fills=False)
+            job.steps = steps
+            self._work.add(job, first=True)
+        else:
+            next(steps, None)
+
+    def _written(self, message: m.WriteRows, run: Run) -> Iterator[None]:
+        """Write leftover rows. A run that goes on from behind its last full batch is read to its end first, which gives
+        its leftover again."""
         lane, slot_layout = run.batches, run.served.layout
+        if isinstance(lane, LaneRun) and not lane.ended:
+            run.read_again = True
+            while not lane.prepare():
+                yield
+            if lane.next_batch(run.served.collate.store(run.served.plan.batch_size or 1)):
+                raise ProtocolError(f"leftover rows are asked of a lane that has a full batch, number {lane.index - 1}")
         if slot_layout is None or message.start + message.count > lane.leftover:
             if run.read_again:
                 raise FeedError(
@@ -445,14 +500,11 @@ class Worker:
         slot.headers[0, :4] = message.rows, run.epoch, layout.TAIL_LANE, message.index
         self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
 
-    def _end(self, run: Run) -> None:
-        """Read a run that goes on from behind its last full batch to its end, which gives its leftover again."""
-        lane = run.batches
-        if not isinstance(lane, LaneRun) or lane.ended:
-            return
-        run.read_again = True
-        if lane.next_batch(run.served.collate.store(run.served.plan.batch_size or 1)):
-            raise ProtocolError(f"leftover rows are asked of a lane that has a full batch, number {lane.index - 1}")
+
+class _AboutARun(msgspec.Struct):
+    """What of a message tells which run it is about."""
+
+    run: m.Count
 
 
 def _needed(fd: int | None, message: m.Message) -> int:

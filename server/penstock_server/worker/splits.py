@@ -15,6 +15,7 @@ import mmap
 import os
 import pickle
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -285,27 +286,31 @@ class OpenSplit:
         finally:
             self._page.leave()
 
-    def skip(self, count: int) -> None:
-        """Read so many samples and drop them.
+    def skip(self, until: int, seconds: float) -> bool:
+        """Drop samples until so many were read in all, for about so long; returns whether they were.
 
         Raises:
             GeneratorError: the user's code raised.
             FeedError: the split has fewer samples than when it was read first.
         """
+        deadline = time.monotonic() + seconds
         self._enter()
         try:
-            for _ in islice(self._samples, count):
+            for _ in islice(self._samples, until - self.taken):
                 self.taken += 1
+                if time.monotonic() >= deadline:
+                    return self.taken == until
         except BaseException as error:
             raise _failed(self._name, self.place, error) from error
         finally:
             self._page.leave()
-        if self.taken < count:
+        if self.taken < until:
             raise FeedError(
-                f"{self._name} yielded {count} samples of a {self._piece}, and only {self.taken} when it was run "
+                f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "
                 f"again: a stream can go on elsewhere only if a {self._piece} always yields the same samples",
                 split=self.place,
             )
+        return True
 
     def close(self) -> None:
         """End the generator; what its clean-up raises is only logged."""
