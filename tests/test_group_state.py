@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sqlite3
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from simulation import SimFeed, World
 
 import penstock
 from penstock import StateMismatch, StreamClosed
-from penstock_proto import StartError
+from penstock_proto import DaemonStopped, StartError
 from penstock_server import statefile
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator.gathering import Ask
@@ -139,7 +141,165 @@ def test_without_a_state_file_the_consumers_of_a_killed_daemon_fail_at_once(serv
         assert Counter(int(number) for _, numbers in another.batches() for number in numbers) == samples(0)
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"a disk to be filled cannot be had here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return ballast
+
+
+def test_while_the_disk_is_full_only_groups_wait_and_go_on_where_they_were(serve: Serve, disk: Path) -> None:
+    other = "\n    other = Feed(numbers, splits=range(8), batch_size=7, lanes=4)\n"
+    daemon = serve(FEED + other, "feed", "other", state=disk / "state")
+    consumers = [Consumer(daemon.urls["feed"], transport, epochs=2) for transport in ("local", "tcp")]
+    until(consumers, 20)
+    with penstock.connect(daemon.urls["other"], reconnect=0) as victim:
+        batches = victim.batches()
+        next(batches)
+        ballast = fill(disk)
+        wait(lambda: "group 'g' waits: the state file" in daemon.stderr())
+        seen = 7 + sum(len(numbers) for _, numbers in batches)
+        assert seen == 800
+        before = sum(consumer.batches for consumer in consumers)
+        time.sleep(2)  # they come back again and again, and are sent nothing
+        assert sum(consumer.batches for consumer in consumers) <= before + 40
+        with pytest.raises(penstock.DaemonStopped, match=r"cannot be written.*free some space"):
+            penstock.connect(daemon.urls["feed"], group="another")
+        ballast.unlink()
+        assert len(list(victim.batches())) == 115
+    for consumer in consumers:
+        consumer.join(60)
+    assert [consumer.error for consumer in consumers] == [None, None]
+    for epoch in range(2):
+        assert Counter(number for consumer in consumers for number in consumer.read[epoch]) == samples(epoch)
+
+
+def test_who_comes_after_the_disk_was_full_gets_what_nobody_was_handed(serve: Serve, disk: Path) -> None:
+    daemon = serve(FEED, state=disk / "state", patched={"coordinator.groups.PATIENCE": 1.0})
+    consumer = Consumer(daemon.url, "local", epochs=1, reconnect=0)
+    until([consumer], 5)
+    ballast = fill(disk)
+    consumer.join(60)
+    assert isinstance(consumer.error, penstock.DaemonStopped), "it was not to wait"
+    ballast.unlink()
+    with penstock.connect(daemon.url, group="g") as another:
+        rest = Counter(int(number) for _, numbers in another.batches() for number in numbers)
+    assert rest <= samples(0)
+    assert rest + Counter(consumer.read[0]) >= samples(0)
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+FORGED = {
+    "a negative count": "UPDATE groups SET batches = -1",
+    "a text for a number": "UPDATE groups SET epoch = 'x'",
+    "nothing for a number": "UPDATE groups SET rows = NULL",
+    "an epoch that nobody can begin": "UPDATE groups SET epoch = 9007199254740993",
+    "a number that is too large": "UPDATE groups SET merged = 9223372036854775807",
+    "a digest of another length": "UPDATE groups SET digest = x'00'",
+    "a text for a digest": "UPDATE groups SET digest = 7",
+    "a feed that is none": "UPDATE groups SET info = x'c0'",
+    "a number for a feed": "UPDATE groups SET info = 5",
+    "another feed's name": "UPDATE groups SET feed = 'other'",
+    "a number for a name": "UPDATE groups SET name = x'ff'",
+    "an index out of range": "UPDATE places SET idx = 4611686018427387904",
+    "a lane that is none": "UPDATE places SET lane = 99 WHERE lane = (SELECT max(lane) FROM places)",
+    "a lane below all": "UPDATE places SET lane = -1 WHERE lane = (SELECT max(lane) FROM places)",
+    "a record that is too large": "UPDATE places SET record = zeroblob(40000)",
+    "a text for a record": "UPDATE places SET record = 12",
+    "a lane twice": "INSERT INTO ended SELECT id, lane, 0, idx, 0, record FROM places LIMIT 1",
+    "a lane that ended out of turn": "INSERT INTO ended SELECT id, 3, 5, 0, 0, x'' FROM places LIMIT 1",
+    "batches of no lane": "INSERT INTO ahead SELECT id, 99, 5, 1 FROM groups",
+    "too many batches at once": "INSERT INTO ahead SELECT id, 0, 5, 10000000 FROM groups",
+    "no batches": "INSERT INTO ahead SELECT id, 0, 5, 0 FROM groups",
+    "a consumer with a long name": "INSERT INTO consumers SELECT id, zeroblob(17) FROM groups",
+    "a table that is missing": "DROP TABLE ahead",
+}
+
+
 class TestFile:
+    @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED.keys())
+    def test_wrong_values_are_refused_at_the_start(self, tmp_path: Path, forged: str) -> None:
+        path = tmp_path / "state"
+        feed = World(SimFeed(turn=4, splits=(8, 8, 8), lanes=3)).coordinator.feeds["train"].info
+        file = StateFile(path)
+        keep = do.Keep(feed, "g", 0, 8, 8, bytes(32), 0, places=((0, 4, b"record"), (1, 4, b"record")), arrived=b"a")
+        file.keep(keep)
+        file.close()
+        file = StateFile(path)
+        assert list(file.load()) == [("train", "g")]
+        file.close()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute(forged)
+        file = StateFile(path)
+        try:
+            with pytest.raises(StartError, match=r"damaged.*Bring back a copy of it, or delete it"):
+                file.load()
+        finally:
+            file.close()
+
+    def test_what_cannot_be_written_is_not_written_in_part_and_can_be_written_later(self, tmp_path: Path) -> None:
+        feed = World(SimFeed(turn=4)).coordinator.feeds["train"].info
+        keep = do.Keep(feed, "g", 0, 0, 0, bytes(32), 0, arrived=b"a")
+        file = StateFile(tmp_path / "state")
+        (pages,) = file._do("PRAGMA page_count")[0]
+        file._do(f"PRAGMA max_page_count = {pages}")
+        large = tuple((lane, 4, bytes(30_000)) for lane in range(3))
+        with pytest.raises(DaemonStopped, match=r"cannot be written \(database or disk is full\).*free some space"):
+            file.keep(replace(keep, places=large))
+        assert file.kept("train", "g") is None
+        file.keep(keep)
+        with pytest.raises(DaemonStopped):
+            file.keep(replace(keep, batches=12, places=large))
+        kept = file.kept("train", "g")
+        assert kept is not None
+        assert (kept.position.batches, kept.position.places, kept.consumers) == (0, (), {b"a"})
+        file._do("PRAGMA max_page_count = 1000000")
+        file.keep(replace(keep, batches=12, places=large))
+        file.forget("train", "g")
+        file.close()
+        file = StateFile(tmp_path / "state")
+        assert not file.load()
+        file.close()
+
+    def test_a_group_that_could_not_be_deleted_is_deleted_before_another_of_its_name_begins(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        feed = World(SimFeed(turn=4)).coordinator.feeds["train"].info
+        keep = do.Keep(feed, "g", 3, 0, 0, bytes(32), 0, places=((0, 4, b"record"),), arrived=b"a")
+        file = StateFile(tmp_path / "state")
+        file.keep(keep)
+        file._do("PRAGMA query_only = 1")
+        with pytest.raises(DaemonStopped):
+            file.forget("train", "g")
+        assert file.to_forget == {("train", "g")}
+        assert file.kept("train", "g") is None
+        file._do("PRAGMA query_only = 0")
+        file.keep(do.Keep(feed, "g", 0, 0, 0, b"", 0, arrived=b"b"))
+        assert not file.to_forget
+        kept = file.kept("train", "g")
+        file.close()
+        assert kept is not None
+        assert (kept.position.epoch, kept.position.places, kept.consumers) == (0, (), {b"b"})
+
     def test_a_file_is_one_daemons_until_that_ends(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(statefile, "PATIENCE", 0.1)
         first = StateFile(tmp_path / "state")
