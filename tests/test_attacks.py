@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -347,6 +348,32 @@ class TestWithAVictim:
                 assert said.error.kind == "ProtocolError"
                 seen += [numbers.tolist() for _, numbers in batches]
             assert sorted(number for numbers in seen for number in numbers) == list(range(800))
+
+    def test_consumers_of_a_state_file_that_claim_to_have_been_handed_very_much(
+        self, serve: Serve, tmp_path: Path
+    ) -> None:
+        grouped = "grouped = Feed(lambda split: iter(range(9999)), splits=[1], batch_size=1, turn=4096)\n"
+        source = textwrap.dedent(FEEDS) + grouped
+        options = {"state": tmp_path / "state", "patched": {"coordinator.groups.PATIENCE": 5.0}}
+        names = [bytes([number] * 16) for number in range(20)]
+        daemon = serve(source, "victim", "grouped", **options)
+        with ExitStack() as stack:
+            for name in names:
+                connection = stack.enter_context(dealer(daemon))
+                opened(connection, "grouped", group="g", consumer=name)
+                assert isinstance(answer(connection), m.Opened)
+            daemon.stop(signal.SIGKILL)
+        daemon = serve(source, "victim", "grouped", **options)
+        with watched(daemon), ExitStack() as stack:
+            for name in names[:-1]:  # the group waits for the last one
+                had = tuple(m.Had(0, 0, 5000 * number, 4096) for number in range(4096))
+                connection = stack.enter_context(dealer(daemon))
+                opened(connection, "grouped", group="g", consumer=name, again=True, had=had)
+                assert isinstance(answer(connection), m.Opened)
+            with dealer(daemon) as connection:
+                had = (m.Had(0, 0, 0, 4097),)
+                opened(connection, "grouped", group="g", consumer=names[-1], again=True, had=had)
+                refused(connection, "cannot have")
 
     @pytest.mark.parametrize(
         ("fault", "bugs"),
