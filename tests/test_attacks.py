@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -32,7 +33,8 @@ import penstock
 from penstock_proto import codec, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.position import EndedLane, Place, Position
-from penstock_server import control
+from penstock_server import control, sparing
+from penstock_server.sparing import Sparing
 
 FEED = """
     import numpy as np
@@ -331,9 +333,9 @@ class TestWithAVictim:
         ids=["handed", "released", "ended", "begun", "resume", "garbage"],
     )
     def test_a_member_of_a_group_that_breaks_the_protocol_fails_alone(
-        self, serve: Serve, breach: m.ClientMessage | None
+        self, serve: Serve, tmp_path: Path, breach: m.ClientMessage | None
     ) -> None:
-        daemon = serve(FEEDS, "victim", "feed")
+        daemon = serve(FEEDS, "victim", "feed", state=tmp_path / "state")
         with watched(daemon), penstock.connect(daemon.urls["feed"], group="g", reconnect=0) as member:
             batches = member.batches()
             seen = [next(batches)[1].tolist()]
@@ -343,6 +345,7 @@ class TestWithAVictim:
                 connection.send(codec.encode(m.Begin(0)))
                 assert isinstance(answer(connection), m.Begun)
                 connection.send(b"nonsense" if breach is None else codec.encode(breach))
+                connection.send(codec.encode(m.Ack(1)))
                 while not isinstance(said := codec.from_server(connection.recv_multipart()[0]), m.Failed):
                     assert isinstance(said, m.Slab | m.Chunk)
                 assert said.error.kind == "ProtocolError"
@@ -404,6 +407,20 @@ class TestWithAVictim:
             time.sleep(0.05)
         assert min(state(daemon)["internal_errors"], 1) == bugs
         assert ("KeyError: 'a bug'" in daemon.stderr()) is bool(bugs)
+
+
+def test_peers_cannot_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    spare = Sparing(logging.getLogger("penstock_server.test"))
+    with caplog.at_level(logging.INFO):
+        for number in range(1000):
+            spare.info("%s comes", number)
+            spare.look_at_the_clock(100.0)
+        spare.warning("another")
+        assert len(caplog.messages) == sparing.MOST + 2
+        spare.look_at_the_clock(100.0 + sparing.MINUTE)
+        assert caplog.messages[-1] == f"{999 - sparing.MOST} more lines of this kind were left out: %s comes"
+        spare.info("%s comes", "again")
+        assert caplog.messages[-1] == "again comes"
 
 
 FAULTY = """

@@ -631,21 +631,25 @@ class Daemon:
             for feed, group in list(self._state.to_forget):
                 self._forget(do.Forget(feed, group))
 
-    def _slot_found(self, ticket: int) -> None:
-        self._coordinator.slot_found(ticket)
+    def _happened(self, number: int, event: Callable[..., None], *values: object) -> None:
+        """Tell the coordinator of something that happened to a run or a ticket."""
+        try:
+            event(number, *values)
+        except Exception as error:
+            self._failed(error, number)
         self._carry_out()
+
+    def _slot_found(self, ticket: int) -> None:
+        self._happened(ticket, self._coordinator.slot_found)
 
     def _copied(self, ticket: int) -> None:
-        self._coordinator.copied(ticket)
-        self._carry_out()
+        self._happened(ticket, self._coordinator.copied)
 
     def _refused(self, ticket: int, error: PenstockError) -> None:
-        self._coordinator.no_slot(ticket, error)
-        self._carry_out()
+        self._happened(ticket, self._coordinator.no_slot, error)
 
     def _retry(self, run: int) -> None:
-        self._coordinator.retry(run)
-        self._carry_out()
+        self._happened(run, self._coordinator.retry)
 
     def _segment_gone(self, segment: Segment) -> None:
         self._consumers.segment_gone(segment)
