@@ -209,7 +209,7 @@ class Coordinator:
             MemoryBound: other streams hold the memory; says how much is needed.
             StreamClosed: the consumer comes back to a group's stream that is not here.
         """
-        before = self._last_stream
+        before = set(self.streams)
         try:
             return self._open(feed_name, ask)
         except PenstockError:
@@ -217,9 +217,10 @@ class Coordinator:
         except Exception as error:
             shared = self._shared(feed_name, ask)
             for stream in self._each():
-                if stream.number > before or stream is shared:
+                new = stream.number not in before
+                if new or stream is shared:
                     self.broken(stream, error)
-                if stream.number > before:
+                if new:
                     with contextlib.suppress(Exception):
                         stream.end()  # nobody reads it
                         self._settle(stream)
