@@ -22,7 +22,15 @@ from typing import Any, TypeAlias
 from reference import batches_of_index, batches_of_lanes
 
 from penstock.track import Tally, Track
-from penstock_proto import ConnectionLost, GeneratorError, Leaf, MemoryBound, PenstockError, ProtocolError
+from penstock_proto import (
+    ConnectionLost,
+    DaemonStopped,
+    GeneratorError,
+    Leaf,
+    MemoryBound,
+    PenstockError,
+    ProtocolError,
+)
 from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE, lay_out
 from penstock_proto.messages import IDS_PER_STREAM, FeedPlan
@@ -623,7 +631,7 @@ class Consumer:
         self._finish()
 
     def _fail(self, error: PenstockError) -> None:
-        if isinstance(error, ConnectionLost):  # another rank is gone
+        if isinstance(error, ConnectionLost | DaemonStopped):  # another rank is gone, or the state file's disk is full
             self.cut()
             return
         self.failures.append(error)
@@ -815,6 +823,7 @@ class World:
         state: the daemon has a state file, and may be killed between any two commands.
         kills, cuts, restarts, scales: so many times a worker dies, a consumer's connection is cut, the daemon is
             started again, and workers come or are to leave, each at a random time (if there is time for it).
+        fulls: so many times the state file cannot be written for a while.
     """
 
     def __init__(
@@ -830,6 +839,7 @@ class World:
         cuts: int = 0,
         restarts: int = 0,
         scales: int = 0,
+        fulls: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.feeds = {feed.name: feed for feed in feeds}
@@ -838,10 +848,15 @@ class World:
         self.arena = Arena(refused)
         self._fuse: int | None = None
         """After how many commands more the daemon is killed."""
+        self._cannot_write = 0
+        """How many writes to the state file fail from now on."""
+        self._unkept: set[tuple[str, str]] = set()
+        self._muted: set[int] = set()
+        """Readers that hear nothing now, but why their stream failed."""
         self._now = 0.0
         self._memory = memory
         self._refused = refused
-        self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales}
+        self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
         self._retries: list[int] = []
         self._copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
@@ -1079,6 +1094,8 @@ class World:
         self.arena = Arena(self._refused)
         self._waiting, self._lists, self._retries, self._copies = {}, {}, [], []
         self.ends.clear()
+        self._muted.clear()
+        self._unkept.clear()
         self.workers = {number: Worker(self, number) for number in range(len(self.workers))}
         self.consumers = {}
         while len(self.coordinator.feeds) != len(self.feeds):
@@ -1088,6 +1105,12 @@ class World:
         self.consumers = {-1 - number: consumer for number, consumer in enumerate(old)}
         for number, consumer in self.consumers.items():
             consumer.reader.number = number
+
+    def _full(self) -> None:
+        """The disk of the state file is full for some time."""
+        self._faults["full"] -= 1
+        self._due["full"] = self._when()
+        self._cannot_write = self.random.randrange(1, 6)
 
     def _scale(self) -> None:
         self._faults["scale"] -= 1
@@ -1119,6 +1142,7 @@ class World:
                     return
                 self._fuse = self._fuse and self._fuse - 1
                 getattr(self, f"_do_{type(command).__name__}")(command)
+        self._unkept.clear()
 
     def _tell(self, worker: int, event: Callable[..., object], *values: object) -> None:
         if self.workers[worker].alive:
@@ -1181,7 +1205,8 @@ class World:
 
     def _do_Tell(self, command: do.Tell) -> None:
         consumer = self.consumers.get(command.reader)
-        if consumer is not None and not (consumer.gone or consumer.lost):
+        muted = command.reader in self._muted and not isinstance(command.message, m.Failed)
+        if consumer is not None and not (consumer.gone or consumer.lost or muted):
             consumer.told.append(partial(consumer.hear, command.message))
 
     def _do_Free(self, command: do.Free) -> None:
@@ -1223,7 +1248,7 @@ class World:
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
         slot.sent.update(batches)
-        if not (consumer.gone or consumer.lost):
+        if not (consumer.gone or consumer.lost or command.reader in self._muted):
             slot.readers.add((consumer, command.seq))
             message = m.Slab(
                 command.seq,
@@ -1241,7 +1266,17 @@ class World:
 
     def _do_Keep(self, command: do.Keep) -> None:
         assert self._state is not None
-        self._state.keep(command)
+        key = command.feed.name, command.group
+        if key in self._unkept:
+            return
+        if not self._cannot_write:
+            self._state.keep(command)
+            return
+        self._cannot_write -= 1
+        self._unkept.add(key)
+        stream = self.coordinator.not_kept(*key, self._state.kept(*key), DaemonStopped("the disk is full"))
+        if stream is not None:
+            self._muted.update(reader.number for reader in stream.readers)
 
     def _do_Forget(self, command: do.Forget) -> None:
         assert self._state is not None

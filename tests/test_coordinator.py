@@ -605,7 +605,12 @@ def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves:
 kept_groups = (
     cases(st.one_of(any_feeds, uneven_feeds)),
     st.integers(1, 4),
-    st.builds(lambda faults, restarts: {**faults, "restarts": restarts}, faults, st.integers(1, 4)),
+    st.builds(
+        lambda faults, restarts, fulls: {**faults, "restarts": restarts, "fulls": fulls},
+        faults,
+        st.integers(0, 4),
+        st.integers(0, 3),
+    ),
     st.none() | st.integers(0, 4),
     st.none() | st.integers(0, 9),
 )
