@@ -119,12 +119,12 @@ class Connection:
         """Figures since the connection was opened.
 
         `feed`; `transport` ("local" or "tcp"); `epoch` (the newest, from 0; -1 before the first); `slabs`, `batches`,
-        `rows`, `bytes` handed over; `copies` (slabs copied because too many were held); `aliased` (slabs held now);
-        `reconnects` (how often a lost connection was replaced); `wait_seconds` (how long consumers waited for data that
-        was not there); `first_batch_seconds` (how long `connect` took, and then the first iteration to its first
-        hand-over; or None); `seconds` (since that hand-over).
+        `rows`, `bytes` handed over (a dataset is handed all batches of a slab at once); `copies` (slabs copied because
+        too many were held); `aliased` (slabs held now); `reconnects` (how often a lost connection was replaced);
+        `wait_seconds` (how long consumers waited for data that was not there); `first_batch_seconds` (how long
+        `connect` took, and then the first iteration to its first hand-over; or None); `seconds` (since that hand-over).
         """
-        return self._reader.session.stats()
+        return self._reader.session.stats(self._reader.unread[0])
 
     @property
     def error(self) -> PenstockError | None:

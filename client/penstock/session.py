@@ -170,7 +170,7 @@ class Session:
         with self._ready:
             self._note()
             messages = self._stream.begin(unread)
-            self._tally.begins()
+            self._tally.begins(unread)
             self._send(*messages)
             self._ready.notify_all()
             epoch = self._stream.epoch
@@ -319,15 +319,15 @@ class Session:
             )
         )
 
-    def stats(self) -> dict[str, Any]:
-        """See `Connection.stats`."""
+    def stats(self, unread: int) -> dict[str, Any]:
+        """See `Connection.stats`. Of the last slab `unread` batches were not read yet."""
         with self._ready:
             self._release()
             return {
                 "feed": self._stream.info.name,
                 "transport": self._name,
                 "epoch": self._stream.epoch,
-                **self._tally.stats(),
+                **self._tally.stats(unread),
                 "aliased": len(self._stream.aliased) + sum(len(held) for _, held in self._lost_ways),
             }
 
@@ -362,6 +362,8 @@ class Session:
         self._release()
         while True:
             if not self._outbox:
+                if self._stream.closed is not None and not self._ending:
+                    return  # Bye comes first: it says what of all that is void from now on had been handed over
                 ack = self._stream.ack()
                 if ack is None:
                     return

@@ -31,6 +31,7 @@ class Tally:
         self._begun: float | None = None
         self._first: float | None = None
         self._counts = {"slabs": 0, "batches": 0, "rows": 0, "bytes": 0, "copies": 0}
+        self._batch_rows = 0
         self._waited = 0.0
         self._waiting_since: float | None = None
         self._looked = 0.0
@@ -46,9 +47,10 @@ class Tally:
         """How many batches were handed over."""
         return self._counts["batches"]
 
-    def begins(self) -> None:
-        """An epoch begins."""
+    def begins(self, unread: int) -> None:
+        """An epoch begins; of the last slab so many batches were not read, and will not be."""
         self._waiting_since = None
+        self._counts = self._read(unread)
         self._begun = self._begun or time.monotonic()
 
     def hands(self, slab: Slab, copy: bool) -> None:
@@ -62,6 +64,7 @@ class Tally:
         counts["rows"] += slab.rows
         counts["bytes"] += slab.nbytes
         counts["copies"] += copy
+        self._batch_rows = slab.rows // slab.batches
 
     def waits(self, now: float) -> None:
         """The consumer waits from `now` on, if it did not before."""
@@ -89,16 +92,22 @@ class Tally:
         self.reconnects += 1
         self._waiting_since = self._waiting_since and time.monotonic()
 
-    def stats(self) -> dict[str, Any]:
-        """The counts among those of `Connection.stats`."""
+    def stats(self, unread: int) -> dict[str, Any]:
+        """The counts among those of `Connection.stats`; of the last slab so many batches were not read yet."""
         now = time.monotonic()
         first = None
         if self._first is not None and self._begun is not None:
             first = self._connecting + self._first - self._begun
         return {
-            **self._counts,
+            **self._read(unread),
             "reconnects": self.reconnects,
             "wait_seconds": self._waited,
             "first_batch_seconds": first,
             "seconds": 0.0 if self._first is None else now - self._first,
         }
+
+    def _read(self, unread: int) -> dict[str, int]:
+        """The counts without so many batches of the last slab."""
+        counts = self._counts
+        rows = counts["rows"] - unread * self._batch_rows
+        return {**counts, "batches": counts["batches"] - unread, "rows": rows}
