@@ -11,9 +11,10 @@ from itertools import islice, product
 import pytest
 from simulation import SimFeed, World
 
-from penstock_proto import DaemonStopped, StreamClosed, WorkerDied
+from penstock_proto import DaemonStopped, GeneratorError, StreamClosed, WorkerDied
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator.gathering import Ask
+from penstock_server.coordinator.order import Part
 from penstock_server.coordinator.stream import Stream
 
 
@@ -126,6 +127,55 @@ def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
     assert lane.letting_go == (worker, run)
     world.coordinator.worker_died(worker, "was killed", (run, 0, "split 0"))
     assert lane.skip == (0,)
+
+
+@pytest.mark.parametrize(
+    ("on_error", "pauses"), [("raise", [0.2] * 4), ("skip", [0.2] * 4), ("retry", [0.2, 0.4, 0.8, 1.6])]
+)
+@pytest.mark.parametrize("split", [0, -1], ids=["in user code", "outside"])
+def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no_further(
+    on_error: str, pauses: list[float], split: int
+) -> None:
+    world = World(SimFeed(splits=(80,), lanes=1, on_error=on_error, attempts=9), workers=1)
+    lane = world.open().stream._epochs[0].lane(0)
+
+    def deaths(count: int) -> list[float]:
+        """For how long the lane waits after each of so many deaths in a row."""
+        found = []
+        for _ in range(count):
+            assert lane.run is not None
+            worker, run = lane.run
+            world.coordinator.worker_died(worker, "was killed", (run, split, "split 0"))
+            found += [command.seconds for command in world.coordinator.take() if isinstance(command, do.Retry)]
+            world.coordinator.worker_ready(worker)
+            world.coordinator.retry(run)
+        return found
+
+    while lane.run is None:
+        assert world.step()
+    assert deaths(5) == pauses
+    assert lane.run is not None
+    _, run = lane.run
+    part = Part(0, 1, 4, (), (1).to_bytes(8))
+    world.coordinator.made(lane.turns[0].ticket, run, part, last=True, record=part.record)
+    assert deaths(2) == pauses[:1], "counted from the batch on that it has got to"
+    assert (lane.error is None) == (on_error == "retry" or split == -1 or lane.deaths[0] < 9)
+
+
+def test_what_a_lane_of_an_indexable_feed_fails_with_is_raised_also_where_its_worker_has_turns_of_another() -> None:
+    """A worker that is to leave has turns that go to one which had none so far."""
+    world = World(SimFeed(length=2, batch_size=1), workers=2, memory=3 * 4096)
+    consumer = world.open(credit=1)
+    world.coordinator.retire_worker(1)
+    epoch = consumer.stream._epochs[0]
+    while not any(lane.run is not None for lane in epoch.lanes.values()):
+        assert world.step()
+    ((_, run),) = [lane.run for lane in epoch.lanes.values() if lane.run is not None]
+    world.coordinator.retire_worker(0)
+    world.coordinator.add_worker(2)
+    world.coordinator.worker_ready(2)
+    world.coordinator.run_failed(run, GeneratorError("fails"))
+    assert [turn.error is not None for turn in epoch.order.window if turn.error] == [True]
 
 
 @pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 3000), marks=pytest.mark.soak)], ids=str)

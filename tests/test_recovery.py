@@ -453,6 +453,41 @@ def test_a_split_that_ends_its_worker_three_times_is_an_error_that_names_it(serv
     assert read(daemon, "once", epochs=1) == [quiet]
 
 
+def test_a_stream_at_which_workers_die_outside_of_user_code_fails_by_itself(serve: Serve, flags: Flags) -> None:
+    source = """
+        import os
+        import numpy as np
+        from penstock_server import Feed
+        from penstock_server.worker import loop
+
+        def numbers(split):
+            for i in range(200):
+                yield np.int64(i)
+
+        honest = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
+        deadly = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
+        report = loop.Worker._report
+
+        def dies(self, fill, *values, **named):
+            if self._runs[fill.run].served.plan.name == "deadly":
+                os._exit(9)  # what a fault of our own might do
+            report(self, fill, *values, **named)
+
+        loop.Worker._report = dies
+    """
+    daemon = serve(source, "honest", "deadly", workers=2)
+    with (
+        penstock.connect(daemon.urls["honest"]) as connection,
+        penstock.connect(daemon.urls["deadly"]) as deadly,
+    ):
+        batches = connection.batches()
+        next(batches)
+        with pytest.raises(penstock.WorkerDied, match=r"died 3 times in a row at one place of epoch 0, outside of the"):
+            next(deadly.batches())
+        assert 1 + sum(1 for _ in batches) == 200
+    assert "while it read" not in daemon.stderr()
+
+
 @pytest.mark.parametrize("name", ["skip", "skip_shuffled"])
 def test_such_a_split_can_be_left_out_and_the_stream_is_as_if_it_ended_at_the_last_full_batch(
     serve: Serve, flags: Flags, name: str

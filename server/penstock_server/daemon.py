@@ -391,6 +391,8 @@ class Daemon:
         leaving = number in self._coordinator.crew.leaving  # then it was us
         if doing is not None and doing.in_user_code and not leaving:
             blamed = doing.run, doing.number, doing.split
+        elif doing is not None and doing.works_on >= 0 and not leaving:
+            blamed = doing.works_on, -1, ""
         if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
             where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
         log.error("worker %d %s%s; what it was to make is made elsewhere", number, how, where)

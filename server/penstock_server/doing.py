@@ -8,6 +8,7 @@ adds up where the worker's time goes:
     64   up to 256 bytes of UTF-8 text that shows the split
     512  int64 monotonic ns when it was ready (0: not yet), ns idle, monotonic ns since when it is idle (0: it is not),
          ns in user code, monotonic ns since when it is in user code (0: it is not)
+    552  int64 the run that it works on now, in user code or not, and 1 (0: none)
 
 This file knows neither runs nor messages, nor who made the page.
 """
@@ -39,7 +40,7 @@ Page: TypeAlias = mmap.mmap | bytearray | memoryview
 
 _SAMPLES, _CHANGED, _STATE = 3, 4, 5  # positions among the words
 _TEXT = 64
-_READY, _WAITING, _USER = 512, 520, 536
+_READY, _WAITING, _USER, _WORK = 512, 520, 536, 552
 _WORDS = struct.Struct("=7q")
 _BEHIND_SEQUENCE = struct.Struct("=6q")
 _SEQUENCE = struct.Struct("=q")
@@ -58,7 +59,7 @@ class Doing:
     so far, exact only where samples are counted (see DoingPage). `since_seconds`: since anything here changed.
     `in_user_code`: user code runs for this run now; otherwise it ran last, or is being imported (then `run` is -1, and
     `importing`). `waits`: it has nothing to do. `cut_off`: user code, of this run if there is one, has closed its
-    connection.
+    connection. `works_on`: the run that it works on, in user code or not; -1 for none.
     """
 
     run: int
@@ -70,6 +71,7 @@ class Doing:
     importing: bool = False
     waits: bool = False
     cut_off: bool = False
+    works_on: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class DoingPage:
         self._entered = self._user_ns = self._idle_ns = 0
         self.on_leave: Callable[[], None] = _nothing
         self._looked = 0
+        self._run = -1
 
     @classmethod
     def inherited(cls, fd: int, *, ticks: bool = False) -> DoingPage:
@@ -148,6 +151,12 @@ class DoingPage:
         """From now on its time is counted, from nothing."""
         self._user_ns = self._idle_ns = 0
         _SPENT.pack_into(self._page, _READY, time.monotonic_ns(), 0, 0, 0, 0)
+
+    def works_on(self, run: int) -> int:
+        """From now on it works on this run (-1: on none), in user code or not. Returns which that was before."""
+        before, self._run = self._run, run
+        _SEQUENCE.pack_into(self._page, _WORK, run + 1)
+        return before
 
     def idle(self, wait: Callable[[], object]) -> None:
         """There is nothing to do until `wait` returns."""
@@ -205,6 +214,7 @@ def read(page: Page) -> Doing | None:
     if sequence == 0:
         return None
     _, waiting = _SUM_SINCE.unpack_from(page, _WAITING)
+    (works_on,) = _SEQUENCE.unpack_from(page, _WORK)
     cut_off = state == _CUT_OFF
     return Doing(
         run,
@@ -216,6 +226,7 @@ def read(page: Page) -> Doing | None:
         importing=state == _IMPORTING,
         waits=waiting > 0 and state == _IDLE,
         cut_off=cut_off,
+        works_on=works_on - 1,
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock_proto import PenstockError, StateMismatch
-from penstock_proto.messages import FeedPlan, LaneEnded
-from penstock_proto.position import Position
+from penstock_proto.messages import FeedInfo, FeedPlan, LaneEnded
+from penstock_proto.position import EndedLane, Place, Position
 
 from .feeds import ServedFeed, SplitsInfo
 from .order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Part, RangeVisits, Turn
@@ -16,6 +16,12 @@ from .order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Part, RangeVis
 REMEMBERED = 1024
 """Splits of a lane of which it is known how often they ended a worker, or that they were left out: the latest. (A lane
 of an endless feed has no end of them.)"""
+
+MOST = 2**53
+"""More batches or rows than any epoch has. What is added to such a count still fits every message."""
+
+MOST_SKIP = 2**17
+"""More batches than a client leaves to be made and dropped: it keeps a place for each slab, or every 512 batches."""
 
 Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
@@ -34,7 +40,8 @@ class Lane:
         ended: whether it has no further full batch.
         letting_go: the run that was told to drop it and still has turns to answer.
         pause: the run that failed and after which it waits, where the feed says "retry".
-        failures: how often that happened at this record.
+        failures: how often in a row user code raised, or the worker died, since a batch was reported.
+        unexplained: how often in a row the worker died outside of user code while it worked on the lane.
         deaths: how often each split (by its number within the lane) ended its worker.
         skip: splits to leave out from the record on.
         skipped: the latest splits that were left out.
@@ -52,6 +59,7 @@ class Lane:
     letting_go: Filler | None = None
     pause: int | None = None
     failures: int = 0
+    unexplained: int = 0
     deaths: Counter[int] = field(default_factory=Counter)
     skip: tuple[int, ...] = ()
     skipped: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -59,7 +67,10 @@ class Lane:
     error: PenstockError | None = None
 
     def blame(self, split: int) -> int:
-        """The split has ended its worker; returns how often by now."""
+        """The split has ended its worker (-1: no split has, but it died at this lane); returns how often by now."""
+        if split < 0:
+            self.unexplained += 1
+            return self.unexplained
         self.deaths[split] += 1
         if len(self.deaths) > REMEMBERED:
             del self.deaths[next(iter(self.deaths))]
@@ -229,6 +240,34 @@ class Epoch:
         lane.ended = True
 
 
+def check_counts(position: Position, info: FeedInfo) -> None:
+    """Refuse a position whose numbers cannot be those of any place in a stream of this feed, whatever its splits.
+
+    So nothing that is computed from them is too large for a message, and no worker is asked for what no lane has.
+
+    Raises:
+        StateMismatch: names the number.
+    """
+    lanes: tuple[Place | EndedLane, ...] = (*position.places, *position.ended)
+    counts = {
+        "batches": position.batches,
+        "rows": position.rows,
+        "merged": position.merged,
+        "a lane's batches": max((lane.index for lane in lanes), default=0),
+        "leftover rows": max((lane.leftover for lane in position.ended), default=0),
+    }
+    too_many = next((f"{name}: {count}" for name, count in counts.items() if count > MOST), None)
+    highest = max((lane.lane for lane in lanes), default=-1)
+    if too_many is None and position.skip > MOST_SKIP:
+        too_many = f"skip: {position.skip}, and a client counts from the slab before"
+    if too_many is None and highest >= info.lanes:
+        too_many = f"lane {highest}, and the feed has {info.lanes}"
+    if too_many is None and info.batches is not None and position.batches + position.skip > info.batches:
+        too_many = f"{position.batches + position.skip} batches, and an epoch of the feed has {info.batches}"
+    if too_many is not None:
+        raise StateMismatch(f"{_DAMAGED} ({too_many})", feed=info.name)
+
+
 def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
     """Refuse a position that cannot be one in this list of splits.
 
@@ -251,4 +290,7 @@ def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
     elif plan.batch_size is not None:
         fits = fits and all(lane.leftover < plan.batch_size for lane in position.ended)
     if not fits:
-        raise StateMismatch("the position was not made by this feed, or is damaged", feed=name)
+        raise StateMismatch(_DAMAGED, feed=name)
+
+
+_DAMAGED = "the position was not made by this feed, or is damaged"

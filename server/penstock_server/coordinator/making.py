@@ -173,7 +173,7 @@ class Making:
         if part is not None:
             part = replace(part, first=turn.base + part.first) if turn.base else part
             turn.made += part.batches
-            lane.index, lane.failures = turn.index + turn.made, 0
+            lane.index, lane.failures, lane.unexplained = turn.index + turn.made, 0, 0
             if not turn.settled and epoch.order is not None:
                 self._add(turn, part)
                 epoch.order.came(turn)
@@ -238,7 +238,7 @@ class Making:
     def run_failed(self, run: int, error: PenstockError) -> None:
         """User code failed in the run, which is closed with all of its turns."""
         for epoch in self._epochs:
-            for key, lane in epoch.lanes.items():
+            for key, lane in list(epoch.lanes.items()):
                 if lane.run is not None and lane.run[1] == run:
                     self._lane_failed(epoch, key, lane, lane.run, error)
                 elif lane.letting_go is not None and lane.letting_go[1] == run:
@@ -265,8 +265,11 @@ class Making:
                     self._fill(epoch, key)
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The worker's process is gone, with all of its runs; `blamed` are the run, the split's number within the lane
-        and its name, if it died in user code. Others go on from the last restart records."""
+        """The worker's process is gone, with all of its runs. Others go on from the last restart records.
+
+        `blamed`: the run that it worked on; the split's number within the lane, or -1 if it died outside of user code;
+        and the split's name. None if it worked on nothing.
+        """
         for epoch in self._epochs:
             epoch.moved = True
             lost: set[int] = set()
@@ -363,35 +366,47 @@ class Making:
     # --- failures ---
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
-        """A worker died while it read a split of the lane. Once too often, and the feed says what becomes of it."""
+        """A worker died while it worked on the lane. Once too often, and the feed says what becomes of it.
+
+        What counts is how often the split ended its worker in this epoch. Outside of user code no split is to blame,
+        and what counts is how often that happened in a row before the lane got any further.
+        """
         plan, (run, split, name) = self.feed.plan, blamed
         lane.careful = _batches_at_stake(plan)
+        lane.failures += 1
         if self._indexable:  # the work that goes elsewhere is a turn
-            split = next((turn.index for turn in lane.turns if turn.fillers), 0)
-            epoch.deaths[split] += 1
-            count = epoch.deaths[split]
+            turn = next((turn.index for turn in lane.turns if turn.fillers), 0)
+            epoch.deaths[turn] += 1
+            count = epoch.deaths[turn]
         else:
             count = lane.blame(split)
         if count < plan.attempts or plan.on_error == "retry":
-            if count > 1 and not self._indexable:
-                self._pause(lane, run, count)
-        elif plan.on_error == "skip" and not self._indexable and count < 2 * plan.attempts:
+            if lane.failures > 1 and not self._indexable:
+                self._pause(lane, run, lane.failures - 1)
+        elif plan.on_error == "skip" and not self._indexable and split >= 0 and count < 2 * plan.attempts:
             lane.skip = tuple(sorted({*lane.skip, split}))
         else:
-            mend = "If memory ran out, fewer workers or a smaller shuffle need less"
-            if plan.on_error == "raise" and not self._indexable:
-                mend += f'; Feed(on_error="skip") leaves such {plan.piece}s out'
-            lane.error = WorkerDied(
-                f"a {plan.piece} ended its worker process {count} times in epoch {epoch.number}, the last time it "
-                f"{how}. {mend}",
-                feed=self.feed.name,
-                worker=worker,
-                split=name or None,
-            )
+            lane.error = self._deadly(epoch, split, count, how, worker, name)
+
+    def _deadly(self, epoch: Epoch, split: int, count: int, how: str, worker: int, name: str) -> WorkerDied:
+        plan = self.feed.plan
+        if split < 0:
+            said = f"the worker process died {count} times in a row at one place of epoch {epoch.number}, outside of "
+            said += "the feed's code"
+        else:
+            said = f"a {plan.piece} ended its worker process {count} times in epoch {epoch.number}"
+        mend = "If memory ran out, fewer workers or a smaller shuffle need less"
+        if plan.on_error == "raise" and not self._indexable and split >= 0:
+            mend += f'; Feed(on_error="skip") leaves such {plan.piece}s out'
+        return WorkerDied(
+            f"{said}, the last time it {how}. {mend}", feed=self.feed.name, worker=worker, split=name or None
+        )
 
     def _pause(self, lane: Lane, run: int, times: int) -> None:
+        """Let the lane wait before the next try. Where there are only so many, or it got further since the last, the
+        pause is short: it is not to hold up the stream, for which a worker is there."""
         lane.pause = run
-        self._do(do.Retry(pause(times), run))
+        self._do(do.Retry(pause(times if self.feed.plan.on_error == "retry" else 1), run))
 
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
         self._drop(epoch, lane)

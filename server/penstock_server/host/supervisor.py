@@ -1,9 +1,10 @@
 """The worker processes: forked by the fork server, or started afresh where that cannot be; replaced when they die.
 
 Speaks to them over an inherited socketpair and knows nothing of what is said. A worker that dies is started again after
-0.1 s, doubled each time up to 5 s, until one has lived for a minute. A place whose processes die again and again before
-they are ready is given up. Each process has a status page (see doing.py), which outlives it by as long as it takes to
-read what it did when it died; with a hang timeout, one that stands still is killed (see stillness.py).
+0.1 s, doubled each time up to 5 s (0.5 s if it was ready), until one has lived for a minute. A place whose processes
+die again and again before they are ready is given up. Each process has a status page (see doing.py), which outlives it
+by as long as it takes to read what it did when it died; with a hang timeout, one that stands still is killed (see
+stillness.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ FAREWELL_SECONDS = 5.0
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0
 """Seconds from a worker's death to the next start in its place: at first, and what they are doubled up to."""
+
+LAST_PAUSE_READY = 0.5
+"""The same for a process that was ready: it may be the only one, and who killed it may have been somebody else."""
 
 _LIVED = 60.0
 """Seconds of life after which the next restart comes at once again."""
@@ -267,7 +271,8 @@ class Supervisor:
             worker.renew()
             if time.monotonic() - worker.started > _LIVED:
                 worker.failures_in_a_row = 0
-            delay = min(LAST_PAUSE, FIRST_PAUSE * 2**worker.failures_in_a_row)
+            longest = LAST_PAUSE if worker.starts_without_ready else LAST_PAUSE_READY
+            delay = min(longest, FIRST_PAUSE * 2**worker.failures_in_a_row)
             worker.failures_in_a_row += 1
             worker.restarts += 1
             worker.timer = self._loop.call_later(delay, self._spawn, worker)

@@ -99,7 +99,9 @@ class Worker:
                 self._page.idle(self._readable.poll)
                 self._receive()
             else:
+                self._page.works_on(job.run.number)
                 self._step(job)
+                self._page.works_on(-1)
             self._poll()
         for run in self._runs.values():
             run.batches.close()
@@ -137,12 +139,14 @@ class Worker:
         except ProtocolError as error:
             self._cannot_read(data, fd, error)
             return
+        before = self._page.works_on(getattr(message, "run", -1))
         try:
             self._handle(message, fd)
         except Exception as error:
             if not isinstance(message, m.ListSplits | m.StartRun | m.Fill | m.WriteRows | m.DropRun):
                 raise
             self._fail(message.run, message.feed if isinstance(message, m.ListSplits | m.StartRun) else None, error)
+        self._page.works_on(before)  # not where this process ends by what was raised
 
     def _cannot_read(self, data: bytes, fd: int | None, error: ProtocolError) -> None:
         """A message could not be decoded: the run that it is about fails. What is about none is only logged; if it was
