@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
+from msgspec import Struct
 from reference import batches_of_index, batches_of_lanes
+from simulated_attacker import Attacker
 
 from penstock.track import Tally, Track
 from penstock_proto import (
@@ -33,11 +35,11 @@ from penstock_proto import (
 )
 from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE, lay_out
-from penstock_proto.messages import IDS_PER_STREAM, FeedPlan
+from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
 from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.feeds import SplitsInfo
+from penstock_server.coordinator.feeds import ServedFeed, Skipped, SplitsInfo
 from penstock_server.coordinator.gathering import Ask
 from penstock_server.coordinator.order import Part
 from penstock_server.coordinator.reader import Reader
@@ -49,6 +51,8 @@ Sample: TypeAlias = tuple[int, int, int]
 """(epoch, split, number within the split)."""
 Batch: TypeAlias = tuple[Sample, ...]
 Event: TypeAlias = Callable[[], object]
+Meet: TypeAlias = Callable[[Sample, int], bool]
+"""What happens where a sample is read, of the split at this position."""
 
 
 MOST_STEPS = 10_000
@@ -57,6 +61,10 @@ MOST_STEPS = 10_000
 
 class Broken(AssertionError):
     """The coordinator broke a promise."""
+
+
+class Deadly(Exception):
+    """The worker ends here."""
 
 
 class Stuck(Broken):
@@ -76,7 +84,8 @@ class SimFeed:
     `splits` are the numbers of samples in each split; split i goes to lane i mod lanes, shifted by the epoch. With
     `dynamic` they are listed for each epoch, which fails in `unlisted` epochs. Reading a sample in `poison` raises.
     With `batch_size` None each sample is a ready batch, and number k of a split has 1 + k * `growth` rows. An `endless`
-    feed has segments of these lengths, again and again.
+    feed has segments of these lengths, again and again. Samples in `transient` raise the first so many times that they
+    are read in a world. Those in `deadly` end the worker that reads them, outside of user code.
     """
 
     name: str = "train"
@@ -93,6 +102,8 @@ class SimFeed:
     dynamic: bool = False
     unlisted: frozenset[int] = frozenset()
     poison: frozenset[Sample] = frozenset()
+    transient: tuple[tuple[Sample, int], ...] = ()
+    deadly: frozenset[Sample] = frozenset()
     growth: int = 0
     on_error: str = "raise"
     attempts: int = 1000
@@ -119,6 +130,11 @@ class SimFeed:
             attempts=self.attempts,
         )
 
+    def info(self) -> FeedInfo:
+        """As a daemon's Welcome has it."""
+        splits = SplitsInfo(0, len(self.splits), bytes(32)) if self.length is None else None
+        return ServedFeed(self.plan(), self.spec(), 8, splits).info
+
     def spec(self) -> Leaf:
         return Leaf("int64", (None,) if self.batch_size is None else ())
 
@@ -139,15 +155,23 @@ class SimFeed:
     def lane_count(self) -> int:
         return self.lanes if self.endless else min(self.lanes, len(self.splits))
 
-    def lane(self, epoch: int, lane: int) -> Iterator[Sample]:
-        """The samples of one lane; raises GeneratorError at a poisoned one."""
+    def lane(
+        self, epoch: int, lane: int, cuts: Mapping[int, int] | None = None, meet: Meet | None = None
+    ) -> Iterator[Sample]:
+        """The samples of one lane; raises GeneratorError at a poisoned one.
+
+        `cuts`: the samples after which splits end. `meet` is called with each sample, and says whether its split goes
+        on with it.
+        """
         end = ENDLESS if self.endless else len(self.splits)
         for position in range(lane, end, self.lane_count()):
             split = (position + epoch) % len(self.splits)
-            for number in range(self.splits[split]):
+            for number in range((cuts or {}).get(position, self.splits[split])):
                 sample = (epoch, position if self.endless else split, number)
                 if sample in self.poison:
                     raise GeneratorError(f"poison at {sample}")
+                if meet is not None and not meet(sample, position):
+                    break
                 yield sample
 
     def index(self, epoch: int, start: int, stop: int) -> Batch:
@@ -161,13 +185,13 @@ class SimFeed:
             return list(self.index(epoch, 0, self.length))
         return [sample for lane in range(self.lane_count()) for sample in self.lane(epoch, lane)]
 
-    def expected(self, epoch: int) -> Iterator[Batch]:
-        """The epoch in exact order; raises the error of a poisoned sample where it is needed."""
+    def expected(self, epoch: int, cuts: Mapping[int, int] | None = None) -> Iterator[Batch]:
+        """The epoch in exact order; raises the error of a poisoned sample where it is needed. `cuts` as for `lane`."""
         if self.length is not None:
             items = self.index(epoch, 0, self.length)
             return batches_of_index(items, batch_size=self.batch_size or 1, drop_remainder=self.drop_remainder)
         return batches_of_lanes(
-            [self.lane(epoch, lane) for lane in range(self.lane_count())],
+            [self.lane(epoch, lane, cuts) for lane in range(self.lane_count())],
             batch_size=self.batch_size or 1,
             turn=self.turn,
             drop_remainder=self.drop_remainder,
@@ -271,6 +295,16 @@ class Run:
     kept: Batch | None = None
     failed: bool = False
     careful: bool = False
+    cuts: dict[int, int] = field(default_factory=dict)
+    meet: Meet | None = None
+    forged: bool = False
+
+    def record(self) -> bytes:
+        """What another run needs to go on behind the last batch."""
+        if self.feed.length is not None:
+            return b""
+        cuts = b"".join(number.to_bytes(8) for pair in self.cuts.items() for number in pair)
+        return self.index.to_bytes(8) + cuts
 
     def take(self, index: int) -> Batch | None:
         """Batch number `index`, or None when there is no further full one."""
@@ -279,9 +313,15 @@ class Run:
             return batch
         if self.feed.length is not None:
             size = self.feed.batch_size or 1
-            return self.feed.index(self.epoch, index * size, index * size + size)
+            items = self.feed.index(self.epoch, index * size, index * size + size)
+            for item in items:
+                if self.meet is not None:
+                    self.meet(item, 0)
+            return items
         if self.ended:
             return None
+        if self.forged and index != self.index:
+            raise ProtocolError(f"batch {index} of a lane is asked for when {self.index} is next")
         hold(index == self.index, f"batch {index} of a lane is asked for when {self.index} is next")
         batch = tuple(islice(self.samples, self.feed.batch_size or 1))
         if len(batch) < (self.feed.batch_size or 1):
@@ -341,14 +381,38 @@ class Worker:
 
     def start_run(self, start: do.StartRun, feed: SimFeed) -> None:
         hold(start.run not in self.runs, f"run {start.run} is started twice")
-        index = int.from_bytes(start.record)
-        samples = feed.lane(start.epoch, start.lane)
-        for _ in range(index * (feed.batch_size or 1)):
-            next(samples)
-        ahead = max(index, int.from_bytes(start.ahead)) * (feed.batch_size or 1)
-        there = list(islice(feed.lane(start.epoch, start.lane), ahead))
-        hold(len(there) == ahead, f"lane {start.lane} is to come by sample {ahead}, and has {len(there)}")
-        self.runs[start.run] = Run(feed, start.epoch, samples, index, careful=start.careful > 0)
+        index, cuts = _record(start.record)
+        ahead, cuts_ahead = _record(start.ahead)
+        cuts |= cuts_ahead  # what was left out on the way there is left out again
+        run = Run(feed, start.epoch, iter(()), index, careful=start.careful > 0, cuts=cuts)
+        run.forged = self._world.is_forged(start.run)
+        run.meet = partial(self._meet, start.run, run)
+        run.samples = feed.lane(start.epoch, start.lane, cuts, run.meet)
+        self.runs[start.run] = run
+        count, there = index * (feed.batch_size or 1), max(index, ahead) * (feed.batch_size or 1)
+        if run.forged and (there > 1000 or any(len(one) % 16 not in (0, 8) for one in (start.record, start.ahead))):
+            self._fail(start.run, ProtocolError("a record of no lane"))
+            return
+        came = sum(1 for _ in islice(run.samples, count))
+        reached = sum(1 for _ in islice(feed.lane(start.epoch, start.lane, cuts), there))
+        if run.forged and (came < count or reached < there):
+            self._fail(start.run, ProtocolError("a record of no lane"))
+            return
+        hold(came == count, f"run {start.run} begins behind the end of its lane")
+        hold(reached == there, f"lane {start.lane} is to come by sample {there}, and has {reached}")
+
+    def _meet(self, number: int, run: Run, sample: Sample, position: int) -> bool:
+        """User code reads a sample."""
+        feed = run.feed
+        if sample in feed.deadly:
+            raise Deadly
+        if not self._world.raises(feed, sample):
+            return True
+        if feed.on_error != "skip":
+            raise GeneratorError(f"raises at {sample}")
+        run.cuts[position] = sample[2]
+        self._answer(self._coordinator.split_skipped, number, position, Skipped(str(position), sample[2], "raises"))
+        return False
 
     def fill(self, fill: Fill) -> None:
         """It makes `batches` batches from number `index`, and puts them at `base` of the slot."""
@@ -364,11 +428,22 @@ class Worker:
         self.fills.append(fill)
 
     def write_rows(self, rows: do.WriteRows, slot: Slot) -> None:
+        if self._world.is_forged(rows.run) and not self.fills_of(rows.run):  # it failed
+            slot.fillers.discard((self, rows.run))
+            self._answer(self._coordinator.rows_written, rows.ticket, rows.run)
+            return
         hold(self.fills_of(rows.run), f"rows of run {rows.run}, which is not open, are to be written")
         run = self.runs[rows.run]
-        if not run.ended:
-            hold(run.take(run.index) is None, f"rows of run {rows.run}, which has not ended, are to be written")
+        try:
+            ended = run.ended or run.take(run.index) is None
+        except PenstockError as error:
+            self._fail(rows.run, error)
+            return
         leftover = run.leftover[rows.start : rows.start + rows.count]
+        if run.forged and (not ended or len(leftover) != rows.count):
+            self._fail(rows.run, ProtocolError("rows that are not left over"))
+            return
+        hold(ended, f"rows of run {rows.run}, which has not ended, are to be written")
         hold(len(leftover) == rows.count, f"run {rows.run} has not so many leftover rows")
         slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
         slot.fillers.discard((self, rows.run))
@@ -405,6 +480,9 @@ class Worker:
         except PenstockError as error:
             self._made(fill, run, parts, last=False)
             self._fail(fill.run, error)
+        except Deadly:
+            self._made(fill, run, parts, last=False)
+            self._end((fill.run, -1, ""))
         else:
             self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
 
@@ -413,12 +491,17 @@ class Worker:
         fill = self.next_fill()
         blamed = None
         if fill is not None and not self.hung and self.started:
-            blamed = fill.run, 0, "the split"
+            blamed = fill.run, self._world.random.choice((0, -1)), "the split"
             if self._world.random.random() < 0.5:
                 said = len(self.answers)
                 self.make()
                 while len(self.answers) > said:
                     self.answers.pop()
+                if not self.alive:  # it met a deadly sample
+                    self.alive = True
+        self._end(blamed)
+
+    def _end(self, blamed: tuple[int, int, str] | None) -> None:
         self.blamed = blamed
         self.alive = False
         self.told.clear()
@@ -426,7 +509,7 @@ class Worker:
 
     def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool) -> None:
         part = None
-        record = run.index.to_bytes(8) if run.feed.length is None else b""
+        record = run.record()
         if parts:
             rows = sum(run.feed.rows(batch) for batch in parts)
             part = Part(fill.made, len(parts), rows, run.feed.shapes(parts[0]), record)
@@ -488,6 +571,7 @@ class Consumer:
         dies_after: it vanishes without a word when it was handed so many slabs.
         stays: it does not close when it has read all.
         greedy: it aliases whatever it is handed, beyond its quota.
+        closes_after: it closes when it was handed so many slabs, wherever that is.
     """
 
     def __init__(
@@ -500,6 +584,7 @@ class Consumer:
         dies_after: int | None = None,
         stays: bool = False,
         greedy: bool = False,
+        closes_after: int | None = None,
         ask: Ask,
         position: Position | None = None,
     ) -> None:
@@ -519,6 +604,11 @@ class Consumer:
         self._dies_after = dies_after
         self._stays = stays
         self._greedy = greedy
+        self._closes_after = closes_after
+        self._last_batches = 0
+        """Batches of the slab that was handed last, if it is of this epoch."""
+        self.cuts: dict[tuple[int, int], bytes] = {}
+        """The last record of each lane of each epoch, which has the splits that were left out."""
         self._local = reader.share.quota > 0
         self._quota = reader.share.quota
         self._epoch: int | None = None
@@ -527,6 +617,8 @@ class Consumer:
         self._aliased: list[Slab] = []
         self._handed = 0
         self._handed_said = 0
+        self._given = 0
+        """What of it was handed when it closed: what comes then is void, and another's."""
         self._handed_here = 0
         self._released: list[int] = []
         self.closed = False
@@ -564,6 +656,8 @@ class Consumer:
             return [self._come_back]
         if self._dies_after is not None and self._handed >= self._dies_after:
             return [self._vanish]
+        if self._closes_after is not None and self._handed >= self._closes_after and not self.closed:
+            return [self._close]
         options: list[Event] = []
         leaving = self._leave_after is not None and self._handed_here >= self._leave_after
         if self._epoch is not None and leaving:
@@ -614,12 +708,15 @@ class Consumer:
                     self._opening = False
             case m.Begun():
                 self.track.listed(message.epoch, message.digest)
+            case m.LaneEnded() if message.epoch != self._epoch:
+                pass
             case m.Passed() if message.epoch == self._epoch:
                 self._before.append(message)
                 self._tally.came(message)
             case m.LaneEnded() if message.epoch == self._epoch:
                 self._before.append(message)
                 self._tally.ended(message)
+                self.cuts[message.epoch, message.lane] = message.record
 
     def _end(self, end: m.End) -> None:
         hold(end.epoch not in self.ended, f"epoch {end.epoch} ends twice")
@@ -658,7 +755,7 @@ class Consumer:
             assert self._epoch is not None
         else:
             self._epoch, self._leave_after = self._reads.popleft()
-            self._handed_here = 0
+            self._handed_here = self._last_batches = 0
             self.read[self._epoch] = []
             if self._epoch > self.track.newest().epoch:
                 self.track.begin(self._epoch)
@@ -713,9 +810,10 @@ class Consumer:
             self._outlived += 1
             slab.seq = -self._outlived
             slab.slot.readers.add((self, slab.seq))
+        handed = self._given if self.closed else self._handed
         if kept:
-            self._world.ends.append(partial(self._world.coordinator.cut, self.reader, self._handed))
-        self._world.ends.append(partial(self._end_of_file, self.reader, self._handed, kept))
+            self._world.ends.append(partial(self._world.coordinator.cut, self.reader, handed))
+        self._world.ends.append(partial(self._end_of_file, self.reader, handed, kept))
 
     def _end_of_file(self, reader: Reader, handed: int, kept: list[Slab]) -> None:
         """The last tensor of a session that was cut off is gone."""
@@ -728,6 +826,7 @@ class Consumer:
         slab = self._queue.popleft()
         slab.verify()
         self.read[slab.epoch] += slab.batches.values()
+        self._last_batches = len(slab.batches)
         self.track.handed(slab.message, slab.before)
         message = slab.message
         self._untold.append(m.Had(message.epoch, message.lane, message.index, message.batches))
@@ -753,6 +852,7 @@ class Consumer:
         self._released = []
 
     def _leave(self) -> None:
+        self._leave_unread()
         epoch, self._epoch = self._epoch, None
         assert epoch is not None
         self.track.begin(epoch + 1)
@@ -763,11 +863,24 @@ class Consumer:
 
     def _close(self) -> None:
         self.closed = True
-        self._say(self._world.coordinator.close, self.reader, self._handed)
+        handed = self._given = self._handed
+        self._leave_unread()
+        self._epoch = None
+        while self._queue:
+            self._void(self._queue.popleft())
+        self._say(self._world.coordinator.close, self.reader, handed)
 
     def _vanish(self) -> None:
+        self._leave_unread()
         self.gone = True
         self._forget()
+
+    def _leave_unread(self) -> None:
+        """It goes within the slab that it was handed last: what it did not read of that is to come to another."""
+        if self._shares and self._epoch is not None and self._last_batches > 1:
+            unread = self._world.random.randrange(self._last_batches)
+            del self.read[self._epoch][len(self.read[self._epoch]) - unread :]
+            self._last_batches -= unread
 
     def _finish(self) -> None:
         if self._epoch is not None and self._epoch in self.ended and not self._queue:
@@ -857,6 +970,10 @@ class World:
         self._memory = memory
         self._refused = refused
         self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
+        self.forged: set[int] = set()
+        """Streams that an attacker opened."""
+        self.attackers: list[Attacker] = []
+        self._raises = {(feed.name, sample): times for feed in feeds for sample, times in feed.transient}
         self._retries: list[int] = []
         self._copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
@@ -907,7 +1024,11 @@ class World:
         """A new consumer, with these habits (see there), with a stream of its own."""
         name = self.random.randbytes(16)
         ask = Ask(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
-        reader = self.coordinator.open(feed, ask)
+        try:
+            reader = self.coordinator.open(feed, ask)
+        except PenstockError:
+            self._carry_out()
+            raise
         opened = Consumer(self, reader, reads, ask=ask, position=position, **habits)
         self.consumers[reader.number] = opened
         self._carry_out()
@@ -961,7 +1082,24 @@ class World:
         self.check()
         return True
 
+    def is_forged(self, run: int) -> bool:
+        """Whether an attacker said where the run begins."""
+        return run // IDS_PER_STREAM in self.forged
+
+    def raises(self, feed: SimFeed, sample: Sample) -> bool:
+        """Whether reading this sample raises this time."""
+        left = self._raises.get((feed.name, sample), 0)
+        self._raises[feed.name, sample] = max(0, left - 1)
+        return left > 0
+
+    def attack(self, feed: str = "train", acts: int = 50, group: str = "") -> None:
+        """From now on an attacker does so many things."""
+        self.attackers.append(Attacker(self, feed, acts, group))
+
     def _choices(self) -> Iterator[tuple[object, Event]]:
+        for attacker in self.attackers:
+            if attacker.acts:
+                yield attacker, attacker.act
         for stream, wishes in self._waiting.items():
             if wishes:
                 yield ("slots", stream), partial(self._serve, wishes)
@@ -1146,7 +1284,9 @@ class World:
 
     def _tell(self, worker: int, event: Callable[..., object], *values: object) -> None:
         if self.workers[worker].alive:
-            self.workers[worker].told.append(partial(event, *values))
+            undecodable = any(isinstance(one, Struct) and not _fits(one) for one in values)
+            told = partial(self.workers[worker]._end, None) if undecodable else partial(event, *values)
+            self.workers[worker].told.append(told)
 
     def _do_ListSplits(self, command: do.ListSplits) -> None:
         worker = self.workers[command.worker]
@@ -1184,7 +1324,7 @@ class World:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
         slot.fillers.add((worker, command.run))
         fill = Fill(command.ticket, command.run, command.index, command.batches, slot, command.first)
-        self._tell(command.worker, worker.fill, fill)
+        self._tell(command.worker, lambda fill, _: worker.fill(fill), fill, command)
 
     def _do_WriteRows(self, command: do.WriteRows) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
@@ -1204,6 +1344,7 @@ class World:
         worker.alive = False
 
     def _do_Tell(self, command: do.Tell) -> None:
+        hold(_fits(command.message), f"{command.message} cannot be encoded")
         consumer = self.consumers.get(command.reader)
         muted = command.reader in self._muted and not isinstance(command.message, m.Failed)
         if consumer is not None and not (consumer.gone or consumer.lost or muted):
@@ -1290,6 +1431,20 @@ class World:
 
     def _do_RefuseStart(self, command: do.RefuseStart) -> None:
         self.refusals.append(command.error)
+
+
+def _record(record: bytes) -> tuple[int, dict[int, int]]:
+    """The number of the next batch in a restart record, and the samples after which splits end (see `Run.record`)."""
+    words = [int.from_bytes(record[at : at + 8]) for at in range(0, len(record), 8)]
+    return (words[0] if words else 0), dict(zip(words[1::2], words[2::2], strict=False))
+
+
+def _fits(message: Struct) -> bool:
+    """Whether all numbers of a message are such as the codec takes."""
+    return all(
+        not isinstance(value, int) or value <= 2**62
+        for value in (getattr(message, n) for n in message.__struct_fields__)
+    )
 
 
 def _arrive(link: deque[Event]) -> None:

@@ -30,6 +30,7 @@ import zmq
 from conftest import Daemon, Serve
 
 import penstock
+from penstock.stream import Stream
 from penstock_proto import codec, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.position import EndedLane, Place, Position
@@ -620,3 +621,83 @@ def test_a_daemon_without_file_descriptors_goes_on(serve: Serve) -> None:
     process.rlimit(psutil.RLIMIT_NOFILE, (4096, 4096))
     assert read(daemon) == 80
     assert "cannot take a connection on this host" in daemon.stderr()
+
+
+FORGED = {
+    "a place at 2^62": {"places": ((0, 2**62, b""),)},
+    "a place that no record stands at": {"places": ((0, 2**40, b""),)},
+    "a record of another kind": {"places": ((0, 1, b"\x81\xa1x\x01"),)},
+    "rows left over": {"ended": ((0, 2**62, 2**62, b"x"),)},
+    "batches": {"batches": 2**62, "rows": 2**62},
+    "merged": {"merged": 2**62},
+    "skip": {"skip": 10**12},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_a_forged_position_fails_its_own_session_and_costs_no_worker(serve: Serve, forged: dict[str, Any]) -> None:
+    daemon = serve(FEED, workers=2)
+    with penstock.connect(daemon.url) as victim, dealer(daemon) as connection:
+        batches = victim.batches()
+        next(batches)
+        connection.send(codec.encode(m.Hello(m.VERSION, "feed")))
+        welcome = codec.from_server(connection.recv())
+        assert isinstance(welcome, m.Welcome)
+        position = msgspec.msgpack.encode({"feed": welcome.feed, "epoch": 0, **forged})
+        connection.send(codec.encode(m.Resume(welcome.session, position)))
+        connection.send(codec.encode(m.Open(welcome.session, b"", 1, 1 << 20, 0)))
+        answer = codec.from_server(connection.recv())
+        if isinstance(answer, m.Opened):
+            connection.send(codec.encode(m.Begin(0)))
+            while not isinstance(answer := codec.from_server(connection.recv_multipart()[0]), m.Failed):
+                assert not isinstance(answer, m.End)
+                if isinstance(answer, m.Slab):  # of another lane
+                    connection.send(codec.encode(m.Ack(answer.seq + 1)))
+        assert answer.error.kind in ("StateMismatch", "ProtocolError", "SpecError", "FeedError")
+        assert 1 + sum(1 for _ in batches) == 80
+    assert "what it was to make is made elsewhere" not in daemon.stderr()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "local"])
+def test_what_cannot_be_acknowledged_pins_no_slot(serve: Serve, transport: str) -> None:
+    daemon = serve(FEED, memory=str(24 << 20))
+    sent: list[m.Ack] = []
+    honest = Stream.ack
+
+    def forged(self: Stream) -> m.Ack | None:
+        ack = honest(self)
+        if ack is None or sent or not ack.handed:
+            return ack
+        sent.append(m.Ack(ack.handed, (0, 0) if transport == "local" else (0,)))
+        return sent[0]
+
+    with pytest.MonkeyPatch.context() as patch, penstock.connect(daemon.url, transport=transport) as connection:
+        patch.setattr(Stream, "ack", forged)
+        with pytest.raises(penstock.ProtocolError, match=r"slab 0 is released (before|twice)"):
+            list(connection.batches())
+    deadline = time.monotonic() + 60
+    while json.loads(control.status(daemon.url, 5))["memory"]["reserved"]:
+        assert time.monotonic() < deadline, "slots are pinned"
+        time.sleep(0.05)
+
+
+def test_a_member_of_a_group_that_breaks_the_protocol_goes_alone(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve(FEED, memory="1G", state=tmp_path / "state")
+    with penstock.connect(daemon.url, group="g") as victim, dealer(daemon) as connection:
+        batches = victim.batches()
+        next(batches)
+        connection.send(codec.encode(m.Hello(m.VERSION, "feed")))
+        welcome = codec.from_server(connection.recv())
+        assert isinstance(welcome, m.Welcome)
+        connection.send(codec.encode(m.Open(welcome.session, b"", 4, 1 << 30, 0, group="g")))
+        connection.send(codec.encode(m.Begin(0)))
+        count = 0
+        while count < 2:  # before the victim reads on
+            count += isinstance(codec.from_server(connection.recv_multipart()[0]), m.Slab)
+        for handed in (2**62, 2, 1):
+            connection.send(codec.encode(m.Ack(handed, (0,))))
+            connection.send(codec.encode(m.Leave(0, handed)))
+        while not isinstance(answer := codec.from_server(connection.recv_multipart()[0]), m.Failed):
+            pass
+        assert answer.error.kind == "ProtocolError"
+        assert 1 + sum(1 for _ in batches) == 80

@@ -432,12 +432,24 @@ class TestConsumers:
             assert world.step()
         with pytest.raises(ProtocolError, match=f"{reader.sent + 1} slabs handed of {reader.sent} sent, after 0"):
             coordinator.acknowledge(reader, reader.sent + 1, (), 0)
-        with pytest.raises(ProtocolError, match="slab 1 is released before it is handed"):
-            coordinator.acknowledge(reader, 1, (1,), 0)
+        for released in ((1,), (0, 1), (2**62,)):
+            with pytest.raises(ProtocolError, match=f"slab {released[-1] if local else released[0]} is released befo"):
+                coordinator.acknowledge(reader, 1, released, 0)
+        with pytest.raises(ProtocolError, match="1 Ends of 0, after 0"):
+            coordinator.acknowledge(reader, 2, (), 1)
         if local:
-            coordinator.acknowledge(reader, 2, (0,), 0)
+            with pytest.raises(ProtocolError, match="slab 0 is released twice, or was never sent"):
+                coordinator.acknowledge(reader, 2, (0, 0), 0)
+        assert (reader.handed, reader.ended, reader.under_way, len(reader.out)) == (0, 0, reader.sent, reader.sent)
+        coordinator.acknowledge(reader, 2, (0,) if local else (), 0)
+        if local:
             with pytest.raises(ProtocolError, match="slab 0 is released twice, or was never sent"):
                 coordinator.acknowledge(reader, 2, (0,), 0)
+        for event in (coordinator.leave, coordinator.close):
+            values = (1, reader.sent + 1) if event == coordinator.leave else (reader.sent + 1,)
+            with pytest.raises(ProtocolError, match=f"{reader.sent + 1} slabs handed of {reader.sent} sent"):
+                event(reader, *values)
+        assert reader.reading
         with pytest.raises(ProtocolError, match="0 slabs handed"):
             coordinator.acknowledge(reader, 0, (), 0)
         with pytest.raises(ProtocolError, match="1 Ends of 0, after 0"):
@@ -549,8 +561,11 @@ def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
             assert consumer.read[epoch] == batches[rank::world_size][:rounds]
 
 
-def check_group(case: Case, consumers: int, faults: dict[str, int], leaves: int | None) -> None:
-    """Whatever happens, each batch of an epoch goes to exactly one consumer of the group."""
+def check_group(
+    case: Case, consumers: int, faults: dict[str, int], leaves: int | None, goes: tuple[str, int] | None
+) -> None:
+    """Whatever happens, each batch of an epoch goes to exactly one consumer of the group, of which one may close or die
+    wherever it stands."""
     world = replace(case, slots=case.slots + 16 * consumers).world(**{**faults, "restarts": 0})
     asks = {**case.asks, "hoards": False}
     reads = [(0, None), (1, None)]
@@ -559,13 +574,15 @@ def check_group(case: Case, consumers: int, faults: dict[str, int], leaves: int 
         for _ in range(world.random.randrange(20)):
             world.step()
         group.append(world.open(reads=[(0, leaves), (1, None)], group="g", stays=True, **asks))
+    if goes is not None:
+        group.append(world.open(reads=reads, group="g", stays=True, **asks, **{goes[0]: goes[1]}))
     world.settle()
     for consumer in group:
         consumer.let_go()
     world.run()
     for epoch in (0, 1):
         assert not any(consumer.failures for consumer in group)
-        read = Counter(batch for consumer in group for batch in consumer.read[epoch])
+        read = Counter(batch for consumer in group for batch in consumer.read.get(epoch, ()))
         assert read == Counter(case.feed.expected(epoch))
 
 
@@ -602,6 +619,13 @@ def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves:
             assert read == expected
 
 
+shared_groups = (
+    cases(st.one_of(lane_feeds, index_feeds)),
+    st.integers(1, 4),
+    faults,
+    st.none() | st.integers(0, 4),
+    st.none() | st.tuples(st.sampled_from(("closes_after", "dies_after")), st.integers(0, 9)),
+)
 kept_groups = (
     cases(st.one_of(any_feeds, uneven_feeds)),
     st.integers(1, 4),
@@ -625,13 +649,18 @@ class TestFaults:
         check_through_faults(case, faults)
 
     @settings(quick, max_examples=300)
-    @given(cases(st.one_of(lane_feeds, index_feeds)), st.integers(1, 4), faults, st.none() | st.integers(0, 4))
+    @given(*shared_groups)
     def test_each_batch_goes_to_one_consumer_of_a_group(
-        self, case: Case, consumers: int, faults: dict[str, int], leaves: int | None
+        self,
+        case: Case,
+        consumers: int,
+        faults: dict[str, int],
+        leaves: int | None,
+        goes: tuple[str, int] | None,
     ) -> None:
         if leaves is not None:  # an epoch is over when all who are there have left it, so nobody may be cut off
             faults = {**faults, "cuts": 0}
-        check_group(case, consumers, faults, leaves)
+        check_group(case, consumers, faults, leaves, goes)
 
     @settings(quick, max_examples=200)
     @given(*kept_groups)
@@ -745,3 +774,12 @@ def test_a_kept_group_loses_nothing_in_thousands_of_worlds(
     case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
 ) -> None:
     check_kept_group(case, consumers, faults, leaves, dies)
+
+
+@pytest.mark.soak
+@settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+@given(*shared_groups)
+def test_a_group_loses_nothing_in_thousands_of_worlds(
+    case: Case, consumers: int, faults: dict[str, int], leaves: int | None, goes: tuple[str, int] | None
+) -> None:
+    check_group(case, consumers, faults if leaves is None else {**faults, "cuts": 0}, leaves, goes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from conftest import Daemon, Serve
 
 import penstock
+from penstock_server import control
 
 FEED = """
     import time
@@ -90,6 +93,54 @@ def test_what_a_killed_consumer_had_not_handed_over_goes_to_another(serve: Serve
             other.communicate()
         mine += [numbers_of(batch) for batch in batches]
     assert Counter(number for batch in theirs + mine for number in batch) == samples(0)
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("goes", ["closes", "breaks", "dies"])
+def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_only_what_it_was_handed(
+    serve: Serve, transport: str, goes: str
+) -> None:
+    daemon = serve(FEED, "feed")
+    script = (
+        "import sys, penstock\n"
+        "connection = penstock.connect(sys.argv[1], group='g', transport=sys.argv[2])\n"
+        "batches = connection.batches()\n"
+        "for _ in range(3):\n"
+        "    print(*next(batches)[1], flush=True)\n"
+        "print(connection.stats()['batches'], flush=True)\n"
+        "if sys.argv[3] == 'closes': connection.close()\n"
+        "if sys.argv[3] == 'breaks': del batches\n"
+        "sys.stdin.read()\n"
+    )
+    with penstock.connect(daemon.url) as connection:
+        assert connection._reader.info.turn > 3
+    with penstock.connect(daemon.url, group="g", transport=transport) as connection:
+        other = subprocess.Popen(
+            [sys.executable, "-c", script, daemon.url, transport, goes],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert other.stdout is not None
+            theirs = [int(number) for _ in range(3) for number in other.stdout.readline().split()]
+            assert other.stdout.readline() == "3\n", "batches that it was handed"
+            while goes == "dies" and transport == "tcp" and not told(daemon, 3):
+                time.sleep(0.02)
+            batches = connection.batches()
+            mine = numbers_of(next(batches))
+            if goes == "dies":
+                other.kill()
+            mine += [number for batch in batches for number in numbers_of(batch)]
+        finally:
+            other.kill()
+            other.communicate()
+    assert Counter(theirs + mine) == samples(0)
+
+
+def told(daemon: Daemon, handed: int) -> bool:
+    """Whether the daemon knows of so many batches that a consumer was handed."""
+    return any(one["handed"] >= handed for one in json.loads(control.status(daemon.url, 5))["streams"])
 
 
 def test_a_stalled_consumer_keeps_what_it_was_sent_and_no_more(serve: Serve) -> None:

@@ -410,21 +410,29 @@ def test_ranks_with_states_of_different_steps_are_refused_and_both_are_named(ser
     refused = ranks[1].refusal("connect", daemon.url, {"rank": 1, "world_size": 2, "state": states[1]})
     assert refused.startswith("StateMismatch")
     assert "rank 1 begins behind batch 8 of epoch 0, but rank 0 behind batch 6 of epoch 0" in refused
+    told = ranks[0].refusal("read", 1)
+    assert "rank 1 begins behind batch 8 of epoch 0, but rank 0 behind batch 6 of epoch 0" in told
+    ranks[0].ask("close")
+    ranks[0].ask("connect", daemon.url, {"rank": 0, "world_size": 2, "state": states[0]})
     refused = ranks[1].refusal("connect", daemon.url, {"rank": 1, "world_size": 2})
     assert "rank 1 begins at the start, but rank 0 behind batch 6 of epoch 0" in refused
+    assert ranks[0].refusal("read", 1).endswith(refused.partition(": ")[2])
 
 
 def test_a_state_within_a_round_is_refused(serve: Serve, start: Start) -> None:
     daemon = serve(FEEDS, "plain")
     with penstock.connect(daemon.url) as connection:
         states = [connection.state_dict() for _ in itertools.islice(connection.batches(), 4)]
-    (rank,) = start(1)
-    options = {"rank": 0, "world_size": 2}
-    refused = rank.refusal("connect", daemon.url, {**options, "state": states[2]})
+    ranks = start(2)
+    options = [{"rank": rank, "world_size": 2} for rank in range(2)]
+    ranks[0].ask("connect", daemon.url, {**options[0], "state": states[2]})
+    refused = ranks[1].refusal("connect", daemon.url, {**options[1], "state": states[2]})
     assert refused.startswith("StateMismatch")
     assert "behind batch 3 of epoch 0" in refused
     assert "2 ranks" in refused
-    rank.ask("connect", daemon.url, {**options, "state": states[3]})  # as good as one of two ranks
+    assert ranks[0].refusal("read", 1).endswith(refused.partition(": ")[2])
+    ranks[0].ask("close")
+    ranks.connect(daemon.url, states=[states[3]] * 2)  # as good as one of two ranks
 
 
 # --- something breaks ---

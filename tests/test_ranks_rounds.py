@@ -24,8 +24,9 @@ from test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start
 
 import penstock
 from penstock import dial, tally
-from penstock_proto import ProtocolError, StateMismatch, StreamClosed
+from penstock_proto import DaemonStopped, EndOfStream, ProtocolError, StateMismatch, StreamClosed, WorkerDied
 from penstock_proto.position import Position, pack, unpack
+from penstock_server.coordinator.gathering import Ask
 
 __all__ = ["start"]
 
@@ -116,11 +117,12 @@ def test_a_state_within_a_round_is_refused_where_the_epoch_goes_on_behind_it(
     world.run()
     position = alone.track.position(3)
     says = "behind batch 3 of epoch 0, which is no border between rounds of 2 ranks"
-    if refused_at_once:
+    ranks = [world.open(rank=0, world_size=2, pad=True, position=position)]
+    if refused_at_once:  # as soon as all are there
         with pytest.raises(StateMismatch, match=says):
-            world.open(rank=0, world_size=2, pad=True, position=position)
-        return
-    ranks = [world.open(rank=rank, world_size=2, pad=True, position=position) for rank in range(2)]
+            world.open(rank=1, world_size=2, pad=True, position=position)
+    else:
+        ranks.append(world.open(rank=1, world_size=2, pad=True, position=position))
     world.run()
     for consumer in ranks:
         (error,) = consumer.failures
@@ -130,10 +132,67 @@ def test_a_state_within_a_round_is_refused_where_the_epoch_goes_on_behind_it(
 
 def test_all_ranks_must_ask_for_the_same() -> None:
     world = World(SimFeed())
-    world.open(rank=1, world_size=2, pad=True)
+    waiting = world.open(rank=1, world_size=2, pad=True)
     says = 'rank 0 asks for last_round="drop", but rank 1 for last_round="pad": all ranks must ask for the same'
     with pytest.raises(ProtocolError, match=says):
         world.open(rank=0, world_size=2)
+    world.run()
+    (error,) = waiting.failures
+    assert error.message == says
+
+
+def test_ranks_that_begin_elsewhere_are_all_told_so_when_all_are_there() -> None:
+    world = World(SimFeed(length=60))
+    alone = world.open()
+    world.run()
+    positions = [alone.track.position(batches) for batches in (3, 6)]
+    waiting = [world.open(rank=rank, world_size=3, position=positions[rank]) for rank in (0, 1)]
+    world.settle()
+    assert not any(consumer.failures for consumer in waiting)
+    says = "rank 2 begins behind batch 3 of epoch 0, but rank 1 behind batch 6 of epoch 0"
+    with pytest.raises(StateMismatch, match=says):
+        world.open(rank=2, world_size=3, position=positions[0])
+    world.run()
+    for consumer in waiting:
+        (error,) = consumer.failures
+        assert isinstance(error, StateMismatch)
+        assert says in error.message
+    ranks = [world.open(rank=rank, world_size=3, position=positions[0]) for rank in range(3)]
+    world.run()
+    expected = list(world.feeds["train"].expected(0))[3:]
+    assert [consumer.read[0] for consumer in ranks] == [expected[rank::3] for rank in range(3)]
+
+
+def test_ranks_that_come_again_do_not_wait_for_one_that_begins_anew_and_it_is_told() -> None:
+    world = World(SimFeed())
+    waiting = world.open(rank=0, world_size=2)
+    asks = [Ask(4, 1 << 40, 0, rank=rank, world_size=2, again=True, consumer=bytes([rank])) for rank in range(2)]
+    again = world.coordinator.open("train", asks[1])
+    world._carry_out()
+    world.settle()
+    (error,) = waiting.failures
+    assert "rank 0 begins at the start, but rank 1 again at the start: all ranks begin anew" in error.message
+    with pytest.raises(StateMismatch, match="rank 0 begins at the start, but rank 1 again at the start"):
+        world.open(rank=0, world_size=2)
+    back = world.coordinator.open("train", asks[0])
+    assert back.stream is again.stream
+    assert back.stream.readers == [back, again]
+
+
+@pytest.mark.parametrize("fault", ["epochs", "workers", "stop"])
+def test_ranks_that_wait_hear_what_ends_their_wait(fault: str) -> None:
+    world = World(SimFeed(epochs=2), workers=1)
+    waiting = [world.open(rank=rank, world_size=3, reads=[], stays=True) for rank in range(2)]
+    if fault == "epochs":
+        world.coordinator.begin(waiting[0].reader, 2)
+    elif fault == "workers":
+        world.coordinator.worker_gone(0, "was killed")
+    else:
+        world.coordinator.stop(DaemonStopped("stops"))
+    world._carry_out()
+    world.settle()
+    kinds = {"epochs": EndOfStream, "workers": WorkerDied, "stop": DaemonStopped}
+    assert [[type(error) for error in consumer.failures] for consumer in waiting] == [[kinds[fault]]] * 2
 
 
 # --- ranks that leave ---

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 
 from msgspec import Struct
 
@@ -39,16 +40,16 @@ from penstock_proto.spec import Spec
 from . import commands as do
 from .crew import Crew
 from .dealing import Dealing, InRounds, ToOne, ToWhoAsks
-from .epoch import check
+from .epoch import check, check_counts
 from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
 from .gathering import Ask, Gathering
 from .groups import Groups
-from .keeping import Kept
+from .keeping import Kept, check_had
 from .making import pause
 from .memory import MANY, Share, least_slots, regrown, share, with_readers
 from .order import Part
 from .reader import Reader
-from .stream import Stream
+from .stream import MOST_STREAMS, Stream
 
 NOBODY = -1
 """In place of a worker's number: the feed waits for its next try."""
@@ -246,6 +247,7 @@ class Coordinator:
         if ask.world_size:
             reader = self._gather(feed, ask)
         elif ask.group:
+            check_had(ask.had, feed.name)
             reader = self._join(feed, ask)
         else:
             stream = self._new_stream(feed, ask, ToOne)
@@ -292,19 +294,28 @@ class Coordinator:
         return reader
 
     def _gather(self, feed: ServedFeed, ask: Ask) -> Reader:
+        if not ask.rank < ask.world_size:
+            raise ProtocolError(f"rank {ask.rank} of {ask.world_size}: ranks go from 0", feed=feed.name)
         key = feed.name, ask.group, ask.world_size
         gathering = self._gatherings.get(key)
+        if gathering is not None and not gathering.over:
+            gathering.check(ask)
+            gathering.give_way(ask)
         if gathering is None or gathering.over:
             dealing = partial(InRounds, pad=ask.pad) if ask.world_size > 1 else ToOne
             gathering = self._gatherings[key] = Gathering(self._new_stream(feed, ask, dealing), ask.world_size)
-        gathering.check(ask)
+        gathering.compare(ask)
         reader = self._new_reader(gathering.stream, ask)
         gathering.join(reader, ask)
         return reader
 
     def _new_stream(self, feed: ServedFeed, ask: Ask, dealing: Callable[[Stream], Dealing]) -> Stream:
         granted = self._share(feed, ask.credit, ask.quota, max(1, ask.world_size))
-        self._last_stream += 1
+        self._last_stream = next(
+            number
+            for number in chain(range(self._last_stream + 1, MOST_STREAMS), range(1, MOST_STREAMS))
+            if number not in self.streams
+        )
         stream = Stream(self._last_stream, feed, granted, dealing=dealing, crew=self.crew, out=self._do)
         self.streams[stream.number] = stream
         return stream
@@ -333,6 +344,7 @@ class Coordinator:
                 f"{what}, which was made with another feed: {'; '.join(found)}. Serve the feed as it was, or {mend}",
                 feed=feed.name,
             )
+        check_counts(position, feed.info)
         if feed.static_splits is not None:
             check(position, feed.plan, feed.static_splits)
 
@@ -380,9 +392,17 @@ class Coordinator:
         return all(stream.error is not None or stream.delivered for stream in self.streams.values())
 
     def begin(self, reader: Reader, epoch: int) -> None:
-        """The reader wants this epoch."""
-        reader.stream.begin(reader, epoch)
-        self._settle(reader.stream)
+        """The reader wants this epoch.
+
+        Raises:
+            ProtocolError: it reads an epoch, has read this one before, or is gone. Nothing has changed then.
+            EndOfStream: the feed has no such epoch. (Who has a stream alone is told by its failure.)
+        """
+        stream = reader.stream
+        if stream.ends_before(epoch) and self._groups.of(stream) is not None:
+            raise stream.end_of_stream()
+        stream.begin(reader, epoch)
+        self._settle(stream)
 
     def acknowledge(self, reader: Reader, handed: int, released: tuple[int, ...], ended: int) -> None:
         """The reader was handed so many slabs, released these, and saw so many epochs end."""
@@ -395,7 +415,12 @@ class Coordinator:
         self._settle(reader.stream)
 
     def close(self, reader: Reader, handed: int) -> None:
-        """The reader wants nothing more, but may still have tensors over slots; `handed` as in `leave`."""
+        """The reader wants nothing more, but may still have tensors over slots; `handed` as in `leave`.
+
+        Raises:
+            ProtocolError: so many slabs were not sent. Nothing has changed then.
+        """
+        reader.check(handed)
         self._leave_gathering(reader)
         stream = reader.stream
         stream.close(reader, handed)
@@ -407,6 +432,7 @@ class Coordinator:
 
     def cut(self, reader: Reader, handed: int) -> None:
         """The reader is cut off, but may still have tensors over slots; `handed` as in `leave`."""
+        handed = reader.believed(handed)
         self._leave_gathering(reader)
         if (group := self._groups.of(reader.stream)) is not None:
             group.lost(reader)
@@ -415,6 +441,7 @@ class Coordinator:
 
     def lost(self, reader: Reader, handed: int) -> None:
         """The reader is gone without a word; `handed` as in `leave`."""
+        handed = reader.believed(handed)
         self._leave_gathering(reader)
         group = self._groups.of(reader.stream)
         if group is not None:
@@ -577,7 +604,8 @@ class Coordinator:
             self._settle(stream)
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None = None) -> None:
-        """A worker process has ended. `blamed`: the run, the split within it and its name, if it was in user code."""
+        """A worker process has ended. `blamed`: the run that it worked on, the split within it (-1: it was not in user
+        code) and its name; None if it worked on nothing."""
         if (self._listings and not self.retries) or not self._plans:
             error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
             self._do(do.RefuseStart(error))

@@ -252,7 +252,9 @@ def off_border(position: Position | None, world_size: int, feed: str) -> StateMi
 class ToWhoAsks(ToOne):
     """To the consumers of a group: whoever has credit and least under way. What one does not hand over another gets.
 
-    Consumers hear nothing of each other's batches, and have no position. The epoch ends when all of it was handed over.
+    A slab is one batch, also of what a worker reported together: a consumer that goes within a slab takes all of that
+    with it. Consumers hear nothing of each other's batches, and have no position. The epoch ends when all of it was
+    handed over.
     """
 
     shared = True
@@ -269,24 +271,33 @@ class ToWhoAsks(ToOne):
             self.keeping.begin(epoch.number, epoch.splits.digest if epoch.splits else b"")
         while epoch.again:
             turn, part = epoch.again[0]
-            if not self._send(epoch, turn, part):
+            reader = self._ready_for(epoch, part)
+            if reader is None:
                 return False
+            self._stream.send(epoch, reader, turn, part)
             epoch.again.popleft()
             self._stream.let_go(turn)
         return True
 
     def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         """See Dealing."""
-        if self.keeping is not None:
-            pieces = self.keeping.pieces(epoch.number, turn, part, self._stream.feed.plan.batch_size)
-            turn.parts.popleft()
-            turn.parts.extendleft(reversed(pieces))
-            part = pieces[0]
-        if self.keeping is not None and self.keeping.was_handed(turn, part):
-            self.keeping.passed(turn, part)
-        elif not self._send(epoch, turn, part):
+        handed = self.keeping is not None and self.keeping.was_handed(turn, part)
+        reader = None if handed else self._ready_for(epoch, part)
+        if reader is None and not handed:
             return False
-        self._stream.count(epoch, part)
+        if self.keeping is not None:
+            self.keeping.deals(epoch.number, turn, part)
+        batch = part
+        if part.batches > 1:  # all but the last full
+            rows = self._stream.feed.plan.batch_size or 1
+            batch = replace(part, batches=1, rows=rows)
+            rest = replace(part, first=part.first + 1, batches=part.batches - 1, rows=part.rows - rows)
+            turn.parts.insert(1, rest)
+        if reader is not None:
+            self._stream.send(epoch, reader, turn, replace(batch, record=b""))
+        elif self.keeping is not None:
+            self.keeping.passed(turn, batch)
+        self._stream.count(epoch, batch)
         return True
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
@@ -324,12 +335,9 @@ class ToWhoAsks(ToOne):
         if self.keeping is not None and self._stream.error is None and not self._stream.closing:
             self.keeping.begin(epoch.number + 1)
 
-    def _send(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def _ready_for(self, epoch: Epoch, part: Part) -> Reader | None:
+        """Who gets the part's first batch, if anybody has credit for it."""
         stream = self._stream
-        nbytes = stream.feed.nbytes_of(part)
+        nbytes = stream.feed.nbytes_of(replace(part, batches=1))
         ready = [reader for reader in stream.reading(epoch) if reader.has_credit_for(nbytes)]
-        if not ready:
-            return False
-        reader = min(ready, key=lambda reader: (reader.under_way, reader.sent))
-        stream.send(epoch, reader, turn, replace(part, record=b""))
-        return True
+        return min(ready, key=lambda reader: (reader.under_way, reader.sent), default=None)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
-from penstock_proto import ProtocolError, RankTaken, StateMismatch
+from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatch
 from penstock_proto.messages import Had, Missing
 from penstock_proto.position import Position
 
 from .dealing import off_border
 from .reader import Reader
 from .stream import Stream
+
+MOST_NAMED = 1024
+"""Missing ranks that are named in one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,11 @@ class Ask:
 
 
 class Gathering:
-    """The ranks of one group, and the stream that begins when all are there."""
+    """The ranks of one group, and the stream that begins when all are there.
+
+    What a rank asks for is compared with the others' when all are there, and where it differs all of them are told: of
+    a job whose ranks disagree none is left waiting for one that was refused.
+    """
 
     def __init__(self, stream: Stream, world_size: int) -> None:
         self.stream = stream
@@ -58,75 +66,111 @@ class Gathering:
         return self.stream.error is not None or self.stream.closing
 
     def check(self, ask: Ask) -> None:
-        """Refuse whoever cannot join.
+        """Refuse whoever cannot join, whatever the others ask for.
 
         Raises:
             RankTaken: the rank is there, or has left.
-            ProtocolError: it does not exist, or wants other last rounds than the others.
-            StateMismatch: it begins elsewhere than the others.
+            StateMismatch: it begins a job, beside ranks that were cut off from theirs and come again.
         """
-        name = self.stream.feed.name
-        group = f" of group {ask.group!r}" if ask.group else ""
-        if not ask.rank < self._world_size:
-            raise ProtocolError(f"rank {ask.rank} of {self._world_size}: ranks go from 0", feed=name)
-        if ask.rank in self._members and self._members[ask.rank][0].gone:
+        name, group = self.stream.feed.name, _group(ask)
+        taken = self._members.get(ask.rank)
+        if taken is not None and taken[0].gone:
             raise RankTaken(
                 f"rank {ask.rank} of {self._world_size}{group} has left this stream, which the others still read: end "
                 "them too, and begin together again",
                 feed=name,
             )
-        if ask.rank in self._members:
+        if taken is not None:
             raise RankTaken(
                 f"rank {ask.rank} of {self._world_size}{group} reads this feed already: give each training job a group "
                 "of its own, and each of its processes its rank",
                 feed=name,
             )
-        error = off_border(ask.position, self._world_size, name)
-        if error is not None and not (ask.pad and self._may_end_at(ask)):
+        for _, other in self._members.values():
+            if other.again and not ask.again:
+                raise _mismatch(ask, other, name)
+
+    def give_way(self, ask: Ask) -> None:
+        """End the wait of ranks that begin a job where one comes again from a cut: they cannot join that one's."""
+        for _, other in list(self._members.values()):
+            if ask.again and not other.again and not self.stream.readers:
+                self.stream.fail(_mismatch(other, ask, self.stream.feed.name))
+                return
+
+    def compare(self, ask: Ask) -> None:
+        """If this is the last rank, see whether all ask for the same. If not, the others are told as well.
+
+        Raises:
+            StateMismatch: one begins elsewhere than another, or within a round.
+            ProtocolError: one wants other last rounds than another.
+        """
+        asks = [ask, *(other for _, other in self._members.values())]
+        if len(asks) < self._world_size:
+            return
+        error = self._disagreement(asks)
+        if error is not None:
+            self.stream.fail(error)
             raise error
-        for rank, (_, other) in self._members.items():
-            if other.pad != ask.pad:
-                raise ProtocolError(
-                    f"rank {ask.rank}{group} asks for last_round={_last_round(ask)}, but rank {rank} for "
-                    f"last_round={_last_round(other)}: all ranks must ask for the same",
-                    feed=name,
-                )
-            if other.again != ask.again or (not ask.again and _place(other) != _place(ask)):
-                raise StateMismatch(
-                    f"rank {ask.rank}{group} begins {_said(ask)}, but rank {rank} {_said(other)}: all ranks begin "
-                    "anew, or load the state of the same step",
-                    feed=name,
-                )
 
     def join(self, reader: Reader, ask: Ask) -> None:
         """One more is there; the stream begins with the last."""
         if self._told and len(self._members) == self._world_size - 1:
             self._tell(())  # the last one does not wait, and has not heard yet that its session is open
         self._members[ask.rank] = reader, ask
+        self.stream.waiting.append(reader)
         if len(self._members) == self._world_size:
             members = [self._members[rank] for rank in range(self._world_size)]
             self.stream.start([reader for reader, _ in members], [ask.position for _, ask in members])
-
-    def _may_end_at(self, ask: Ask) -> bool:
-        """Whether its position may be the end of an epoch. Where that is not known yet, dealing finds out."""
-        return self.stream.feed.info.batches in (None, _place(ask)[1])
 
     def look_at_the_clock(self) -> None:
         """Now and then those that are there are told who is not, so that they can say so, or give up."""
         there = [reader.number for reader, _ in self._members.values()]
         if not self.stream.readers and there != self._told:
             self._told = there
-            self._tell(tuple(rank for rank in range(self._world_size) if rank not in self._members))
-
-    def _tell(self, missing: tuple[int, ...]) -> None:
-        self.stream.tell(Missing(missing), [reader for reader, _ in self._members.values()])
+            missing = (rank for rank in range(self._world_size) if rank not in self._members)
+            self._tell(tuple(islice(missing, MOST_NAMED)))
 
     def leave(self, reader: Reader) -> None:
         """One is gone again before the stream began."""
         if not self.stream.readers and any(member is reader for member, _ in self._members.values()):
             del self._members[reader.rank]
-            if not self._members:
-                self.stream.readers = [reader]  # which closes the stream when it goes
+
+    def _tell(self, missing: tuple[int, ...]) -> None:
+        self.stream.tell(Missing(missing), self.stream.waiting)
+
+    def _disagreement(self, asks: list[Ask]) -> PenstockError | None:
+        """The error where one differs from the first of them, or stands within a round."""
+        name, one = self.stream.feed.name, asks[0]
+        for other in asks[1:]:
+            if one.pad != other.pad:
+                return ProtocolError(
+                    f"rank {one.rank}{_group(one)} asks for last_round={_last_round(one)}, but rank {other.rank} for "
+                    f"last_round={_last_round(other)}: all ranks must ask for the same",
+                    feed=name,
+                )
+            if not one.again and _place(one) != _place(other):
+                return _mismatch(one, other, name)
+        for one in asks:
+            error = off_border(one.position, self._world_size, name)
+            if error is not None and not (one.pad and self._may_end_at(one)):
+                return StateMismatch(f"rank {one.rank}{_group(one)}: {error.message}", feed=name)
+        return None
+
+    def _may_end_at(self, ask: Ask) -> bool:
+        """Whether its position may be the end of an epoch. Where that is not known yet, dealing finds out."""
+        return self.stream.feed.info.batches in (None, _place(ask)[1])
+
+
+def _group(ask: Ask) -> str:
+    return f" of group {ask.group!r}" if ask.group else ""
+
+
+def _mismatch(one: Ask, other: Ask, feed: str) -> StateMismatch:
+    return StateMismatch(
+        f"rank {one.rank}{_group(one)} begins {_said(one)}, but rank {other.rank} {_said(other)}: all ranks begin "
+        "anew, or load the state of the same step",
+        feed=feed,
+    )
 
 
 def _place(ask: Ask) -> tuple[int, int]:
@@ -139,7 +183,8 @@ def _last_round(ask: Ask) -> str:
 
 
 def _said(ask: Ask) -> str:
+    again = "again " if ask.again else ""
     if ask.position is None:
-        return "at the start"
+        return f"{again}at the start"
     epoch, batches = _place(ask)
-    return f"{'again ' if ask.again else ''}behind batch {batches} of epoch {epoch}"
+    return f"{again}behind batch {batches} of epoch {epoch}"

@@ -18,8 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
+from penstock_proto import ProtocolError
 from penstock_proto.messages import FeedInfo, Had, LaneEnded, Passed
 from penstock_proto.position import Position
 from penstock_proto.standing import Standing
@@ -28,6 +27,9 @@ from . import commands as do
 from .order import Part, Turn
 from .ranges import Ranges
 from .reader import Sent
+
+MOST_HAD = 4096
+"""Batches that a consumer may have been handed and a daemon not know of: as many as the greatest credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,17 @@ class _Dealt:
 
     batches: Passed
     left: int
+
+
+def check_had(had: Iterable[Had], feed: str) -> None:
+    """Refuse more batches than a consumer can have been handed without a daemon's knowing.
+
+    Raises:
+        ProtocolError: says how many there were.
+    """
+    batches = sum(one.batches for one in had)
+    if batches > MOST_HAD:
+        raise ProtocolError(f"{batches} batches that were had; a consumer has {MOST_HAD} at the most", feed=feed)
 
 
 class Keeping:
@@ -125,31 +138,24 @@ class Keeping:
         self._standing.digest = digest
         self._keep(fresh=fresh)
 
-    def pieces(self, epoch: int, turn: Turn, part: Part, batch_size: int | None) -> list[Part]:
-        """The part stands next in the stream. As one, or cut where what was handed over before meets what was not."""
+    def was_handed(self, turn: Turn, part: Part) -> bool:
+        """Whether the part's first batch was handed over before the stream began here."""
+        return turn.index + part.first in self._ahead[turn.lane]
+
+    def deals(self, epoch: int, turn: Turn, part: Part) -> None:
+        """The part's first batch is dealt now; the others will be, one by one, behind it.
+
+        They are logged together, as the lane's record is the one behind the last of them.
+        """
         first = turn.index + part.first
-        if (turn.lane, first) in self._dealt:
-            return [part]
-        dealt = _Dealt(Passed(epoch, turn.lane, first, part.batches, part.rows, part.record), part.batches)
-        self._log.append(dealt)
-        pieces = [part]
-        for index in self._ahead[turn.lane].borders(first, first + part.batches):
-            last = pieces[-1]
-            batches = part.first + index - first - last.first
-            rows = batches * batch_size if batch_size else last.rows * batches // last.batches
-            rest = replace(last, first=last.first + batches, batches=last.batches - batches, rows=last.rows - rows)
-            pieces[-1:] = [replace(last, batches=batches, rows=rows), rest]
-        for piece in pieces:
-            self._dealt[turn.lane, turn.index + piece.first] = dealt
-        return pieces
+        if (turn.lane, first) not in self._dealt:
+            dealt = _Dealt(Passed(epoch, turn.lane, first, part.batches, part.rows, part.record), part.batches)
+            self._log.append(dealt)
+            self._dealt.update(((turn.lane, index), dealt) for index in range(first, first + part.batches))
 
-    def was_handed(self, turn: Turn, piece: Part) -> bool:
-        """Whether the piece was handed over before the stream began here."""
-        return turn.index + piece.first in self._ahead[turn.lane]
-
-    def passed(self, turn: Turn, piece: Part) -> None:
-        """The piece was handed over before: the file has it."""
-        self._done(turn, piece)
+    def passed(self, turn: Turn, batch: Part) -> None:
+        """The batch was handed over before: the file has it."""
+        self._done(turn, batch)
         self._advance()
         if self._moved:
             self._keep()
@@ -171,10 +177,10 @@ class Keeping:
     def _add_ahead(self, lane: int, index: int, batches: int) -> None:
         self._ahead[lane].add(index, index + batches)
 
-    def _done(self, turn: Turn, piece: Part) -> tuple[int, int, int]:
-        index = turn.index + piece.first
-        self._dealt.pop((turn.lane, index)).left -= piece.batches
-        return turn.lane, index, piece.batches
+    def _done(self, turn: Turn, batch: Part) -> tuple[int, int, int]:
+        index = turn.index + batch.first
+        self._dealt.pop((turn.lane, index)).left -= 1
+        return turn.lane, index, 1
 
     def _advance(self) -> None:
         """Move the position as far as all was handed over."""

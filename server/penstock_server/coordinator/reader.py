@@ -147,11 +147,22 @@ class Reader:
         turn.out += 1
         return seq
 
-    def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> list[Turn]:
-        """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came.
+    def check(self, handed: int) -> None:
+        """Refuse a count of handed slabs that is more than were sent.
 
-        Returns:
-            The turns of which no slab is out any more.
+        Raises:
+            ProtocolError: names both.
+        """
+        if handed > self.sent:
+            raise ProtocolError(f"{handed} slabs handed of {self.sent} sent", feed=self._feed)
+
+    def believed(self, handed: int) -> int:
+        """How many slabs count as handed over of a reader that is gone and is said to have been handed so many: what
+        it said last, where that cannot be."""
+        return handed if handed <= self.sent else self.handed
+
+    def check_acknowledged(self, handed: int, released: tuple[int, ...], ended: int) -> None:
+        """Refuse what cannot be acknowledged.
 
         Raises:
             ProtocolError: counts that cannot be.
@@ -160,6 +171,17 @@ class Reader:
             raise ProtocolError(f"{handed} slabs handed of {self.sent} sent, after {self.handed}", feed=self._feed)
         if not self.ended <= ended <= self.ends:
             raise ProtocolError(f"{ended} Ends of {self.ends}, after {self.ended}", feed=self._feed)
+        before: set[int] = set()
+        for seq in released:
+            if seq >= handed or not self._holds_handed:
+                raise ProtocolError(f"slab {seq} is released before it is handed", feed=self._feed)
+            if seq not in self.out or seq in before:
+                raise ProtocolError(f"slab {seq} is released twice, or was never sent", feed=self._feed)
+            before.add(seq)
+
+    def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> list[Turn]:
+        """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came: as
+        `check_acknowledged` has found possible. Returns the turns of which no slab is out any more."""
         self.handed, self.ended = handed, ended
         back: list[Turn] = []
         while self._unhanded and self._unhanded[0].seq < handed:
@@ -168,8 +190,6 @@ class Reader:
             if not self._holds_handed:
                 self._take_back(sent.seq, back)
         for seq in released:
-            if seq >= handed or not self._holds_handed:
-                raise ProtocolError(f"slab {seq} is released before it is handed", feed=self._feed)
             self._take_back(seq, back)
         return back
 
@@ -186,9 +206,7 @@ class Reader:
         self._resized_at, self._out_before = self.sent, len(self.out)
 
     def _take_back(self, seq: int, back: list[Turn]) -> None:
-        turn = self.out.pop(seq, None)
-        if turn is None:
-            raise ProtocolError(f"slab {seq} is released twice, or was never sent", feed=self._feed)
+        turn = self.out.pop(seq)
         turn.out -= 1
         self._out_before -= seq < self._resized_at
         if not turn.out:

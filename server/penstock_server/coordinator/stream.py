@@ -42,6 +42,10 @@ from .memory import Share
 from .order import EpochOrder, Part, Turn
 from .reader import Reader
 
+MOST_STREAMS = 2**62 // m.IDS_PER_STREAM
+"""Numbers of streams: the ids of all of them fit messages. Behind the last the daemon goes on with those that are free,
+whose ids were used 4 million streams ago."""
+
 
 class Stream:
     """See the file's head.
@@ -56,6 +60,7 @@ class Stream:
 
     Attributes:
         readers: its consumers, by rank.
+        waiting: before it begins: the ranks that are there, which are its readers when all are.
         making: the turns that are being made.
         error: why it failed, or None.
     """
@@ -74,6 +79,7 @@ class Stream:
         self.feed = feed
         self.share = share
         self.readers: list[Reader] = []
+        self.waiting: list[Reader] = []
         self.error: PenstockError | None = None
         self._exact = feed.plan.order == "exact"
         self._indexable = feed.plan.length is not None
@@ -97,7 +103,7 @@ class Stream:
     def start(self, readers: list[Reader], positions: list[Position | None]) -> None:
         """All readers are there: begin at the earliest of their positions (None: epoch 0). Who is further on gets what
         comes behind its own."""
-        self.readers = readers
+        self.readers, self.waiting = readers, []
         places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
         earliest = min(range(len(places)), key=places.__getitem__)
         self._position = positions[earliest]
@@ -177,20 +183,29 @@ class Stream:
         if self._stopping is not None:
             self.fail(self._stopping)
             return
-        if self.feed.plan.epochs is not None and number >= self.feed.plan.epochs:
-            self.fail(EndOfStream(f"the feed has {self.feed.plan.epochs} epochs", feed=self.feed.name))
+        if self.ends_before(number):
+            self.fail(self.end_of_stream())
             return
         for epoch in self._epochs:
             if epoch.number == number:
                 self._tell_begun(epoch, [reader])
         self._close_passed()
 
+    def ends_before(self, epoch: int) -> bool:
+        """Whether the feed has no such epoch."""
+        return self.feed.plan.epochs is not None and epoch >= self.feed.plan.epochs
+
+    def end_of_stream(self) -> EndOfStream:
+        """The error for who wants such an epoch."""
+        return EndOfStream(f"the feed has {self.feed.plan.epochs} epochs", feed=self.feed.name)
+
     def acknowledge(self, reader: Reader, handed: int, released: tuple[int, ...], ended: int) -> None:
         """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came.
 
         Raises:
-            ProtocolError: counts that cannot be.
+            ProtocolError: counts that cannot be. Nothing has changed then.
         """
+        reader.check_acknowledged(handed, released, ended)
         self._dealing.handed(reader, handed)
         for turn in reader.acknowledge(handed, released, ended):
             self.making.came_back(turn)
@@ -198,7 +213,12 @@ class Stream:
 
     def leave(self, reader: Reader, number: int, handed: int) -> None:
         """The reader leaves this epoch before its end. What was sent behind the first `handed` slabs it does not hand
-        over."""
+        over.
+
+        Raises:
+            ProtocolError: so many were not sent. Nothing has changed then.
+        """
+        reader.check(handed)
         if reader.reading and reader.epoch == number:
             self._dealing.given_back(reader, handed)
             reader.leave()
@@ -210,8 +230,10 @@ class Stream:
         if not reader.gone:
             self._dealing.given_back(reader, handed)
         reader.gone, reader.reading = True, False
-        if not self.readers:
-            return  # of ranks that are not all there yet, one that does not wait any more
+        if reader in self.waiting:
+            self.waiting.remove(reader)
+        if self.waiting:
+            return
         if self._deserted:
             self.end()
         else:
@@ -325,7 +347,7 @@ class Stream:
         """The stream fails now."""
         if self.error is None and not self._closing:
             self.error = error
-            self.tell(m.Failed(m.ErrorReport.of(error)), self.readers)
+            self.tell(m.Failed(m.ErrorReport.of(error)), self.readers or self.waiting)
             self._stop_production()
             if self._dealing.shared and self._deserted:
                 self.end()

@@ -1,0 +1,160 @@
+"""A peer of the simulation that says whatever the protocol can carry: impossible counts, forged positions, wrong ranks.
+
+It speaks to the coordinator as `consumers.py` does for a peer: what the coordinator refuses ends that session, which
+must not have changed anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock_proto import PenstockError
+from penstock_proto.messages import Had
+from penstock_proto.position import EndedLane, Place, Position
+from penstock_server.coordinator.gathering import Ask
+from penstock_server.coordinator.reader import Reader
+
+if TYPE_CHECKING:
+    from simulation import World
+
+ABSURD = (0, 0, 1, 2, 3, 7, 100, 2**31 - 1, 2**53, 2**53 + 1, 2**62)
+
+
+class Attacker:
+    """See the file's head.
+
+    Args:
+        feed: what it attacks.
+        acts: how often it does something; then it is gone.
+        group: a group that others read, which it joins. It says of no batch of that group that it was handed it.
+    """
+
+    def __init__(self, world: World, feed: str, acts: int, group: str = "") -> None:
+        self.acts = acts
+        self._world = world
+        self._dice = world.random
+        self._feed = feed
+        self._group = group
+        self._readers: list[Reader] = []
+        self._there: list[Reader] = []
+        self._failed: list[Reader] = []
+
+    def act(self) -> None:
+        """Do one thing."""
+        self.acts -= 1
+        if not self.acts:
+            for reader in (*self._there, *self._failed):
+                self._world.coordinator.lost(reader, self._handed(reader))
+            return
+        what = self._dice.choice((self._open, self._say, self._say, self._say, self._go))
+        what()
+
+    def _open(self) -> None:
+        coordinator = self._world.coordinator
+        before, reserved = set(coordinator.streams), coordinator.reserved
+        try:
+            reader = coordinator.open(self._feed, self._ask())
+        except PenstockError:
+            assert set(coordinator.streams) <= before, "a session that was refused has a stream"
+            assert coordinator.reserved <= reserved, "a session that was refused keeps memory"
+            return
+        if reader.stream.number not in before:
+            self._world.forged.add(reader.stream.number)
+        self._readers.append(reader)
+        self._there.append(reader)
+
+    def _say(self) -> None:
+        if not self._there:
+            return
+        coordinator, dice = self._world.coordinator, self._dice
+        reader = dice.choice(self._there)
+        before = _state(reader)
+        try:
+            match dice.choice(("begin", "begin", "acknowledge", "leave", "leave", "close")):
+                case "begin":
+                    coordinator.begin(reader, dice.choice((0, 0, 1, 2, 2**53)))
+                case "acknowledge":
+                    known = [*reader.out][:3] * 2  # each twice
+                    released = tuple(dice.choice([*known, self._absurd()]) for _ in range(dice.choice((0, 0, 1, 2, 3))))
+                    ended = dice.choice((reader.ended, reader.ends, self._absurd()))
+                    coordinator.acknowledge(reader, self._handed(reader), released, ended)
+                case "leave":
+                    coordinator.leave(reader, dice.choice((reader.epoch, 0, 1)), self._handed(reader))
+                case "close":
+                    coordinator.close(reader, self._handed(reader))
+        except PenstockError:
+            assert _state(reader) == before, "what was refused has changed something"
+            self._there.remove(reader)
+            self._failed.append(reader)  # its connection still stands, and nothing that it says counts
+            coordinator.cut(reader, reader.handed)
+
+    def _go(self) -> None:
+        readers = self._dice.choice((self._there, self._failed))
+        if readers:
+            reader = readers.pop(self._dice.randrange(len(readers)))
+            self._world.coordinator.lost(reader, self._handed(reader))
+
+    def _handed(self, reader: Reader) -> int:
+        """A count of slabs that it says were handed to it."""
+        if self._group:
+            return self._dice.choice((reader.handed, reader.sent + 1, 2**62))
+        return self._dice.choice((reader.handed, reader.sent, reader.sent + 1, self._absurd()))
+
+    def _absurd(self) -> int:
+        return self._dice.choice(ABSURD)
+
+    def _ask(self) -> Ask:
+        dice = self._dice
+        shared: dict[str, Any] = {}
+        if self._group:
+            batches = dice.choice((1, 1, 1, 2**16))
+            had = tuple(Had(0, dice.randint(-1, 3), self._absurd(), batches) for _ in range(2))
+            shared = {"group": self._group, "had": had}
+        elif dice.random() < 0.4:
+            shared = {"world_size": dice.choice((1, 2, 3, 60_000)), "rank": dice.choice((0, 1, 2, 2**16 - 1))}
+        return Ask(
+            credit=dice.randint(1, 8),
+            credit_bytes=self._absurd(),
+            quota=dice.randint(0, 3),
+            position=dice.choice((None, self._position())),
+            again=dice.random() < 0.2,
+            pad=dice.random() < 0.5,
+            consumer=dice.choice((b"", b"a" * 16)),
+            **shared,
+        )
+
+    def _position(self) -> Position:
+        dice = self._dice
+        few = dice.random() < 0.7  # of its numbers are absurd
+        info = self._world.coordinator.feeds[self._feed].info
+
+        def number() -> int:
+            return dice.randint(0, 3) if few and dice.random() < 0.8 else self._absurd()
+
+        def lane() -> int:
+            return min(number(), 2**31 - 1)
+
+        def record() -> bytes:
+            return dice.choice((b"", dice.randint(0, 3).to_bytes(8), dice.randbytes(8), dice.randbytes(5)))
+
+        return Position(
+            feed=info,
+            epoch=dice.choice((0, 0, 1, 2**53)),
+            batches=number(),
+            rows=number(),
+            digest=dice.choice((b"", bytes(32))),
+            places=tuple(
+                Place(lane(), dice.choice((number(), number(), 2**62)), record()) for _ in range(dice.randint(0, 3))
+            ),
+            ended=tuple(EndedLane(lane(), number(), number(), record()) for _ in range(dice.randint(0, 2))),
+            merged=number(),
+            skip=number(),
+        )
+
+
+def _state(reader: Reader) -> tuple[object, ...]:
+    """All that a message of the reader's can change of it."""
+    sent = (reader.sent, reader.handed, reader.ends, reader.ended, reader.under_way, tuple(reader.out))
+    epochs = (reader.epoch, reader.reading, reader.begun, reader.gone)
+    turns = tuple(turn.out for turn in reader.out.values())
+    return *sent, *epochs, turns

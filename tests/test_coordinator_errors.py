@@ -1,0 +1,166 @@
+"""User code that fails for a while, workers that a stream ends, and peers that lie, in the simulated world.
+
+What another stream gets is the same as if nothing were wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simulation import Batch, Consumer, World
+from test_coordinator import Case, cases, faults, index_feeds, lane_feeds, quick, ready_feeds, uneven_feeds
+
+from penstock_proto import GeneratorError, IncompleteEpoch, WorkerDied
+from penstock_proto.position import pack, unpack
+
+Check = Callable[..., None]
+
+EPOCHS = (0, 1, 2)
+
+failing_cases = cases(st.one_of(lane_feeds, index_feeds, ready_feeds, uneven_feeds))
+failing = (failing_cases, faults, st.sampled_from(("raise", "retry", "skip")), st.integers(0, 2**32))
+
+
+def check_through_errors(case: Case, faults: dict[str, int], on_error: str, seed: int) -> None:
+    """User code raises at some samples, once or more often, while workers die and connections are cut: with "retry" the
+    stream is the same; with "raise" it is when it goes on from a state after each error; with "skip" it is that of
+    splits which end there."""
+    dice = random.Random(seed)
+    samples = [sample for epoch in EPOCHS for sample in case.feed.samples_of(epoch)]
+    transient = tuple((dice.choice(samples), dice.randint(1, 3)) for _ in range(dice.randint(1, 4)))
+    if case.feed.length is not None and on_error == "skip":
+        on_error = "retry"
+    feed = replace(case.feed, transient=transient, on_error=on_error)
+    asks = {**case.asks, "hoards": False}
+    world = replace(case, feed=feed).world(**faults)
+    position = None
+    read: list[tuple[int, Batch]] = []
+    for _ in range(1 + 3 * len(transient)):
+        epochs = [epoch for epoch in EPOCHS if position is None or epoch >= position.epoch]
+        consumer = world.open(reads=[(epoch, None) for epoch in epochs], position=position, **asks)
+        world.run()
+        read += [(epoch, batch) for epoch in epochs for batch in consumer.read.get(epoch, ())]
+        if not consumer.failures:
+            break
+        (error,) = consumer.failures
+        if on_error == "skip":
+            break
+        assert isinstance(error, GeneratorError)
+        assert on_error == "raise"
+        position = unpack(pack(consumer.track.newest()))
+    last = EPOCHS[-1]
+    for error in consumer.failures:  # all splits of an epoch were left out from their starts
+        last = max(consumer.read)
+        assert isinstance(error, IncompleteEpoch)
+        assert error.message == f"epoch {last} is empty: the generator yielded nothing"
+    for epoch in range(last + 1):
+        expected = list(feed.expected(epoch, left_out(consumer, epoch)))
+        assert [batch for number, batch in read if number == epoch] == expected
+
+
+def left_out(consumer: Consumer, epoch: int) -> dict[int, int]:
+    """The splits of the epoch that were cut short, as the last records of its lanes say."""
+    cuts: dict[int, int] = {}
+    for (number, _), record in consumer.cuts.items():
+        words = [int.from_bytes(record[at : at + 8]) for at in range(8, len(record), 8)]
+        cuts.update(zip(words[::2], words[1::2], strict=True) if number == epoch else ())
+    return cuts
+
+
+deadly = (
+    cases(lane_feeds),
+    cases(st.one_of(lane_feeds, index_feeds)),
+    faults,
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+)
+
+
+def check_deadly(case: Case, other: Case, faults: dict[str, int], attempts: int, seed: int) -> None:
+    """A stream that ends each worker which gets to a certain sample fails by itself; another one does not notice."""
+    feed = replace(case.feed, name="deadly", attempts=attempts)
+    samples = feed.samples_of(0)
+    feed = replace(feed, deadly=frozenset({random.Random(seed).choice(samples)}))
+    victim = replace(other.feed, name="victim", growth=0, attempts=1)  # one wrong blame is too many
+    memory = (case.slots + other.slots) * 4096
+    faults = {**faults, "restarts": 0, "kills": 0}
+    world = World(feed, victim, workers=case.workers, memory=memory, seed=case.seed, **faults)
+    doomed = world.open("deadly", **{**case.asks, "hoards": False})
+    consumer = world.open("victim", reads=[(0, None), (1, None)], **{**other.asks, "hoards": False})
+    world.run()
+    assert not consumer.failures
+    assert [consumer.read[epoch] for epoch in (0, 1)] == [list(victim.expected(epoch)) for epoch in (0, 1)]
+    expected = list(feed.expected(0))
+    assert doomed.read[0] == expected[: len(doomed.read[0])]
+    if feed.drop_remainder and not doomed.failures:  # the sample belongs to no batch, and was not read
+        return
+    (error,) = doomed.failures
+    assert isinstance(error, WorkerDied)
+
+
+attacks = (
+    cases(st.one_of(lane_feeds, index_feeds, ready_feeds, uneven_feeds)),
+    faults,
+    st.integers(1, 3),
+    st.booleans(),
+)
+
+
+def check_attack(case: Case, faults: dict[str, int], attackers: int, group: bool) -> None:
+    """Whatever peers say, a victim reads its stream, and nothing is left of them when they are gone."""
+    feed = replace(case.feed, growth=0, epochs=2 if attackers == 2 else None)
+    case = replace(case, feed=feed, slots=case.slots + 400)
+    world = case.world(**{**faults, "restarts": 0, "cuts": 0 if group else faults["cuts"]})
+    asks: dict[str, Any] = {**case.asks, "hoards": False, "group": "g" if group else ""}
+    victim = world.open(reads=[(0, None), (1, None)], **asks)
+    for number in range(attackers):
+        world.attack(acts=40, group="g" if group and not number else "")
+    world.run()
+    assert not victim.failures
+    for epoch in (0, 1):
+        expected = list(case.feed.expected(epoch))
+        read = victim.read[epoch]
+        assert (sorted(read) == sorted(expected)) if group else (read == expected)
+
+
+@settings(quick, max_examples=200)
+@given(*failing)
+def test_errors_that_pass_change_nothing(case: Case, faults: dict[str, int], on_error: str, seed: int) -> None:
+    check_through_errors(case, faults, on_error, seed)
+
+
+@settings(quick, max_examples=100)
+@given(*deadly)
+def test_a_stream_that_ends_workers_fails_alone(
+    case: Case, other: Case, faults: dict[str, int], attempts: int, seed: int
+) -> None:
+    check_deadly(case, other, faults, attempts, seed)
+
+
+@settings(quick, max_examples=200)
+@given(*attacks)
+def test_what_peers_say_changes_nothing_for_others(
+    case: Case, faults: dict[str, int], attackers: int, group: bool
+) -> None:
+    check_attack(case, faults, attackers, group)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("drawn", "check"),
+    [(failing, check_through_errors), (deadly, check_deadly), (attacks, check_attack)],
+    ids=["errors", "deaths", "attacks"],
+)
+def test_thousands_of_worlds(drawn: tuple[Any, ...], check: Check) -> None:
+    @settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+    @given(st.tuples(*drawn))
+    def in_each(world: tuple[Any, ...]) -> None:
+        check(*world)
+
+    in_each()

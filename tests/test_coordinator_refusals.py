@@ -1,0 +1,62 @@
+"""What the coordinator refuses, and that nothing is left of it: no stream, no memory, no setting, no state changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from simulation import SimFeed, World
+
+from penstock_proto import PenstockError, ProtocolError
+from penstock_proto.messages import Had
+from penstock_proto.position import EndedLane, Place, Position
+from penstock_server.coordinator.gathering import Ask
+
+ASK = Ask(4, 1 << 40, 0)
+
+
+INFO = SimFeed().info()
+REFUSED = {
+    "a rank that does not exist": replace(ASK, rank=2, world_size=2),
+    "more ranks than there is memory for": replace(ASK, rank=0, world_size=50_000),
+    "skip as a rank": replace(ASK, rank=0, world_size=2, position=Position(INFO, 0, skip=2**40)),
+    "batches": replace(ASK, position=Position(INFO, 0, batches=2**60)),
+    "place": replace(ASK, position=Position(INFO, 0, places=(Place(0, 2**62, b""),))),
+    "lane": replace(ASK, position=Position(INFO, 0, places=(Place(4, 1, b""),))),
+    "leftover": replace(ASK, position=Position(INFO, 0, ended=(EndedLane(0, 1, 2**62),))),
+    "position of another feed": replace(ASK, position=Position(replace(SimFeed(), lanes=3).info(), 0)),
+    "batches that a group's consumer had": replace(ASK, group="g", had=(Had(0, 0, 0, 2**16),)),
+    "a group that is not there": replace(ASK, group="g", again=True),
+}
+
+
+@pytest.mark.parametrize("ask", REFUSED.values(), ids=REFUSED)
+def test_who_is_refused_leaves_nothing_behind(ask: Ask) -> None:
+    world = World(SimFeed(), memory=1 << 20)
+    for _ in range(2):
+        with pytest.raises(PenstockError):
+            world.coordinator.open("train", ask)
+        assert not world.coordinator.take()
+        assert not world.coordinator.streams
+        assert not world.coordinator._gatherings
+        assert world.coordinator.reserved == 0
+
+
+def test_a_job_has_its_own_settings_and_not_those_of_a_rank_that_was_refused_or_left() -> None:
+    feed = SimFeed(splits=(9, 9, 9), lanes=3)
+    world = World(feed, memory=40 * 4096)
+    asks: dict[str, Any] = {"world_size": 2, "pad": True, "credit": 9, "quota": 8}
+    with pytest.raises(ProtocolError):
+        world.open(rank=5, **asks)
+    gone = world.open(rank=0, **asks)
+    assert world.coordinator.reserved > 0
+    gone._vanish()
+    world.run()
+    assert not world.coordinator.streams
+    ranks = [world.open(rank=rank, world_size=2, credit=2) for rank in range(2)]
+    assert ranks[0].stream.share.credit == 2
+    world.run()
+    batches = list(feed.expected(0))
+    assert len(batches) == 7
+    assert [consumer.read[0] for consumer in ranks] == [batches[rank::2][:3] for rank in range(2)]
