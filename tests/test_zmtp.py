@@ -104,6 +104,15 @@ def test_frames_that_come_byte_by_byte_are_the_same() -> None:
     far.close()
 
 
+def test_a_command_may_come_in_a_long_frame_in_the_handshake_too() -> None:
+    ready = b"\6" + (0x1C).to_bytes(8, "big") + READY[2:]
+    long_command = b"\6" + (3000).to_bytes(8, "big") + b"\5OTHER".ljust(3000, b"x")
+    with peer(GREETING + ready + long_command + b"\0\2hi") as port:
+        dealer = connected(port)
+        assert frame(dealer) == (b"hi", False)
+        dealer.close(0)
+
+
 def test_a_large_frame_goes_straight_to_its_place_and_what_follows_is_kept() -> None:
     with router() as (there, port):
         dealer = connected(port)
