@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -10,13 +11,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq
-from conftest import Serve
+from conftest import Daemon, Serve
 
 import penstock
 from penstock_proto import codec
 from penstock_proto import messages as m
+from penstock_server import control
 
 HEAD = "import numpy as np\nfrom penstock_server import Feed\n"
 
@@ -74,8 +77,10 @@ GOOD = "feed = Feed(lambda s: iter([1]), splits=[1], batch_size=1)\n"
         (GOOD, ["feeds.py:feed", "--bind", "tcp://256.0.0.1:5"], r"cannot listen on tcp://256"),
         (GOOD, ["feeds.py:feed", "--bind", "nonsense"], r"cannot listen on nonsense.*tcp://"),
         (GOOD, ["feeds.py:feed", "--memory", "lots"], r"lots.*500M"),
+        (GOOD, ["feeds.py:feed", "--advertise", "tcp://loader"], r"'tcp://loader' is not HOST or HOST:PORT"),
+        (GOOD, ["feeds.py:feed", "--advertise", "loader:99999"], r"'loader:99999' is not HOST or HOST:PORT"),
     ],
-    ids=range(22),
+    ids=range(24),
 )
 def test_serve_refuses_to_start_and_says_why(tmp_path: Path, source: str, arguments: list[str], words: str) -> None:
     assert re.search(words, refused(tmp_path, source, *arguments), re.DOTALL)
@@ -99,6 +104,32 @@ def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_fi
     assert needed, said
     with penstock.connect(serve(HEAD + source, memory=needed[1]).url) as connection:
         assert sum(1 for _ in connection.batches()) == 20
+
+
+@pytest.mark.parametrize(
+    ("advertise", "place"),
+    [
+        ("localhost", "localhost:{port}"),
+        ("loader.example.org:7000", "loader.example.org:7000"),
+        ("[::1]", "[::1]:{port}"),
+    ],
+)
+def test_urls_name_the_host_that_is_advertised(serve: Serve, advertise: str, place: str) -> None:
+    daemon = serve(HEAD + GOOD, bind="tcp://127.0.0.1:0", advertise=advertise)
+    found = re.search(r"tcp://127\.0\.0\.1:(\d+)", control.status(f"tcp://127.0.0.1:{port_of(daemon)}", 5))
+    assert found
+    assert daemon.url == f"tcp://{place.format(port=found[1])}/feed"
+    shown = json.loads(control.status(found[0], 5))
+    assert shown["feeds"][0]["url"] == daemon.url
+    if advertise == "localhost":
+        with penstock.connect(daemon.url) as connection:
+            assert len(list(connection.batches())) == 1
+
+
+def port_of(daemon: Daemon) -> int:
+    """The TCP port that a daemon listens on."""
+    (port,) = {one.laddr.port for one in psutil.Process(daemon.process.pid).net_connections("tcp") if not one.raddr}
+    return int(port)
 
 
 def test_an_unknown_feed_is_answered_with_those_there_are(serve: Serve) -> None:

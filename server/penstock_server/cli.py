@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -51,6 +52,22 @@ class Bytes(click.ParamType[int]):
         return int(number)
 
 
+class Advertised(click.ParamType[str]):
+    """A host, or HOST:PORT; an IPv6 address stands in brackets."""
+
+    name = "host"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """`value`, if it can stand in a URL."""
+        text = str(value)
+        match = re.fullmatch(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:/]+)(?::([0-9]{1,5}))?", text)
+        if match is None or not 1 <= int(match[1] or 1) <= 65535:
+            self.fail(
+                f"{text!r} is not HOST or HOST:PORT: write loader.example.org, 10.0.0.5:5555 or [fd00::5]", param, ctx
+            )
+        return text
+
+
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PENSTOCK"})
 @click.version_option(package_name="penstock")
 def main() -> None:
@@ -67,6 +84,14 @@ def main() -> None:
     help="Worker processes.",
 )
 @click.option("--bind", default="tcp://127.0.0.1:5555", show_default=True, help="Address to listen on; port 0: any.")
+@click.option(
+    "--advertise",
+    type=Advertised(),
+    default=None,
+    metavar="HOST[:PORT]",
+    show_default="the address of --bind; this host's name where that is every address",
+    help="Name by which trainers reach the daemon, for the URLs that are printed and shown in the status.",
+)
 @click.option(
     "--memory",
     type=Bytes(),
@@ -98,6 +123,7 @@ def serve(
     feeds: tuple[str, ...],
     workers: int,
     bind: str,
+    advertise: str | None,
     memory: int | None,
     hang_timeout: float | None,
     state: str | None,
@@ -117,7 +143,7 @@ def serve(
     \b
     Examples:
       penstock serve scenes:feed --workers 8
-      penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --memory 4G
+      penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --advertise loader.lan
       penstock serve scenes:feed --hang-timeout 60
       penstock serve scenes:feed --state groups.sqlite
     """  # noqa: D301 (click wants a real \b)
@@ -132,6 +158,7 @@ def serve(
             list(feeds),
             workers=workers,
             bind=bind,
+            advertise=advertise,
             memory=default_memory() if memory is None else memory,
             on_ready=lambda url: click.echo(f"ready {url}"),
             until_stdin_closes=until_stdin_closes,

@@ -78,6 +78,7 @@ class Daemon:
         feeds: MODULE:ATTR of each feed.
         workers: number of worker processes, 1 or more.
         bind: `tcp://address:port` to listen on.
+        advertise: HOST or HOST:PORT in the feeds' URLs, or None for what `bind` tells.
         memory: bytes that slots and shuffle blocks may take.
         on_ready: called with the URL of each feed once it can be consumed.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
@@ -97,8 +98,10 @@ class Daemon:
         on_ready: Callable[[str], None],
         hang_timeout: float | None = None,
         state: str | None = None,
+        advertise: str | None = None,
     ) -> None:
         self._feeds = feeds
+        self._advertise = advertise
         self._bind = bind
         self._on_ready = on_ready
         self._workers = workers
@@ -676,7 +679,8 @@ class Daemon:
     def _url(self, feed: str) -> str:
         address, _, port = self._router.endpoint.removeprefix("tcp://").rpartition(":")
         host = socket.gethostname() if address in ("0.0.0.0", "[::]", "*") else address
-        return f"tcp://{host}:{port}/{feed}"
+        place = self._advertise or host
+        return f"tcp://{place if re.search(r':[0-9]+$', place) else f'{place}:{port}'}/{feed}"
 
     def _fail(self, error: PenstockError) -> None:
         if self._error is None:
@@ -721,6 +725,7 @@ def serve(
     until_stdin_closes: bool = False,
     hang_timeout: float | None = None,
     state: str | None = None,
+    advertise: str | None = None,
 ) -> None:
     """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
 
@@ -740,6 +745,7 @@ def serve(
             on_ready=on_ready,
             hang_timeout=hang_timeout,
             state=state,
+            advertise=advertise,
         )
         await daemon.run(until_stdin_closes)
 
