@@ -86,6 +86,113 @@ def test_serve_refuses_to_start_and_says_why(tmp_path: Path, source: str, argume
     assert re.search(words, refused(tmp_path, source, *arguments), re.DOTALL)
 
 
+HOSTILE = """
+class Raises:
+    def __array__(self, *args, **kwargs):
+        raise RuntimeError("no pixels")
+
+class Wordless(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+class HostileDict(dict):
+    def keys(self):
+        raise RuntimeError("no keys")
+    __iter__ = keys
+
+def raises(error):
+    raise error
+    yield
+
+def nested(depth):
+    sample = 1
+    for _ in range(depth):
+        sample = (sample,)
+    return sample
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ("Raises()", r"first sample raised RuntimeError: no pixels.*split 1.*in __array__"),
+        ("{'x': (1, Raises())}", r"first sample raised RuntimeError: no pixels.*split 1"),
+        ("HostileDict(x=1)", r"first sample raised RuntimeError: no keys"),
+        ("{'k' * 257: 1}", r"a key of 257 characters, 'kkk.*\n +in feed feed, worker \d, split 1"),
+        ("{'\\ud800': 1}", r"a key that is not valid Unicode.*in feed feed"),
+        ("{f'{i:0200}': i for i in range(1000)}", r"the spec of a sample takes 2\d{5} bytes.*in feed feed"),
+        ("tuple(range(2000))", r"has 2000 items; up to 1024.*in feed feed"),
+        ("nested(100)", r"nested more than 32 deep.*in feed feed"),
+        ("nested(10000)", r"nested more than 32 deep.*in feed feed"),
+        ("np.broadcast_to(0.0, (2**40, 2**15))", r"more than any machine has.*in feed feed"),
+        ("'\\udcff'", r"is '\\udcff' of dtype.*text and bytes cannot.*in feed feed"),
+        ("np.zeros(2, [('k' * 100000, 'i4')])", r"cannot be served.*in feed feed"),
+        ("([np.zeros(3), np.zeros(3)], 1)", r"sample\[0\] is a list of 2 arrays: yield a tuple.*in feed feed"),
+        ("next(raises(Wordless()))", r"raised Wordless\n +in feed feed, worker \d, split 1"),
+        ("next(raises(ValueError('x' * 10**6)))", r"raised ValueError: x{8000}.*in feed feed"),
+        ("next(raises(ValueError('\\udcff')))", r"raised ValueError: \\udcff\n +in feed feed"),
+        ("next(raises(BaseException('the end')))", r"raised BaseException: the end.*in feed feed"),
+        ("next(raises(RecursionError()))", r"raised RecursionError.*in feed feed"),
+    ],
+    ids=range(18),
+)
+def test_whatever_the_first_sample_is_or_raises_the_error_names_feed_and_split(
+    tmp_path: Path, sample: str, words: str
+) -> None:
+    source = HOSTILE + f"def samples(split):\n    yield {sample}\nfeed = Feed(samples, splits=[1], batch_size=1)\n"
+    said = refused(tmp_path, source)
+    assert re.search(words, said, re.DOTALL), said
+    assert not re.search("please report|its output above|penstock_server", said), said
+
+
+@pytest.mark.parametrize(
+    "later", ["Raises()", "{'\\ud800' * 300: 1}", "next(raises(Wordless('\\udcff')))", "nested(100)"]
+)
+def test_a_later_sample_fails_its_stream_and_nothing_else(serve: Serve, later: str) -> None:
+    source = f"def samples(split):\n    yield 1\n    yield {later}\nfeed = Feed(samples, splits=[1], batch_size=1)\n"
+    daemon = serve(HEAD + HOSTILE + source + "good = Feed([1, 2], batch_size=1)\n", "feed", "good")
+    with penstock.connect(daemon.urls["feed"]) as connection:
+        with pytest.raises((penstock.GeneratorError, penstock.SpecError), match=r"in feed feed, worker [01], split 1"):
+            list(connection.batches())
+    with penstock.connect(daemon.urls["good"]) as connection:
+        assert len(list(connection.batches())) == 2
+    assert "was killed" not in daemon.stderr()
+    assert "exited" not in daemon.stderr()
+
+
+def test_feeds_whose_specs_do_not_fit_one_message_are_refused(tmp_path: Path) -> None:
+    source = """
+spec = {f"{i:060}": Leaf("int64", ()) for i in range(800)}
+feeds = [Feed(lambda s: iter([{}]), splits=[1], batch_size=1, name=f"feed{i}", spec=spec) for i in range(3)]
+a, b, c = feeds
+"""
+    said = refused(tmp_path, "from penstock_server import Leaf\n" + source, "feeds.py:a", "feeds.py:b", "feeds.py:c")
+    assert re.search(r"the declared specs of these feeds take \d{6} bytes together", said), said
+
+
+def test_an_object_with_too_large_a_length_is_refused(tmp_path: Path) -> None:
+    source = """
+class Long:
+    def __len__(self):
+        return 2**63 - 1
+    def __getitem__(self, i):
+        return i
+feed = Feed(Long(), batch_size=1)
+"""
+    assert "len() of the indexable object is 9223372036854775807" in refused(tmp_path, source)
+
+
+def test_an_epoch_of_less_than_a_batch_is_not_dropped_in_silence(serve: Serve) -> None:
+    daemon = serve(HEAD + "feed = Feed(lambda s: iter([1, 2]), splits=[1, 2], batch_size=8, drop_remainder=True)\n")
+    with penstock.connect(daemon.url) as connection:
+        with pytest.raises(
+            penstock.IncompleteEpoch,
+            match="epoch 0 had 4 samples, less than a batch of 8, and drop_remainder=True drops them all: make",
+        ):
+            list(connection.batches())
+
+
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

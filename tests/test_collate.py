@@ -275,6 +275,20 @@ def test_ready_batches_vary_in_their_first_dimension() -> None:
         ready.fill(store, 0, 1, iter([{"x": IMAGE[:, :2], "n": 1}]))
 
 
+def test_the_leaves_of_a_ready_batch_have_one_length_unless_the_user_has_declared_them() -> None:
+    uneven = {"x": IMAGE, "n": 3, "y": [1, 2, 3]}
+    says = r"batch\['x'\] has 2, batch\['y'\] has 3. Yield as many of each, or, .* declare them with Feed\(spec=...\)"
+    with pytest.raises(SpecError, match=says):
+        infer_spec(uneven, None)
+    spec = infer_spec({"x": IMAGE, "n": 3, "y": [1, 2]}, None)
+    inferred = ReadyBatches(spec, copy=False, one_length=True)
+    with pytest.raises(BadSample, match=says) as caught:
+        inferred.fill(inferred.store(2), 0, 2, iter([{"x": IMAGE, "n": 3, "y": [1, 2]}, uneven]))
+    assert caught.value.row == 1
+    declared = ReadyBatches(spec, copy=False)
+    assert declared.fill(declared.store(1), 0, 1, iter([uneven])) == 1
+
+
 def test_ready_batches_that_wait_are_private_copies() -> None:
     ready = ReadyBatches(infer_spec(IMAGE, None), copy=True)
     store = ready.store(1)

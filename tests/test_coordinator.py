@@ -69,7 +69,7 @@ lane_feeds = st.builds(
     turn=st.integers(1, 3),
     drop_remainder=st.booleans(),
     dynamic=st.booleans(),
-)
+).filter(lambda feed: not feed.drop_remainder or sum(feed.splits) >= (feed.batch_size or 1))  # that is an error
 index_feeds = st.builds(
     SimFeed,
     length=st.integers(1, 60),
@@ -352,6 +352,14 @@ class TestFailures:
         world.run()
         assert isinstance(failure(consumer), IncompleteEpoch)
         assert failure(consumer).message == "epoch 0 is empty: the generator yielded nothing"
+
+    @pytest.mark.parametrize("order", ["exact", "fast"])
+    def test_an_epoch_that_drop_remainder_drops_as_a_whole_is_an_error(self, order: str) -> None:
+        world = World(SimFeed(splits=(1, 2), lanes=2, order=order, drop_remainder=True))
+        consumer = world.open()
+        world.run()
+        assert isinstance(failure(consumer), IncompleteEpoch)
+        assert "epoch 0 had 3 samples, less than a batch of 4, and drop_remainder=True" in failure(consumer).message
 
     @pytest.mark.parametrize(
         ("feed", "message"),

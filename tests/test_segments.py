@@ -6,6 +6,7 @@ import gc
 import hashlib
 import itertools
 import math
+import re
 import signal
 import threading
 from collections import Counter
@@ -42,6 +43,10 @@ FEEDS = f"""
             yield {{"id": np.array([segment, i]), "noise": rng.normal(size=50)}}
             i += 1
 
+    def batches(segment, rng):
+        for i in range(100):
+            yield {{"id": np.array([[segment, i]]), "noise": rng.normal(size=(1, 50))}}
+
     def drawn():
         while True:
             yield np.array([random.random(), np.random.random()])
@@ -69,7 +74,7 @@ FEEDS = f"""
     shuffled = Feed(numbered, segment={SEGMENT}, batch_size=5, lanes=3, shuffle=60, seed=1)
     blind = Feed(drawn, segment=10, batch_size=4, lanes=5)
     fast = Feed(numbered, segment={SEGMENT}, batch_size=5, order="fast")
-    ready = Feed(numbered, segment=7, batch_size=None)
+    ready = Feed(batches, segment=7, batch_size=None)
     counted = Feed(numbered, segment={SEGMENT}, samples=100, batch_size=8, lanes=3, shuffle=30)
     train = Feed(training, segment=32, batch_size=4, lanes=2)
     dry = Feed(once_in_a_while, segment=4, batch_size=1, lanes=1)
@@ -105,8 +110,7 @@ def test_an_endless_stream_is_the_same_with_1_2_and_3_workers_and_from_a_state_d
     assert {name: len(found) for name, found in streams.items()} == dict.fromkeys(names, 1)
     for name, (stream,) in streams.items():
         assert len(set(stream)) == 300, name
-    assert "blind is cut into segments, and its generator takes neither" in daemon.stderr()
-    assert "ordered is cut" not in daemon.stderr()
+    assert not re.search("made a second time|the same samples|neither", daemon.stderr()), "these are honest"
 
     with penstock.connect(daemon.urls["ordered"]) as connection:
         assert connection.cardinality == math.inf

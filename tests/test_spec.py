@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
 from penstock_proto.layout import ALIGN, HEADER, aligned, batch_spec, fixed_layout, is_fixed, lay_out
+from penstock_proto.spec import shown
 
 
 def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:
@@ -38,12 +41,25 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
         (None, "dtype object"),
         (np.ma.masked_array([1, 2], [0, 1]), r"masked array.*\.filled"),
         (np.datetime64("2026-01-01"), "astype"),
-        ({1: 2}, "keys that are no text"),
+        ({1: 2}, "a key that is not text, 1: use str keys"),
+        ({"k" * 257: 2}, "a key of 257 characters, 'kkk.*: use keys of up to 256 characters"),
+        ({"\ud800": 2}, "a key that is not valid Unicode"),
+        (
+            {f"{i:0200}": i for i in range(1000)},
+            "spec of a sample takes 2[0-9]{5} bytes, .* of 1000 leaves.*shorter keys",
+        ),
+        (tuple(range(1025)), "has 1025 items; up to 1024 can be served"),
+        (({str(i): i for i in range(1000)},) * 2, "a sample has 2000 leaves; 1 to 1024 can be served: stack"),
+        (functools.reduce(lambda sample, _: (sample,), range(100), 1), "nested more than 32 deep"),
+        (np.broadcast_to(np.zeros(()), (2**41, 0)), "a dimension can be up to"),
+        (np.broadcast_to(np.zeros(()), (2**40, 2**15)), "a sample takes .* bytes, more than any machine has"),
+        (([np.zeros(3), np.zeros(3)], 1), r"sample\[0\] is a list of 2 arrays: yield a tuple of them, .* or np.stack"),
+        ({"x": [[np.zeros(3)], [np.zeros(3)]]}, r"sample\['x'\] is a list of 2 arrays"),
         ([[1], [1, 2]], "pad them"),
         ((), "0 leaves"),
         (np.zeros((1,) * 17), "17 dimensions"),
     ],
-    ids=repr,
+    ids=lambda value: shown(value, 40),
 )
 def test_what_cannot_be_served_is_refused_with_what_to_do(sample: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
@@ -55,6 +71,45 @@ def test_flatten_and_unflatten_are_inverse_whatever_the_order_of_keys() -> None:
     flat = spec.flatten(tree, {"a": (20, 30), "b": 10})
     assert flat == [20, 30, 10]
     assert spec.unflatten(tree, flat) == {"a": (20, 30), "b": 10}
+
+
+def test_keys_of_a_subclass_of_str_are_their_text() -> None:
+    class Key(enum.StrEnum):
+        X = "x"
+
+    assert spec.infer({Key.X: 1, np.str_("y"): 2}) == spec.infer({"x": 1, "y": 2})
+    assert type(spec.infer({np.str_("y"): 2}).keys[0]) is str  # type: ignore[union-attr]
+
+
+class Hostile:
+    """Whatever it is asked for, it raises."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+    def __len__(self) -> int:
+        raise SystemExit
+
+
+class HostileDict(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Hostile(), "<Hostile>"),
+        ((1, Hostile()), "(1, <Hostile>)"),
+        ({"x": Hostile()}, "{'x': <Hostile>}"),
+        (HostileDict(x=1), "<HostileDict>"),
+        ("a\udcff", "'a\\udcff'"),
+        ("x" * 1000, "'" + "x" * 116 + "..."),
+    ],
+    ids=range(6),
+)
+def test_anything_can_be_shown_in_a_message(value: Any, text: str) -> None:
+    assert shown(value) == text
 
 
 @pytest.mark.parametrize("sample", [(1,), (1, 2, 3), [1, 2], {"a": 1}, 7])

@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from . import errors
-from .spec import Spec, check_size
+from .spec import Spec, check_size, printable
 
 VERSION = 5
 """The protocol's version. Both ends must have the same."""
@@ -68,11 +68,11 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
         traceback = error.remote_traceback
         return cls(
             type(error).__name__,
-            _utf8(error.message)[: MAX_TEXT // 4],
-            None if error.feed is None else _utf8(error.feed)[:1024],
+            _cut(error.message, MAX_TEXT // 4),
+            None if error.feed is None else _cut(error.feed, 1024),
             error.worker,
-            None if error.split is None else _utf8(error.split)[:1024],
-            None if traceback is None else _utf8(traceback)[-MAX_TEXT // 4 :],
+            None if error.split is None else _cut(error.split, 1024),
+            None if traceback is None else printable(traceback[-MAX_TEXT // 4 :])[-MAX_TEXT // 4 :],
         )
 
     def error(self) -> errors.PenstockError:
@@ -84,9 +84,8 @@ class ErrorReport(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-def _utf8(text: str) -> str:
-    """`text` with what UTF-8 cannot say (half of a surrogate pair, as in the names of some files) escaped."""
-    return text.encode(errors="backslashreplace").decode()
+def _cut(text: str, most: int) -> str:
+    return printable(text[:most])[:most]
 
 
 class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from .errors import SpecError
 
 MAX_LEAVES = 1024
 MAX_DEPTH = 32
 MAX_DIMS = 16
+MAX_DIM = 2**40
+MAX_KEY = 256
+MAX_SPEC = 80 * 1024
+"""Bytes that a spec may take in a message, which it shares with others and with restart records."""
+MAX_NBYTES = 2**50
+"""Bytes of a sample."""
 
 DTYPES: frozenset[str] = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
@@ -29,16 +39,29 @@ DTYPES: frozenset[str] = frozenset(
 )
 """Names of the dtypes that can be served. bfloat16 is that of the package ml_dtypes."""
 
-Dim: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)] | None
+Dim: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DIM)] | None
 
 
 class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True):
-    """One array: its dtype's name (one of `DTYPES`) and its shape, None where a dimension varies."""
+    """One array: its dtype's name (one of `DTYPES`) and its shape, None where a dimension varies.
+
+    Who writes one may give whatever NumPy takes for a dtype that has such a name (`np.float32`), and a list or a single
+    number for the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
+    """
 
     dtype: Annotated[str, Meta(max_length=32)]
     shape: Annotated[tuple[Dim, ...], Meta(max_length=MAX_DIMS)]
 
+    if TYPE_CHECKING:
+
+        def __init__(self, dtype: npt.DTypeLike, shape: int | Sequence[int | None]) -> None: ...
+
     def __post_init__(self) -> None:
+        # What comes off the wire is text and a tuple already: that is checked before this runs.
+        if not isinstance(self.dtype, str):
+            force_setattr(self, "dtype", _dtype_name(self.dtype))
+        if not isinstance(self.shape, tuple):
+            force_setattr(self, "shape", _shape(self.shape))
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} cannot be served; these can: {', '.join(sorted(DTYPES))}")
 
@@ -49,6 +72,21 @@ class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join('None' if d is None else str(d) for d in self.shape)}]"
+
+
+def _dtype_name(dtype: Any) -> str:
+    try:
+        return str(np.dtype(dtype).name)
+    except TypeError:
+        raise ValueError(f"dtype is {shown(dtype)}; it is a name such as 'float32', or NumPy's np.float32") from None
+
+
+def _shape(shape: Any) -> tuple[Any, ...]:
+    if isinstance(shape, int | np.integer):
+        return (int(shape),)
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+        raise ValueError(f"shape is {shown(shape)}; it is a tuple such as (224, 224, 3), or () for a number")
+    return tuple(shape)
 
 
 class TupleSpec(Struct, frozen=True, tag="tuple", forbid_unknown_fields=True):
@@ -63,7 +101,7 @@ class TupleSpec(Struct, frozen=True, tag="tuple", forbid_unknown_fields=True):
 class DictSpec(Struct, frozen=True, tag="dict", forbid_unknown_fields=True):
     """A dictionary of specs; `keys` are sorted, and `items[i]` belongs to `keys[i]`."""
 
-    keys: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MAX_LEAVES)]
+    keys: Annotated[tuple[Annotated[str, Meta(max_length=MAX_KEY)], ...], Meta(max_length=MAX_LEAVES)]
     items: Annotated[tuple[Spec, ...], Meta(max_length=MAX_LEAVES)]
 
     def __post_init__(self) -> None:
@@ -179,32 +217,87 @@ def _flatten(spec: Spec, sample: Any, path: str, flat: list[Any]) -> None:
 def infer(sample: Any) -> Spec:
     """The spec of one sample: nested tuples and dicts (with text keys) of arrays and scalars.
 
-    Lists are arrays, as in tf.data. A Python int becomes int64, a float float64, a bool bool, as in NumPy.
+    Lists of numbers are arrays, as in tf.data. A Python int becomes int64, a float float64, a bool bool, as in NumPy.
 
     Raises:
         SpecError: something in it cannot be served; the message says what to yield instead.
+        Exception: whatever the objects in it raise, which are the user's.
     """
     spec = _infer(sample, "", 0)
-    count = len(leaf_list(spec))
-    if not 1 <= count <= MAX_LEAVES:
-        raise SpecError(f"a sample has {count} leaves; 1 to {MAX_LEAVES} can be served")
+    check(spec)
     return spec
+
+
+def check(spec: Spec) -> None:
+    """Check the bounds that hold for a spec as a whole.
+
+    Raises:
+        SpecError: it is too large to be served.
+    """
+    found = leaf_list(spec)
+    if not 1 <= len(found) <= MAX_LEAVES:
+        raise SpecError(
+            f"a sample has {len(found)} leaves; 1 to {MAX_LEAVES} can be served"
+            f"{': stack those of one shape into one array' if found else ''}"
+        )
+    nbytes = len(msgspec.msgpack.encode(spec))
+    if nbytes > MAX_SPEC:
+        raise SpecError(
+            f"the spec of a sample takes {nbytes} bytes, keys, dtypes and shapes of {len(found)} leaves; up to "
+            f"{MAX_SPEC} can be served: use shorter keys, or stack leaves of one shape into one array"
+        )
+    nbytes = sum(numpy_dtype(leaf.dtype).itemsize * math.prod(dim or 0 for dim in leaf.shape) for leaf in found)
+    if nbytes > MAX_NBYTES:
+        raise SpecError(f"a sample takes {nbytes} bytes, more than any machine has")
 
 
 def _infer(sample: Any, path: str, depth: int) -> Spec:
     if depth > MAX_DEPTH:
         raise SpecError(f"sample{path} is nested more than {MAX_DEPTH} deep")
+    if isinstance(sample, tuple | Mapping) and len(sample) > MAX_LEAVES:
+        raise SpecError(f"sample{path} has {len(sample)} items; up to {MAX_LEAVES} can be served: stack them")
     if isinstance(sample, tuple):
         return TupleSpec(tuple(_infer(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(sample)))
     if isinstance(sample, Mapping):
-        if not all(isinstance(key, str) for key in sample):
-            raise SpecError(f"sample{path} is a dict with keys that are no text: {shown(list(sample))}; use str keys")
-        keys = sorted(sample)
+        keys = sorted(_key(key, path) for key in sample)
         return DictSpec(tuple(keys), tuple(_infer(sample[key], f"{path}[{key!r}]", depth + 1) for key in keys))
+    _refuse_list_of_arrays(sample, path)
     array = as_array(sample, path)
     if array.ndim > MAX_DIMS:
         raise SpecError(f"sample{path} has {array.ndim} dimensions; up to {MAX_DIMS} can be served")
+    if max(array.shape, default=0) > MAX_DIM:
+        raise SpecError(f"sample{path} has the shape {array.shape}; a dimension can be up to {MAX_DIM}")
     return Leaf(array.dtype.name, array.shape)
+
+
+def _key(key: Any, path: str) -> str:
+    if not isinstance(key, str):
+        raise SpecError(f"sample{path} is a dict with a key that is not text, {shown(key)}: use str keys")
+    text = str.__str__(key)  # of a subclass, an Enum's for one
+    if len(text) > MAX_KEY or not _is_unicode(text):
+        what = f"of {len(text)} characters" if len(text) > MAX_KEY else "that is not valid Unicode"
+        raise SpecError(
+            f"sample{path} is a dict with a key {what}, {shown(text, 60)}: use keys of up to {MAX_KEY} characters"
+        )
+    return text
+
+
+def _is_unicode(text: str) -> bool:
+    return printable(text) == text
+
+
+def _refuse_list_of_arrays(value: Any, path: str) -> None:
+    """A list of numbers is an array. Of a list of arrays nobody knows whether it should be one array or several."""
+    item = value
+    for _ in range(MAX_DIMS):
+        if not isinstance(item, list) or not item:
+            break
+        item = item[0]
+    if item is not value and len(getattr(item, "shape", ())):
+        raise SpecError(
+            f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), where they "
+            "are leaves of their own, or np.stack() of them where they are one array"
+        )
 
 
 def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
@@ -212,6 +305,7 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
 
     Raises:
         SpecError: its dtype cannot be served; the message says what to yield instead.
+        Exception: whatever the object raises when it is made an array, unless it is a list.
     """
     if isinstance(value, np.ma.MaskedArray):
         text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask apart"
@@ -219,6 +313,8 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     try:
         array = np.asarray(value)
     except ValueError as error:
+        if not isinstance(value, list):
+            raise
         mend = "a list is read as one array: yield a tuple, such as (X, y), and where lengths differ, pad them"
         raise SpecError(f"sample{path} is no array ({error}); {mend}") from None
     if _can_be_served(array.dtype):
@@ -231,7 +327,7 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
         hint = "yield .astype('int64') of it"
     else:
         hint = f"these can be: {', '.join(sorted(DTYPES))}"
-    raise SpecError(f"sample{path} is {shown(value)} of dtype {array.dtype}, which cannot be served; {hint}")
+    raise SpecError(f"sample{path} is {shown(value)} of dtype {shown(array.dtype)}, which cannot be served; {hint}")
 
 
 @functools.cache
@@ -240,19 +336,33 @@ def _can_be_served(dtype: np.dtype[Any]) -> bool:
 
 
 def shown(value: Any, limit: int = 120) -> str:
-    """A short text that shows `value` in a message: arrays by dtype and shape, others by their repr."""
+    """A short text that shows `value` in a message: arrays by dtype and shape, others by their repr.
+
+    It can be sent. Whatever the methods of `value` raise, this does not.
+    """
+    try:
+        text = _shown(value)
+    except BaseException:  # they are user code
+        text = f"<{type(value).__name__}>"
+    return printable(text if len(text) <= limit else text[: limit - 3] + "...")
+
+
+def _shown(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype.name} array of shape {value.shape}"
+    if isinstance(value, np.dtype):
+        return str(value)
     if isinstance(value, tuple):
-        text = f"({', '.join(shown(item, 40) for item in value[:8])}{', ...' if len(value) > 8 else ''})"
-    elif isinstance(value, Mapping):
-        text = f"{{{', '.join(f'{key!r}: {shown(item, 40)}' for key, item in list(value.items())[:8])}}}"
-    else:
-        try:
-            text = repr(value)
-        except Exception:
-            text = f"<{type(value).__name__}>"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+        return f"({', '.join(shown(item, 40) for item in value[:8])}{', ...' if len(value) > 8 else ''})"
+    if isinstance(value, Mapping):
+        first = islice(value.items(), 8)
+        return f"{{{', '.join(f'{shown(key, 40)}: {shown(item, 40)}' for key, item in first)}}}"
+    return repr(value)
+
+
+def printable(text: str) -> str:
+    """`text` as it can be sent and printed: lone surrogates, as undecodable file names hold them, are escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 @functools.cache

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from penstock_proto import SpecError
 from penstock_proto.layout import SlotLayout, fixed_layout
 from penstock_proto.messages import FeedPlan
-from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, check_size, leaf_list, shown
+from penstock_proto.spec import MAX_DEPTH, DictSpec, Leaf, Spec, TupleSpec, check, leaf_list, shown
 
 INTERLEAVE = 4
 """Splits that a lane has open at once when it shuffles, unless the feed says otherwise."""
@@ -44,8 +45,9 @@ class Feed:
     A generator that makes its samples up, perhaps without end, has no splits. With `segment` it is run again and again,
     for segment 0, 1, 2, ..., each with random numbers of its own, and each run is ended after so many samples. Segments
     are dealt to workers as splits are, and a segment is what has to be read again after a fault. The generator may take
-    the segment's number as its first parameter. One that neither does so nor draws random numbers would yield the same
-    samples in each segment. Without `samples` such a feed has no end: one epoch, of which nobody sees the last batch.
+    the segment's number as its first parameter. One that neither does so nor draws random numbers yields the same
+    samples in each segment. Without `samples` such a feed has no end: one epoch, of
+    which nobody sees the last batch.
 
     Attributes:
         generate: the generator function, or the indexable object.
@@ -67,7 +69,8 @@ class Feed:
         turn: batches that the order takes from a lane in turn; by default as many as make about 4 MiB, or 2 MiB where
             lanes are shuffled, and 256 at the most.
         order: "exact", the same order with any number of workers, or "fast", whatever is ready.
-        spec: dtypes and shapes of a sample (of a batch where `batch_size` is None); by default those of the first.
+        spec: dtypes and shapes of a sample (of a batch where `batch_size` is None); by default those of the first. It
+            is written as the samples are: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
         on_error: what becomes of a split in which `generate` raises. "raise": the stream fails. "skip": the rest of the
             split is left out, which is logged and counted in the status. "retry": it is read again and again, with
             growing pauses, and so are the list of splits and, at the daemon's start, the first sample. A split that
@@ -94,7 +97,7 @@ class Feed:
     lanes: int = 16
     turn: int | None = None
     order: str = "exact"
-    spec: Spec | None = None
+    spec: Any = None
     on_error: str = "raise"
     attempts: int = 3
 
@@ -128,6 +131,8 @@ class Feed:
                 raise ValueError("drop_remainder= cannot work with batch_size=None: `generate` makes the batches")
             if self.turn not in (None, 1):
                 raise ValueError("turn= is 1 with batch_size=None: batches of unknown size travel one by one")
+        if self.drop_remainder and self.samples is not None and self.samples < (self.batch_size or 0):
+            raise ValueError(_never_full(self.samples, self.batch_size))
         if self.spec is not None:
             object.__setattr__(self, "spec", _checked_spec(self.spec, self.batch_size))
         if is_indexable(self.generate):
@@ -159,6 +164,12 @@ class Feed:
             raise TypeError(f"{self.generate.__name__} is a class: give an object of it, {self.generate.__name__}(...)")
         if isinstance(self.generate, Mapping | str | bytes):
             raise TypeError(f"{shown(self.generate)} has no numbered samples: give a list of samples or a generator")
+        if isinstance(self.generate, tuple) and _are_columns(self.generate):
+            raise TypeError(
+                f"{shown(self.generate)} would be an epoch of {len(self.generate)} samples, its items: give "
+                "list(zip(X, y)), or an object whose __len__ is the number of rows and whose __getitem__(i) returns "
+                "(X[i], y[i]). If the arrays are samples, give a list of them"
+            )
         if self.splits is not None:
             raise ValueError("splits= is for generators: an indexable object is divided by its indices; leave it out")
         if self.segment is not None:
@@ -173,28 +184,25 @@ class Feed:
                 f"samples is {self.samples}, but the indexable object has {len(self.generate)}: "  # type: ignore[arg-type]
                 "leave samples= out"
             )
+        length = len(self.generate)  # type: ignore[arg-type]
+        if length and self.drop_remainder and length < (self.batch_size or 0):
+            raise ValueError(_never_full(length, self.batch_size))
 
     def plan(self, default_name: str) -> FeedPlan:
         """What the daemon must know of this feed, which is called `default_name` if it has no name of its own.
 
         Raises:
-            ValueError: `default_name` cannot be part of a URL.
+            ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.
         """
         name = self.name if self.name is not None else check_name(default_name)
         length = len(self.generate) if is_indexable(self.generate) else None  # type: ignore[arg-type]
         samples, lanes, warnings = self.samples, self.lanes, []
         if length is not None:
+            if length > ENDLESS:
+                raise ValueError(f"len() of the indexable object is {length}; it can be up to {ENDLESS}")
             lanes = 1
             samples = length if self.batch_size is not None else None
-        elif self.segment is not None:
-            asked = self._wants()
-            if not asked.split and not asked.rng:
-                warnings.append(
-                    f"feed {name} is cut into segments, and its generator takes neither `rng` nor the segment's number "
-                    "(as first parameter): it must draw from random or numpy.random, which are seeded for each "
-                    "segment, or all segments are the same"
-                )
-        elif self.splits is None and not self._wants().shard:
+        elif self.segment is None and self.splits is None and not self._wants().shard:
             lanes = 1
             warnings.append(
                 f"feed {name} cannot be divided, so one worker makes all of it: give splits= (a list of files or "
@@ -260,6 +268,13 @@ def wants(generate: Any, *, has_splits: bool, segments: bool = False) -> Wants:
     required = [p.name for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if has_splits and not positional:
         raise ValueError(f"splits= is given, but {name} takes no split: add a first parameter for it, or leave it out")
+    first = next(iter(parameters), None)
+    if positional and positional[0] is not first and (has_splits or positional[0].name in required):
+        what = "split" if has_splits or not segments else "segment's number"
+        raise TypeError(
+            f"{name} asks for {positional[0].name} behind {first.name}: only the first parameter can be the {what}. "  # type: ignore[union-attr]
+            f"Put it first, or, if it is not that, give it a default or bind it with functools.partial"
+        )
     surplus = [parameter for parameter in required if not positional or parameter != positional[0].name]
     if surplus:
         raise TypeError(
@@ -371,19 +386,55 @@ def _checked_splits(splits: Any) -> Any:
     return list(splits)
 
 
+def _never_full(samples: int, batch_size: int | None) -> str:
+    return (
+        f"drop_remainder=True would drop all of an epoch: it has {samples} samples, and a batch takes {batch_size}. "
+        "Make batch_size= smaller, or leave drop_remainder= out"
+    )
+
+
+def _are_columns(source: tuple[Any, ...]) -> bool:
+    """Whether these look like the columns of a table, (X, y), and not like samples: a few arrays of many rows each."""
+    shapes = [getattr(item, "shape", None) for item in source]
+    rows = {shape[0] for shape in shapes if isinstance(shape, tuple) and shape}
+    return all(shapes) and len(rows) == 1 and 2 <= len(source) < rows.pop()
+
+
 def _checked_spec(spec: Any, batch_size: int | None) -> Spec:
-    if not isinstance(spec, Leaf | TupleSpec | DictSpec):
-        raise TypeError(f"spec is {shown(spec)}; it is a Leaf, TupleSpec or DictSpec")
+    plain = _spec_of(spec, "", 0)
     try:
-        checked: Spec = msgspec.convert(msgspec.to_builtins(spec), type=Spec)
-        check_size(checked)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"spec is {shown(spec)}, which cannot be served: {error}") from None
+        checked: Spec = msgspec.convert(msgspec.to_builtins(plain), type=Spec)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise ValueError(f"spec is {plain}, which cannot be served: {error}") from None
     if not leaf_list(checked):
         raise ValueError("spec has no leaves: a sample needs at least one array")
+    try:
+        check(checked)
+    except SpecError as error:
+        raise ValueError(f"spec cannot be served: {error.message}") from None
     if batch_size is not None and not all(leaf.static for leaf in leaf_list(checked)):
         raise ValueError(
             f"spec is {spec}: samples that are stacked to batches need one shape. Pad them, or yield whole batches "
             "with batch_size=None"
         )
     return checked
+
+
+def _spec_of(spec: Any, path: str, depth: int) -> Spec:
+    """The tree of specs that the user has written, perhaps with plain dicts and tuples."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"spec{path} is nested more than {MAX_DEPTH} deep")
+    if isinstance(spec, Leaf):
+        return spec
+    if isinstance(spec, TupleSpec | tuple):
+        items = spec.items if isinstance(spec, TupleSpec) else spec
+        return TupleSpec(tuple(_spec_of(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)))
+    if isinstance(spec, DictSpec):
+        spec = dict(zip(spec.keys, spec.items, strict=True))
+    if isinstance(spec, Mapping) and all(isinstance(key, str) for key in spec):
+        keys = sorted(spec)
+        return DictSpec(tuple(keys), tuple(_spec_of(spec[key], f"{path}[{key!r}]", depth + 1) for key in keys))
+    raise TypeError(
+        f"spec{path} is {shown(spec)}; it is a Leaf, such as Leaf(np.float32, (28, 28)), or a tuple or a dict with str "
+        "keys of those"
+    )

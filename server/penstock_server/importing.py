@@ -10,7 +10,7 @@ import traceback
 from types import ModuleType, TracebackType
 
 from penstock_proto import StartError
-from penstock_proto.spec import shown
+from penstock_proto.spec import printable, shown
 
 from .feed import Feed
 
@@ -54,19 +54,19 @@ def user_traceback(error: BaseException) -> str:
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
-    return _printable("".join(traceback.format_exception(type(error), error, frame)))
+    try:
+        told = traceback.TracebackException(type(error), error, frame)
+        return printable("".join(told.format()))
+    except BaseException:  # what `error` consists of is user code too
+        return ""
 
 
 def said(error: BaseException) -> str:
     """The class and the text of `error` in one line, such as "ValueError: no pixels"."""
     try:
-        return _printable(f"{type(error).__name__}: {error}")
-    except Exception:  # its __str__ is user code too
+        return printable(f"{type(error).__name__}: {error}")
+    except BaseException:  # its __str__ is user code too
         return type(error).__name__
-
-
-def _printable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()  # undecodable file names hold lone surrogates
 
 
 def _is_ours(frame: TracebackType) -> bool:

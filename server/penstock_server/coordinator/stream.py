@@ -545,6 +545,10 @@ class Stream:
         elif wanted is not None and seen != wanted:
             said = f"epoch {epoch.number} had {seen} {what}, but the feed says samples={wanted}"
             self.fail(IncompleteEpoch(f"{said}: correct it, or leave it out", feed=name))
+        elif seen and not epoch.batches and plan.length is None:  # an indexable feed so short is refused beforehand
+            said = f"epoch {epoch.number} had {seen} samples, less than a batch of {plan.batch_size}"
+            mend = "make batch_size= smaller, or leave drop_remainder= out"
+            self.fail(IncompleteEpoch(f"{said}, and drop_remainder=True drops them all: {mend}", feed=name))
         else:
             for reader in self.reading(epoch):
                 self.tell(self._dealing.end_of(epoch, reader), [reader])

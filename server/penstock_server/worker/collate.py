@@ -154,11 +154,14 @@ class Rows(_Timed):
 class ReadyBatches(_Timed):
     """Takes batches that the user's code has stacked. A row of a store is a list of arrays, one for each leaf.
 
-    With `copy` they are private copies; without, they are what was yielded, to be used before user code runs on.
+    With `copy` they are private copies; without, they are what was yielded, to be used before user code runs on. With
+    `one_length` all leaves of a batch must have as many rows.
     """
 
-    def __init__(self, spec: Spec, *, copy: bool) -> None:
+    def __init__(self, spec: Spec, *, copy: bool, one_length: bool = False) -> None:
         super().__init__()
+        self._spec = spec
+        self._one_length = one_length and len(leaf_list(spec)) > 1
         self._flatten = _flattener(spec)
         self._leaves = [_LeafCheck(path, leaf, ready=True) for path, leaf in leaves(spec)]
         self._copy = copy
@@ -173,6 +176,8 @@ class ReadyBatches(_Timed):
             for batch in islice(batches, stop - row):
                 try:
                     fitted = [check.fit(v) for v, check in zip(self._flatten(batch), self._leaves, strict=True)]
+                    if self._one_length:
+                        check_lengths(self._spec, fitted)
                 except SpecError as error:
                     raise BadSample(error.message, row) from None
                 store[row] = [np.array(v) if self._copy else np.asarray(v) for v in fitted]
@@ -205,7 +210,25 @@ def infer_spec(sample: Any, batch_size: int | None) -> Spec:
     spec = infer(sample)
     if batch_size is not None:
         return spec
+    check_lengths(spec, flatten(spec, sample))
     return map_leaves(lambda leaf: Leaf(leaf.dtype, (None, *leaf.shape[1:])) if leaf.shape else leaf, spec)
+
+
+def check_lengths(spec: Spec, flat: Sequence[Any]) -> None:
+    """Check that all leaves of a ready batch have as many rows. (One without dimensions has none.)
+
+    Raises:
+        SpecError: they have not.
+    """
+    shapes = [np.shape(value) for value in flat]
+    if len({shape[0] for shape in shapes if shape}) > 1:
+        rows = [f"batch{path} has {shape[0]}" for (path, _), shape in zip(leaves(spec), shapes, strict=True) if shape]
+        raise SpecError(
+            f"the leaves of a batch have different numbers of rows: {', '.join(rows[:8])}"
+            f"{', ...' if len(rows) > 8 else ''}. Yield as "
+            "many of each, or, where their lengths are meant to differ (the nodes and edges of a graph), declare them "
+            "with Feed(spec=...)"
+        )
 
 
 def nbytes_of(spec: Spec, sample: Any) -> int:

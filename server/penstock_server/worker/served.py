@@ -14,11 +14,13 @@ from penstock_proto.spec import Spec, leaf_list
 
 from ..doing import DoingPage
 from ..feed import Feed, fixed_slots
+from ..importing import user_traceback
 from .collate import Collate, ReadyBatches, Rows, infer_spec, nbytes_of
 from .indexed import item_failed
 from .lane import MAX_EMPTY, MAX_SKIPPED
 from .randomness import GlobalRandomness
 from .splits import SplitOpener
+from .usercode import did
 
 
 class ServedFeed:
@@ -72,7 +74,7 @@ class ServedFeed:
             if self.plan.batch_size is not None:
                 self._collate = Rows(self.spec)
             else:
-                self._collate = ReadyBatches(self.spec, copy=self.plan.shuffle > 0)
+                self._collate = ReadyBatches(self.spec, copy=self.plan.shuffle > 0, one_length=self.plan.spec is None)
         return self._collate
 
 
@@ -142,6 +144,10 @@ def _seen(served: ServedFeed, sample: Any, place: str | None) -> tuple[Spec | No
     except PenstockError as error:
         error.split = place
         raise
+    except BaseException as error:  # a sample's __array__ or keys() is user code as well
+        raise GeneratorError(
+            f"looking at the first sample {did(error)}", split=place, remote_traceback=user_traceback(error)
+        ) from error
     found = spec if served.spec is None else None
     served.learn(spec)
     return found, nbytes

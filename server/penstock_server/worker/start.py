@@ -17,7 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from penstock_proto import PenstockError, StartError, codec, seqpacket
+from penstock_proto.codec import MAX_MESSAGE
 from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, StartFailed
 
 from ..doing import DoingPage
@@ -103,6 +106,12 @@ def _load(targets: Sequence[str]) -> dict[str, ServedFeed]:
         if plan.name in feeds:
             raise StartError(f"two feeds have the name {plan.name!r} ({target} is the second): give one Feed(name=...)")
         feeds[plan.name] = ServedFeed(feed, plan)
+    nbytes = sum(len(msgspec.msgpack.encode(served.plan)) for served in feeds.values())
+    if nbytes > MAX_MESSAGE - 1024:
+        raise StartError(
+            f"the declared specs of these feeds take {nbytes} bytes together; up to {MAX_MESSAGE - 1024} can be served "
+            "by one daemon: use shorter keys, leave spec= out where the first sample tells it, or serve them apart"
+        )
     return feeds
 
 
