@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
+from pathlib import Path
 from types import ModuleType, TracebackType
 
 from penstock_proto import StartError
@@ -16,6 +18,11 @@ from .feed import Feed
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
+_BETWEEN = (os.path.join(_OURS, "worker", "imports.py"), "<frozen importlib")
+"""What stands between a user's `import` and the module that it runs."""
+
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED_IN = ("site-packages", "dist-packages")
 
 
 def load(target: str) -> Feed:
@@ -49,6 +56,11 @@ def join_path(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
+def is_installed(path: str) -> bool:
+    """Whether the file at `path` is of an installed package or of Python itself, and not of the user's own code."""
+    return path.startswith(_INSTALLED) or any(part in _INSTALLED_IN for part in Path(path).parts)
+
+
 def user_traceback(error: BaseException) -> str:
     """The traceback of `error` as text, from the first frame that is neither ours nor the import system's."""
     frame = error.__traceback__
@@ -56,6 +68,7 @@ def user_traceback(error: BaseException) -> str:
         frame = frame.tb_next
     try:
         told = traceback.TracebackException(type(error), error, frame)
+        told.stack[:] = [one for one in told.stack if not one.filename.startswith(_BETWEEN)]
         return printable("".join(told.format()))
     except BaseException:  # what `error` consists of is user code too
         return ""

@@ -31,7 +31,7 @@ import msgspec
 from penstock_proto import seqpacket
 
 from ..doing import DoingPage
-from . import start
+from . import imports, start
 from .preload import Failed, imported_ahead
 
 
@@ -102,11 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     imported: list[str] = []
     try:
-        for name in imported_ahead(options.feeds, options.without):
-            if _threads() != 1 or not _ours() <= before:
-                _again(connection, name)
-            if name.partition(".")[0] not in _KNOWN:
-                imported.append(name)
+        with imports.seeded():  # a feed's own module may be an installed one
+            for name in imported_ahead(options.feeds, options.without):
+                if _threads() != 1 or not _ours() <= before:
+                    _again(connection, name)
+                if name.partition(".")[0] not in _KNOWN:
+                    imported.append(name)
     except Failed as failed:
         _again(connection, failed.args[0])
     gc.collect()

@@ -260,6 +260,7 @@ class Worker:
             served.learn(message.spec)
         batches: LaneRun | IndexRun
         if served.plan.length is not None:
+            served.warm_up(self._randomness, self._page, message.run)
             batches = IndexRun(
                 served.plan,
                 served.feed.generate,

@@ -11,18 +11,13 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import sysconfig
 from collections.abc import Collection, Generator, Iterator, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from ..importing import join_path, place_of
-
-_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_INSTALLED_IN = ("site-packages", "dist-packages")
-
+from ..importing import is_installed, join_path, place_of
 
 Steps: TypeAlias = Generator[str, None, bool]
 """Gives the name of what it has imported, and at last whether the search goes on behind it."""
@@ -91,7 +86,7 @@ class _Search:
             if spec is None:
                 return False
             places = list(spec.submodule_search_locations or ())
-            if _installed(spec.origin or next(iter(places), "")):
+            if is_installed(spec.origin or next(iter(places), "")):
                 return (yield from self._library(name, wanted))
             if spec.origin is not None:
                 inside = module if places else module.rpartition(".")[0]
@@ -112,7 +107,3 @@ class _Search:
                 raise Failed(name.partition(".")[0]) from None  # the worker says what is wrong with it
             yield name
         return True
-
-
-def _installed(path: str) -> bool:
-    return path.startswith(_INSTALLED) or any(part in _INSTALLED_IN for part in Path(path).parts)

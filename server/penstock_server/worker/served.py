@@ -5,6 +5,7 @@ Nothing here knows runs, slots or messages.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class ServedFeed:
         self.spec: Spec | None = None
         self.layout: layout.SlotLayout | None = None
         """That of its slots; None where batches vary."""
+        self.warm = False
+        """Whether item 0 of an indexable feed was read in this process."""
         self._collate: Collate | None = None
         if plan.spec is not None:
             self.learn(plan.spec)
@@ -76,6 +79,17 @@ class ServedFeed:
             else:
                 self._collate = ReadyBatches(self.spec, copy=self.plan.shuffle > 0, one_length=self.plan.spec is None)
         return self._collate
+
+    def warm_up(self, randomness: GlobalRandomness, page: DoingPage, run: int) -> None:
+        """Read item 0 of an indexable feed before any other, once in each process, and drop it.
+
+        An object that draws at its first use, as Keras' ImageDataGenerator.flow() does its permutation, then draws the
+        same in every worker. What the item raises is met again when its batch is made.
+        """
+        if self.warm or not self.plan.length:
+            return
+        with contextlib.suppress(PenstockError):
+            first_item(self, randomness, page, run)
 
 
 def look_at_splits(
@@ -125,16 +139,34 @@ def look_at_item(
         raise FeedError("the feed yields nothing: the indexable object has no items (its len() is 0)")
     if not served.needs_a_look:
         return None, served.declared_nbytes
-    randomness.seed(served.plan.seed, 0, 0)
+    return _seen(served, first_item(served, randomness, page, run), "item 0")
+
+
+def first_item(served: ServedFeed, randomness: GlobalRandomness, page: DoingPage, run: int) -> Any:
+    """Item 0 of an indexable feed, read with the same random numbers in each process.
+
+    Raises:
+        GeneratorError: user code raised.
+    """
+    served.warm = True
+    return read_item(served, 0, randomness, page, run)
+
+
+def read_item(served: ServedFeed, index: int, randomness: GlobalRandomness, page: DoingPage, run: int) -> Any:
+    """An item of an indexable feed, read with random numbers of its own.
+
+    Raises:
+        GeneratorError: user code raised.
+    """
+    randomness.seed(served.plan.seed, 0, index)
     source: Any = served.feed.generate
-    page.enter(run, -1, "item 0")
+    page.enter(run, -1, f"item {index}")
     try:
-        sample = source[0]
+        return source[index]
     except BaseException as error:
-        raise item_failed(0, error) from error
+        raise item_failed(index, error) from error
     finally:
         page.leave()
-    return _seen(served, sample, "item 0")
 
 
 def _seen(served: ServedFeed, sample: Any, place: str | None) -> tuple[Spec | None, int]:

@@ -26,6 +26,7 @@ from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, St
 from ..doing import DoingPage
 from ..feed import Feed
 from ..importing import load, said, user_traceback
+from . import imports
 from .loop import Worker
 from .own import Own
 from .served import ServedFeed
@@ -101,8 +102,9 @@ def serve(
 def _load(targets: Sequence[str]) -> dict[str, ServedFeed]:
     feeds: dict[str, ServedFeed] = {}
     for target in targets:
-        feed = _import(target)
-        plan = _plan(feed.plan, target)
+        with imports.seeded():
+            feed = _import(target)
+            plan = _plan(feed.plan, target)
         if plan.name in feeds:
             raise StartError(f"two feeds have the name {plan.name!r} ({target} is the second): give one Feed(name=...)")
         feeds[plan.name] = ServedFeed(feed, plan)
