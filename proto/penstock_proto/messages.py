@@ -44,6 +44,7 @@ Version = Annotated[int, Meta(ge=0, le=2**31)]
 Token = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Record = Annotated[bytes, Meta(max_length=32 * 1024)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Digests = Annotated[bytes, Meta(max_length=8 * MAX_SHAPES)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=16)]
 Shapes = Annotated[tuple[Shape, ...], Meta(max_length=MAX_SHAPES)]
 
@@ -412,6 +413,17 @@ class ListSplits(Message, frozen=True):
     epoch: Count
 
 
+class Compare(Message, frozen=True):
+    """Make the first sample of the split with this `index` again, which had these `digests` in another process, and
+    answer with Compared. `splits` as in StartRun."""
+
+    run: Count
+    feed: Name
+    splits: Count
+    index: Count
+    digests: Digests
+
+
 class SplitList(Message, frozen=True):
     """A list of splits, `nbytes` long, with its fd; StartRun refers to it by `splits`."""
 
@@ -554,6 +566,16 @@ class StartFailed(Message, frozen=True):
     error: ErrorReport
 
 
+class FirstSample(Struct, frozen=True, forbid_unknown_fields=True):
+    """The look at a feed's first sample: the `index` of its split, a digest of 8 bytes for each leaf (none where the
+    sample is large), how many `seconds` it took to make, and `warnings` for the log."""
+
+    index: Count
+    digests: Digests
+    seconds: Annotated[float, Meta(ge=0)]
+    warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+
+
 class SplitsListed(Message, frozen=True):
     """Answer to ListSplits; its fd holds the list. `digest` is the SHA-256 of it.
 
@@ -561,7 +583,8 @@ class SplitsListed(Message, frozen=True):
     are 2**62 where they have no end.
 
     `spec` is that of the first sample of the first split and `sample_nbytes` the bytes of that sample (or ready batch),
-    both only for the answer to the first listing of a feed (epoch 0 and no spec known), else None and 0.
+    both only for the answer to the first listing of a feed (epoch 0 and no spec known), else None and 0. `first` says
+    more of that sample, if one was made.
     """
 
     run: Count
@@ -570,9 +593,17 @@ class SplitsListed(Message, frozen=True):
     digest: Digest
     spec: Spec | None = None
     sample_nbytes: Count = 0
+    first: FirstSample | None = None
 
     def __post_init__(self) -> None:
         check_size(self.spec)
+
+
+class Compared(Message, frozen=True):
+    """Answer to Compare: what is wrong with the feed, for the log, or nothing."""
+
+    run: Count
+    warning: Line = ""
 
 
 class Made(Message, frozen=True):
@@ -653,6 +684,18 @@ ServerMessage: TypeAlias = (
     | Status
 )
 ToWorker: TypeAlias = (
-    ListSplits | SplitList | ForgetSplits | StartRun | Fill | WriteRows | DropRun | Segment | SegmentGone | Shutdown
+    ListSplits
+    | Compare
+    | SplitList
+    | ForgetSplits
+    | StartRun
+    | Fill
+    | WriteRows
+    | DropRun
+    | Segment
+    | SegmentGone
+    | Shutdown
 )
-FromWorker: TypeAlias = Imported | StartFailed | SplitsListed | Made | NeedRoom | RowsWritten | SplitSkipped | RunFailed
+FromWorker: TypeAlias = (
+    Imported | StartFailed | SplitsListed | Compared | Made | NeedRoom | RowsWritten | SplitSkipped | RunFailed
+)

@@ -378,6 +378,10 @@ class Daemon:
             case m.SplitsListed():
                 self._splits_listed(message, fd)
                 fd = None
+            case m.Compared():
+                if message.warning:
+                    self._warn_once(message.warning)
+                log.debug("a first sample was compared with another worker's")
             case m.Imported():
                 self._imported(number, message)
             case m.StartFailed() if self._all_ready() or self._coordinator.retries:
@@ -494,7 +498,9 @@ class Daemon:
     def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
         number = 0 if fd is None else self._to_workers.keep_list(fd, message.nbytes)
         splits = SplitsInfo(number, message.count, message.digest)
-        self._coordinator.splits_listed(message.run, splits, message.spec, message.sample_nbytes)
+        for text in message.first.warnings if message.first is not None else ():
+            self._warn_once(text)
+        self._coordinator.splits_listed(message.run, splits, message.spec, message.sample_nbytes, message.first)
 
     # --- commands ---
 
@@ -553,6 +559,8 @@ class Daemon:
                 self._supervisor.retire(command.worker, codec.encode(m.Shutdown()))
             case do.ListSplits():
                 self._to_workers.say(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
+            case do.Compare():
+                self._to_workers.compare(command)
             case do.ForgetSplits():
                 self._to_workers.forget_list(command.splits)
             case do.FeedReady():

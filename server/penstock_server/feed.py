@@ -46,7 +46,7 @@ class Feed:
     for segment 0, 1, 2, ..., each with random numbers of its own, and each run is ended after so many samples. Segments
     are dealt to workers as splits are, and a segment is what has to be read again after a fault. The generator may take
     the segment's number as its first parameter. One that neither does so nor draws random numbers yields the same
-    samples in each segment. Without `samples` such a feed has no end: one epoch, of
+    samples in each segment, which the daemon's log warns of. Without `samples` such a feed has no end: one epoch, of
     which nobody sees the last batch.
 
     Attributes:
@@ -210,6 +210,8 @@ class Feed:
                 "run it again for every N samples, or let it take `shard` and yield every count-th sample from index, "
                 "where index, count = shard"
             )
+        if self.spec is not None and (text := batch_warning(name, self.spec, self.batch_size)):
+            warnings.append(text)
         interleave = self.interleave or (INTERLEAVE if self.shuffle else 1)
         endless = self.segment is not None and self.samples is None
         return FeedPlan(
@@ -353,6 +355,20 @@ def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
     if fewer < lanes:
         text += f", or give lanes={fewer}, which mixes more and lets at most {fewer} workers run at once"
     return text
+
+
+def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
+    """What to tell the user of feed `name` whose samples look like batches of `batch_size` already, else None.
+
+    All leaves of a sequence have one length too: so it must be `batch_size`, and the leaves must differ otherwise.
+    """
+    shapes = {leaf.shape for leaf in leaf_list(spec)}
+    if batch_size in (None, 1) or len(shapes) < 2 or any(shape[:1] != (batch_size,) for shape in shapes):
+        return None
+    return (
+        f"feed {name}: each leaf of a sample has {batch_size} rows, as many as batch_size= says, so a batch is "
+        f"[{batch_size}, {batch_size}, ...]. If the samples are batches already, give batch_size=None"
+    )
 
 
 def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:

@@ -73,9 +73,7 @@ class ToWorkers:
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
         """Have a run opened, of a feed with this spec."""
-        if command.splits:
-            fd, nbytes = self._lists[command.splits]
-            self._show(command.worker, ("splits", command.splits), m.SplitList(command.splits, nbytes), fd)
+        self._show_list(command.worker, command.splits)
         start = m.StartRun(
             run=command.run,
             feed=command.feed,
@@ -89,6 +87,18 @@ class ToWorkers:
             ahead=command.ahead,
         )
         self.say(command.worker, start)
+
+    def compare(self, command: do.Compare) -> None:
+        """Have a feed's first sample made again."""
+        self._show_list(command.worker, command.splits)
+        compare = m.Compare(
+            run=command.run,
+            feed=command.feed,
+            splits=command.splits,
+            index=command.index,
+            digests=command.digests,
+        )
+        self.say(command.worker, compare)
 
     def keep_list(self, fd: int, nbytes: int) -> int:
         """Take over the fd of a list of splits, of so many bytes; returns its number."""
@@ -106,6 +116,11 @@ class ToWorkers:
     def forget_segment(self, segment: Segment) -> None:
         """The segment was given back to the system."""
         self._forget(("segment", segment.number), m.SegmentGone(segment.number))
+
+    def _show_list(self, worker: int, splits: int) -> None:
+        if splits:
+            fd, nbytes = self._lists[splits]
+            self._show(worker, ("splits", splits), m.SplitList(splits, nbytes), fd)
 
     def _show_segment(self, worker: int, segment: Segment) -> None:
         self._show(worker, ("segment", segment.number), m.Segment(segment.number, segment.nbytes), segment.fd)

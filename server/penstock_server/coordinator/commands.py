@@ -19,6 +19,17 @@ class ListSplits(Struct, frozen=True):
     epoch: int
 
 
+class Compare(Struct, frozen=True):
+    """Have `worker` make a feed's first sample again and compare it; fields as in messages.Compare."""
+
+    worker: int
+    run: int
+    feed: str
+    splits: int
+    index: int
+    digests: bytes
+
+
 class ForgetSplits(Struct, frozen=True):
     """Nothing will refer to this list of splits again."""
 
@@ -199,6 +210,7 @@ class Broke(Struct, frozen=True):
 
 Command: TypeAlias = (
     ListSplits
+    | Compare
     | ForgetSplits
     | StartRun
     | FindSlot

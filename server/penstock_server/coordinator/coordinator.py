@@ -33,11 +33,12 @@ from penstock_proto import (
     UnknownFeed,
     WorkerDied,
 )
-from penstock_proto.messages import IDS_PER_STREAM, FeedPlan, Opened
+from penstock_proto.messages import IDS_PER_STREAM, FeedPlan, FirstSample, Opened
 from penstock_proto.position import Position, differences
 from penstock_proto.spec import Spec
 
 from . import commands as do
+from .comparing import Comparisons
 from .crew import Crew
 from .dealing import Dealing, InRounds, ToOne, ToWhoAsks
 from .epoch import check, check_counts
@@ -96,6 +97,7 @@ class Coordinator:
         self._last_stream = 0
         self._last_reader = 0
         self._commands: list[do.Command] = []
+        self._comparisons = Comparisons(self._do)
 
     def take(self) -> list[do.Command]:
         """What is to be done since the last call, in order."""
@@ -125,7 +127,12 @@ class Coordinator:
             Whether they are the same as the first worker's.
         """
         if self._plans:
-            return list(plans) == list(self._plans.values())
+            same = list(plans) == list(self._plans.values())
+            if same:
+                self._comparisons.worker_ready(worker)
+                self._compare()
+            return same
+        self._comparisons.worker_ready(worker)
         for run, plan in enumerate(plans):
             self._plans[plan.name] = plan
             self._list(worker, run, plan.name)
@@ -153,34 +160,54 @@ class Coordinator:
         self._listings[run] = NOBODY, feed
         self._do(do.Retry(pause(times), run))
 
-    def splits_listed(self, run: int, splits: SplitsInfo, spec: Spec | None, sample_nbytes: int) -> None:
+    def splits_listed(
+        self,
+        run: int,
+        splits: SplitsInfo,
+        spec: Spec | None,
+        sample_nbytes: int,
+        first: FirstSample | None = None,
+    ) -> None:
         """A list of splits is there, and for the first of a feed its spec and the bytes of a sample."""
         if run in self._listings:
-            _, feed = self._listings.pop(run)
+            worker, feed = self._listings.pop(run)
             self.failing.pop(feed, None)
-            self._feed_seen(self._plans[feed], splits, spec, sample_nbytes)
+            self._feed_seen(run, worker, self._plans[feed], splits, spec, sample_nbytes, first)
         elif (stream := self.stream_of(run)) is not None:
             stream.splits_listed(run, splits)
             self._settle(stream)
         else:
             self._do(do.ForgetSplits(splits.number))
 
-    def _feed_seen(self, plan: FeedPlan, splits: SplitsInfo, spec: Spec | None, sample_nbytes: int) -> None:
+    def _feed_seen(
+        self,
+        run: int,
+        worker: int,
+        plan: FeedPlan,
+        splits: SplitsInfo,
+        spec: Spec | None,
+        sample_nbytes: int,
+        first: FirstSample | None,
+    ) -> None:
         spec = plan.spec or spec
         if spec is None:
             error = ProtocolError("the worker did not say what a sample looks like", feed=plan.name)
             self._do(do.RefuseStart(error))
             return
         static = plan.static_splits or plan.length is not None
-        if not static:
-            self._do(do.ForgetSplits(splits.number))
+        self._comparisons.seen(plan.name, run, splits.number, not static, first, worker)
         feed = ServedFeed(plan, spec, sample_nbytes, splits if static else None)
         self.feeds[plan.name] = feed
         needed = sum(served.least_nbytes for served in self.feeds.values())
         if needed <= self.memory:
             self._do(do.FeedReady(plan.name, splits.count))
+            self._compare()
         elif not self._listings:  # else the figure is not complete
             self._do(do.RefuseStart(self._too_small(needed)))
+
+    def _compare(self) -> None:
+        if self.feeds and not self._listings:
+            self._comparisons.ask(len(self.crew))
 
     def _too_small(self, needed: int) -> MemoryBound:
         needs = []
@@ -613,6 +640,7 @@ class Coordinator:
             for run, (lister, _) in list(self._listings.items()):
                 if lister == worker:
                     self._start_failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
+        self._comparisons.worker_away(worker)
         if worker in self.crew.numbers:
             self.crew.died(worker)
         for stream in self._each():
@@ -718,6 +746,7 @@ class Coordinator:
         for worker in sorted(self.crew.leaving):
             if not any(other.uses(worker) for other in self.streams.values()):
                 self.crew.gone(worker)
+                self._comparisons.worker_away(worker)
                 self._do(do.Retire(worker))
 
     def _do(self, command: do.Command) -> None:

@@ -7,6 +7,7 @@ whose rows are whole batches. Nothing here knows where a store lies, or which sa
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import time
 from collections import deque
@@ -229,6 +230,25 @@ def check_lengths(spec: Spec, flat: Sequence[Any]) -> None:
             "many of each, or, where their lengths are meant to differ (the nodes and edges of a graph), declare them "
             "with Feed(spec=...)"
         )
+
+
+DIGEST = 8
+"""Bytes of a leaf's digest."""
+
+
+def digests_of(sample: Any) -> bytes:
+    """A digest of each leaf of a sample, one behind the other: of its dtype, its shape and its bytes.
+
+    Raises:
+        SpecError: the sample cannot be served.
+    """
+    digests = []
+    for value in flatten(infer(sample), sample):
+        array = as_array(value)
+        digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=DIGEST)
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        digests.append(digest.digest())
+    return b"".join(digests)
 
 
 def nbytes_of(spec: Spec, sample: Any) -> int:

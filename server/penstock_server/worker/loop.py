@@ -28,6 +28,7 @@ from penstock_proto.spec import Spec, leaf_list
 
 from ..doing import DoingPage
 from ..feed import segment_count
+from .comparing import compare
 from .indexed import IndexRun
 from .lane import LaneRun
 from .own import Own, above_standard
@@ -172,6 +173,8 @@ class Worker:
                 self._drop(message.run)
             case m.ListSplits():
                 self._list_splits(message)
+            case m.Compare():
+                self._compare(message)
             case m.SplitList():
                 fd = _needed(fd, message)
                 try:
@@ -216,14 +219,14 @@ class Worker:
         feed, plan = served.feed, served.plan
         if plan.length is not None:
             spec, nbytes = look_at_item(served, self._randomness, self._page, message.run)
-            self._send_listed(message.run, 0, f"indexable {plan.length}", spec, nbytes)
+            self._send_listed(message.run, 0, f"indexable {plan.length}", spec, nbytes, served.first)
             return
         if plan.segment is not None:
             count = segment_count(plan)
             spec, nbytes = look_at_splits(
                 served, range(count), message.epoch, self._randomness, self._page, message.run
             )
-            self._send_listed(message.run, count, f"segments {plan.segment} {plan.samples}", spec, nbytes)
+            self._send_listed(message.run, count, f"segments {plan.segment} {plan.samples}", spec, nbytes, served.first)
             return
         splits = list_splits(feed, plan, message.epoch, self._randomness, self._page, message.run)
         spec, nbytes = look_at_splits(served, splits, message.epoch, self._randomness, self._page, message.run)
@@ -241,16 +244,34 @@ class Worker:
                     digest=digest,
                     spec=spec,
                     sample_nbytes=nbytes,
+                    first=served.first,
                 ),
                 fd,
             )
         finally:
             os.close(fd)
 
-    def _send_listed(self, run: int, count: int, what: str, spec: Spec | None, nbytes: int) -> None:
+    def _send_listed(
+        self, run: int, count: int, what: str, spec: Spec | None, nbytes: int, first: m.FirstSample | None
+    ) -> None:
         """Answer for a feed that has no list."""
-        digest = hashlib.sha256(what.encode()).digest()
-        self._send(m.SplitsListed(run=run, count=count, nbytes=0, digest=digest, spec=spec, sample_nbytes=nbytes))
+        self._send(
+            m.SplitsListed(
+                run=run,
+                count=count,
+                nbytes=0,
+                digest=hashlib.sha256(what.encode()).digest(),
+                spec=spec,
+                sample_nbytes=nbytes,
+                first=first,
+            )
+        )
+
+    def _compare(self, message: m.Compare) -> None:
+        served = self._feeds[message.feed]
+        splits = self._lists.get(message.splits, range(segment_count(served.plan) if served.plan.segment else 0))
+        found = compare(served, splits, message.index, message.digests, self._randomness, self._page, message.run)
+        self._send(m.Compared(run=message.run, warning=found[:1024]))
 
     # --- runs ---
 

@@ -6,22 +6,26 @@ Nothing here knows runs, slots or messages.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, layout
-from penstock_proto.messages import FeedPlan
+from penstock_proto.messages import FeedPlan, FirstSample
 from penstock_proto.spec import Spec, leaf_list
 
 from ..doing import DoingPage
-from ..feed import Feed, fixed_slots
+from ..feed import Feed, batch_warning, fixed_slots
 from ..importing import user_traceback
-from .collate import Collate, ReadyBatches, Rows, infer_spec, nbytes_of
+from .collate import Collate, ReadyBatches, Rows, digests_of, infer_spec, nbytes_of
 from .indexed import item_failed
 from .lane import MAX_EMPTY, MAX_SKIPPED
 from .randomness import GlobalRandomness
 from .splits import SplitOpener
 from .usercode import did
+
+_MOST_DIGESTED = 64 << 20
+"""Bytes of a sample beyond which making its digest takes too long."""
 
 
 class ServedFeed:
@@ -33,6 +37,8 @@ class ServedFeed:
         self.spec: Spec | None = None
         self.layout: layout.SlotLayout | None = None
         """That of its slots; None where batches vary."""
+        self.first: FirstSample | None = None
+        """What was seen of the feed's first sample in this process."""
         self.warm = False
         """Whether item 0 of an indexable feed was read in this process."""
         self._collate: Collate | None = None
@@ -106,16 +112,18 @@ def look_at_splits(
         FeedError: no split yields a sample.
         GeneratorError, SpecError: user code raised, or what it yields cannot be served.
     """
+    served.first = None
     if not served.needs_a_look:
         return None, served.declared_nbytes
     opener = SplitOpener(served.feed, served.plan, randomness, page, run)
     raised: list[GeneratorError] = []
     for index, split in enumerate(splits[:MAX_EMPTY] if served.plan.endless else splits):
+        began = time.monotonic()
         try:
             opened = opener.open(split, index, epoch)
             try:
                 for sample in opened.first():
-                    return _seen(served, sample, opened.place)
+                    return _seen(served, sample, opened.place, index, time.monotonic() - began)
             finally:
                 opened.close()
         except GeneratorError as error:
@@ -137,9 +145,12 @@ def look_at_item(
     """`look_at_splits` for an indexable feed."""
     if served.plan.length == 0:
         raise FeedError("the feed yields nothing: the indexable object has no items (its len() is 0)")
+    served.first = None
     if not served.needs_a_look:
         return None, served.declared_nbytes
-    return _seen(served, first_item(served, randomness, page, run), "item 0")
+    began = time.monotonic()
+    sample = first_item(served, randomness, page, run)
+    return _seen(served, sample, "item 0", 0, time.monotonic() - began)
 
 
 def first_item(served: ServedFeed, randomness: GlobalRandomness, page: DoingPage, run: int) -> Any:
@@ -169,10 +180,11 @@ def read_item(served: ServedFeed, index: int, randomness: GlobalRandomness, page
         page.leave()
 
 
-def _seen(served: ServedFeed, sample: Any, place: str | None) -> tuple[Spec | None, int]:
+def _seen(served: ServedFeed, sample: Any, place: str | None, index: int, seconds: float) -> tuple[Spec | None, int]:
     try:
         spec = served.spec or infer_spec(sample, served.plan.batch_size)
         nbytes = nbytes_of(spec, sample)
+        digests = digests_of(sample) if nbytes <= _MOST_DIGESTED else b""
     except PenstockError as error:
         error.split = place
         raise
@@ -181,5 +193,7 @@ def _seen(served: ServedFeed, sample: Any, place: str | None) -> tuple[Spec | No
             f"looking at the first sample {did(error)}", split=place, remote_traceback=user_traceback(error)
         ) from error
     found = spec if served.spec is None else None
+    warning = batch_warning(served.plan.name, spec, served.plan.batch_size)
+    served.first = FirstSample(index, digests, seconds, () if warning is None else (warning,))
     served.learn(spec)
     return found, nbytes

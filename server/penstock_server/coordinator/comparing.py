@@ -1,0 +1,53 @@
+"""Which feeds' first samples are made a second time, and by whom: by another worker where there is one.
+
+It waits until all feeds are ready, so that no start waits for it, and it leaves feeds alone whose samples take long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import structs
+
+from penstock_proto.messages import FirstSample
+
+from . import commands as do
+
+MOST_SECONDS = 0.25
+"""A first sample that took longer is not made again."""
+
+
+class Comparisons:
+    """Those that are still to be made. What is to be done goes to `out`."""
+
+    def __init__(self, out: Callable[[do.Command], None]) -> None:
+        self._out = out
+        self._ready: set[int] = set()
+        self._waiting: list[tuple[int, do.Compare, bool]] = []
+
+    def seen(self, feed: str, run: int, splits: int, forget: bool, first: FirstSample | None, worker: int) -> None:
+        """A worker has seen the feed's first sample. With `forget` its list of splits is not kept otherwise."""
+        if first is not None and first.digests and first.seconds <= MOST_SECONDS:
+            self._waiting.append((worker, do.Compare(-1, run, feed, splits, first.index, first.digests), forget))
+        elif forget:
+            self._out(do.ForgetSplits(splits))
+
+    def worker_ready(self, worker: int) -> None:
+        """The worker has imported the user's modules."""
+        self._ready.add(worker)
+
+    def worker_away(self, worker: int) -> None:
+        """The worker has died or left."""
+        self._ready.discard(worker)
+
+    def ask(self, workers: int) -> None:
+        """All feeds are ready, and there are so many workers: have those compared that can be."""
+        waiting, self._waiting = self._waiting, []
+        for seen_by, command, forget in waiting:
+            others = self._ready - {seen_by} if workers > 1 else self._ready
+            if not others:
+                self._waiting.append((seen_by, command, forget))
+                continue
+            self._out(structs.replace(command, worker=max(others)))  # its lanes' turn comes last
+            if forget:
+                self._out(do.ForgetSplits(command.splits))

@@ -1,0 +1,166 @@
+"""What cannot be seeded is noticed: a first sample is made a second time, elsewhere, and compared.
+
+A worker that looks at a feed's first sample keeps a digest of each leaf. Another one then makes the first samples of
+another split and of that one. If they differ, the feed depends on something that Penstock does not control; if two
+segments are equal, each segment is the same again. Both are said in words. What user code raises meanwhile is left
+alone: it is met again when the feed is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from penstock_proto import PenstockError
+from penstock_proto.spec import infer, leaves
+
+from ..doing import DoingPage
+from .collate import DIGEST, digests_of
+from .randomness import GlobalRandomness
+from .served import ServedFeed, read_item
+from .splits import SplitList, SplitOpener
+
+_ENOUGH = 16
+"""Samples of two segments that must be equal until the segments count as equal."""
+
+_UNSEEDED = (
+    "it depends on something that Penstock does not seed, such as np.random.default_rng() without a seed, os.urandom, "
+    "the time, or a library with a random state of its own. Draw from `rng`, or seed that from the split and the epoch"
+)
+_ONCE_A_PROCESS = (
+    "something differs from process to process: it was drawn at import from what Penstock does not seed "
+    "(np.random.default_rng() without a seed, os.urandom, a process id), or at first use, by whatever split came "
+    "first. Give it a seed, or draw it when the module is imported"
+)
+_KEPT = (
+    "the object keeps something from one item to the next, such as a count of its calls (Keras' flow(seed=...) does: "
+    "leave its seed out). Let an item depend on its index and on the global random numbers alone"
+)
+_SO = (
+    "As it is, the stream is not the same with other numbers of workers or after a fault, and rows that are chosen so "
+    "may be lost or come twice."
+)
+
+
+class Comparing:
+    """One feed's samples, made again in this process. `splits` is its list of splits; nothing of an indexable feed."""
+
+    def __init__(
+        self,
+        served: ServedFeed,
+        splits: Sequence[Any] | SplitList,
+        randomness: GlobalRandomness,
+        page: DoingPage,
+        run: int,
+    ) -> None:
+        self._served = served
+        self._splits = splits
+        self._randomness = randomness
+        self._page = page
+        self._run = run
+        self._paths: list[str] = []
+
+    def with_what_was_seen(self, index: int, digests: bytes) -> str:
+        """What is wrong, in words, or nothing.
+
+        Args:
+            index: of the split (or item) that gave the sample that was seen.
+            digests: those of that sample's leaves.
+        """
+        if self._served.plan.length is not None:
+            return self._item(digests)
+        count, other = len(self._splits), None
+        if count > 1:
+            with contextlib.suppress(PenstockError):
+                other = self._first_samples((index + 1) % count, 1)
+        found = self._first_samples(index, 1)
+        if found != [digests]:
+            reason = _ONCE_A_PROCESS if self._first_samples(index, 1) == found else _UNSEEDED
+            return self._differs(self._place(index), found, digests, reason)
+        if self._served.plan.segment is not None and other == found:
+            return self._equal_segments()
+        return ""
+
+    def _item(self, digests: bytes) -> str:
+        self._served.warm = True
+        first = self._item_digests(0)
+        if self._served.plan.length != 1:
+            self._item_digests(1)
+        again = self._item_digests(0)
+        if first != digests:
+            return self._differs("item 0", [first], digests, _ONCE_A_PROCESS if first == again else _UNSEEDED)
+        return "" if again == first else self._differs("item 0", [again], digests, _KEPT)
+
+    def _item_digests(self, index: int) -> bytes:
+        return self._digests(read_item(self._served, index, self._randomness, self._page, self._run))
+
+    def _equal_segments(self) -> str:
+        """Compare more of them, since two honest ones may begin alike: a game has one opening, a coin two sides."""
+        compared, first = 0, 0
+        while compared < _ENOUGH and first + 1 < min(len(self._splits), _ENOUGH + 1):
+            one, other = (self._first_samples(segment, _ENOUGH) for segment in (first, first + 1))
+            if one != other:
+                return ""
+            compared += len(one)
+            first += 1
+        if compared < _ENOUGH:
+            return ""
+        return (
+            f"feed {self._served.plan.name}: segments 0 and {first} are made of the same samples, as far as these were "
+            f"compared, so each segment repeats them. Let the generator draw from `rng`, or from random or "
+            "numpy.random without a seed of its own (they are seeded for each segment), or take the segment's number "
+            "as its first parameter"
+        )
+
+    def _first_samples(self, index: int, count: int) -> list[bytes]:
+        """The digests of the first samples of a split."""
+        opener = SplitOpener(self._served.feed, self._served.plan, self._randomness, self._page, self._run)
+        opened = opener.open(self._splits[index], index, 0)
+        found = []
+        try:
+            for _ in range(count):
+                for sample in opened.first():
+                    found.append(self._digests(sample))
+        finally:
+            opened.close()
+        return found
+
+    def _digests(self, sample: Any) -> bytes:
+        self._paths = [path for path, _ in leaves(infer(sample))]
+        return digests_of(sample)
+
+    def _place(self, index: int) -> str:
+        feed, plan = self._served.feed, self._served.plan
+        opener = SplitOpener(feed, plan, self._randomness, self._page, self._run)
+        return f"{'' if feed.splits is None else 'split '}{opener.show(self._splits[index])}"
+
+    def _differs(self, place: str, found: list[bytes], digests: bytes, reason: str) -> str:
+        which = ""
+        if found and len(found[0]) == len(digests) == len(self._paths) * DIGEST > DIGEST:
+            paths = [
+                f"sample{path}"
+                for path, start in zip(self._paths, range(0, len(digests), DIGEST), strict=True)
+                if found[0][start : start + DIGEST] != digests[start : start + DIGEST]
+            ]
+            which = f" ({', '.join(paths[:4])}{', ...' if len(paths) > 4 else ''})"
+        return (
+            f"feed {self._served.plan.name}: {place} gave another first sample{which} when it was made a second time: "
+            f"{reason}. {_SO}"
+        )
+
+
+def compare(
+    served: ServedFeed,
+    splits: Sequence[Any] | SplitList,
+    index: int,
+    digests: bytes,
+    randomness: GlobalRandomness,
+    page: DoingPage,
+    run: int,
+) -> str:
+    """What is wrong with a feed whose first sample had these digests, in words; nothing where user code raises."""
+    try:
+        return Comparing(served, splits, randomness, page, run).with_what_was_seen(index, digests)
+    except BaseException:
+        return ""
