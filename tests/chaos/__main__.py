@@ -7,14 +7,22 @@ python -m chaos --scenario "Scenario(...)"        # a literal, as a report shows
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import selectors
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import scenario as scenarios
+
+STUCK = 3
+"""How a process ends that has reported a run of which something cannot be ended."""
 
 
 def main() -> int:
@@ -27,6 +35,8 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print the scenarios, and run nothing")
     parser.add_argument("--take", help=argparse.SUPPRESS)  # of a process of ours: the seeds it runs
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # whatever a shell has set: what was started is ended
+        signal.signal(number, signal.default_int_handler)
     if options.take:
         return _runner(options.take)
     if options.scenario:
@@ -53,65 +63,89 @@ def _one(scenario: scenarios.Scenario) -> int:
     return bool(result.differences)
 
 
+@dataclass
+class Totals:
+    """What came of all scenarios so far."""
+
+    done: int = 0
+    faults: int = 0
+    batches: int = 0
+    longest: tuple[float, int] = (0.0, 0)
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, said: dict[str, Any], reports: Path | None) -> None:
+        self.done += 1
+        self.faults += said["faults"]
+        self.batches += said["batches"]
+        self.longest = max(self.longest, (said["gap"], said["seed"]))
+        if said["differences"]:
+            self.failed.append(said["seed"])
+            print(f"scenario {said['seed']} ({said['seconds']:.1f} s): {said['differences'][0][:400]}", flush=True)
+            if reports is not None:
+                reports.mkdir(parents=True, exist_ok=True)
+                (reports / f"{said['seed']}.txt").write_text(said["report"])
+        if self.done % 50 == 0:
+            print(f"{self.done} scenarios, {len(self.failed)} differ", flush=True)
+
+    def ended(self, seed: int, status: int) -> None:
+        print(f"scenario {seed}: the process that ran it ended with {status}", flush=True)
+        self.failed.append(seed)
+
+    def show(self, seconds: float) -> None:
+        print(
+            f"{self.done} scenarios with {self.faults} faults and {self.batches} batches in {seconds:.0f} s; the "
+            f"longest wait was {self.longest[0]:.1f} s (seed {self.longest[1]}); {len(self.failed)} differ"
+        )
+        for seed in sorted(self.failed):
+            print(f"  again: {scenarios.scenario(seed).command}")
+
+
 def _many(seeds: range, jobs: int, reports: Path | None) -> int:
-    """Deal the seeds to processes; one that is stuck is replaced, and goes on behind the seed that stuck."""
+    """Deal the seeds to processes. One that ends before its last seed is replaced by another for the rest."""
     began = time.monotonic()
-    done = batches = faults = 0
-    longest = (0.0, 0)
-    failed: list[int] = []
+    totals = Totals()
     todo = [list(seeds[job::jobs]) for job in range(jobs)]
     running: dict[int, subprocess.Popen[str]] = {}
-    import selectors
+    with contextlib.ExitStack() as stack:
+        waiting = stack.enter_context(selectors.DefaultSelector())
+        stack.callback(_stop, running)
 
-    waiting = selectors.DefaultSelector()
+        def start(job: int) -> None:
+            command = [sys.executable, "-m", "chaos", "--take", ",".join(map(str, todo[job]))]
+            running[job] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            assert running[job].stdout is not None
+            waiting.register(running[job].stdout, selectors.EVENT_READ, job)
 
-    def start(job: int) -> None:
-        command = [sys.executable, "-m", "chaos", "--take", ",".join(map(str, todo[job]))]
-        running[job] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        waiting.register(running[job].stdout, selectors.EVENT_READ, job)  # type: ignore[arg-type]
-
-    for job in range(jobs):
-        if todo[job]:
-            start(job)
-    while running:
-        for key, _ in waiting.select():
-            job = key.data
-            line = running[job].stdout.readline()  # type: ignore[union-attr]
-            if not line:
+        for job in range(jobs):
+            if todo[job]:
+                start(job)
+        while running:
+            for key, _ in waiting.select():
+                job = key.data
+                line = key.fileobj.readline()
+                if line:
+                    said = json.loads(line)
+                    todo[job].remove(said["seed"])
+                    totals.add(said, reports)
+                    continue
                 waiting.unregister(key.fileobj)
                 status = running[job].wait()
-                running.pop(job).stdout.close()  # type: ignore[union-attr]
-                if status and todo[job] and not _was_reported(todo[job][0], failed):
-                    print(f"scenario {todo[job][0]}: the process that ran it ended with {status}", flush=True)
-                    failed.append(todo[job].pop(0))
+                key.fileobj.close()
+                del running[job]
+                if status and todo[job] and status != STUCK:
+                    totals.ended(todo[job].pop(0), status)
                 if todo[job]:
                     start(job)
-                continue
-            said = json.loads(line)
-            todo[job].remove(said["seed"])
-            done, batches, faults = done + 1, batches + said["batches"], faults + said["faults"]
-            longest = max(longest, (said["gap"], said["seed"]))
-            if said["differences"]:
-                failed.append(said["seed"])
-                print(f"scenario {said['seed']} ({said['seconds']:.1f} s): {said['differences'][0][:400]}", flush=True)
-                if reports is not None:
-                    reports.mkdir(parents=True, exist_ok=True)
-                    (reports / f"{said['seed']}.txt").write_text(said["report"])
-            elif done % 50 == 0:
-                print(f"{done} of {len(seeds)} scenarios, {len(failed)} differ", flush=True)
-    seconds = time.monotonic() - began
-    print(
-        f"{done} scenarios with {faults} faults and {batches} batches in {seconds:.0f} s; the longest wait was "
-        f"{longest[0]:.1f} s (seed {longest[1]}); {len(failed)} differ{': ' if failed else ''}"
-        f"{', '.join(map(str, sorted(failed)))}"
-    )
-    for seed in sorted(failed)[:10]:
-        print(f"  again: {scenarios.scenario(seed).command}")
-    return bool(failed)
+    totals.show(time.monotonic() - began)
+    return bool(totals.failed)
 
 
-def _was_reported(seed: int, failed: list[int]) -> bool:
-    return seed in failed
+def _stop(running: dict[int, subprocess.Popen[str]]) -> None:
+    """End those that still run, which end what they have started."""
+    for process in running.values():
+        process.send_signal(signal.SIGINT)
+    for process in running.values():
+        process.communicate()
 
 
 def _runner(seeds: str) -> int:
@@ -130,7 +164,7 @@ def _runner(seeds: str) -> int:
         }
         print(json.dumps(said), flush=True)
         if result.stuck:
-            os._exit(3)
+            os._exit(STUCK)
     return 0
 
 

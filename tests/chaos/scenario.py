@@ -154,12 +154,19 @@ def scenario(seed: int) -> Scenario:
         jobs = [replace(job, feed=_without(job.feed, "hang")) for job in jobs]
     workers = chance.randint(1, 4)
     memory = None
-    if mode == "single" and all(job.feed.batch_size is not None and len(job.consumers) == 1 for job in jobs):
+    if mode == "single" and all(_lives_on_the_least(job) for job in jobs):
         memory = chance.choice([None, None, 1.0, 1.0, 1.5, 3.0])
     faults = _faults(chance, jobs, mode, kept, hang_timeout)
     if any(fault.what.startswith("kill") or fault.what.startswith("stop") for fault in faults):
         jobs = [replace(job, feed=replace(job.feed, attempts=1000)) for job in jobs]
     return Scenario(seed, tuple(jobs), workers, memory, hang_timeout, kept, tuple(faults))
+
+
+def _lives_on_the_least(job: Job) -> bool:
+    """Whether the least memory does: batches are of one size, and no tensor outlives its connection beside another."""
+    holds = {"hoard", "eager", "mapped"} & {consumer.how for consumer in job.consumers}
+    again = job.feed.on_error == "raise" or any(step.then in ("resume", "load") for step in job.consumers[0].steps)
+    return job.feed.batch_size is not None and not (holds and again)
 
 
 def _without(feed: FeedCase, what: str) -> FeedCase:
