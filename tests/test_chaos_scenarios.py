@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from chaos import compare, model, reading, sample, scenario
 from chaos.run import run
+from chaos.scenario import Consumer, Failure, FeedCase, Job, Scenario, Step
 
 SEEDS = range(1, 60)
 
@@ -33,6 +34,48 @@ def test_consumers_are_handed_what_the_model_says_whatever_goes_wrong(seed: int)
 @pytest.mark.usefixtures("tf")
 def test_so_are_those_that_read_with_tensorflow(seed: int) -> None:
     result = run(scenario.scenario(seed))
+    assert not result.differences, result.report()
+
+
+def once(feed: FeedCase, *consumers: Consumer, together: str = "", memory: float | None = None) -> Scenario:
+    return Scenario(-1, (Job(feed, consumers, together),), memory=memory)
+
+
+PLAIN = FeedCase("list", 10, ((200, 200),), batch_size=8, lanes=2, turn=8)
+PASSES = Failure(split=1, number=37)
+
+ONCE = {
+    "what stands before a sample in its batch was lost when user code raised": once(
+        replace(PLAIN, failures=(PASSES,)), Consumer(epochs=1)
+    ),
+    "so it was when the sample was tried again": once(
+        replace(PLAIN, on_error="retry", failures=(PASSES,)), Consumer(epochs=1)
+    ),
+    "one exception at the first sample ended the daemon": once(
+        replace(PLAIN, on_error="retry", failures=(Failure(0, 0),)), Consumer(epochs=1)
+    ),
+    "a member of a group took the rest of its slab along": once(
+        replace(PLAIN, batch_size=4),
+        *(Consumer(epochs=1, pause=0.001), Consumer(epochs=1, steps=(Step(3, "close"),))),
+        together="group",
+    ),
+    "a member that closed took what waited in its queue along": once(
+        FeedCase("list", 10, ((60, 60, 60),), batch_size=None, lanes=3, pause=0.001),
+        *(Consumer(epochs=1), *(Consumer(epochs=1, steps=(Step(4, "close"),), joins=joins) for joins in range(4))),
+        together="group",
+    ),
+    "a state could not be loaded with the least memory": once(
+        FeedCase("list", 10, ((40,),), batch_size=3, turn=3, shuffle=100, pause=0.001),
+        Consumer(epochs=1, steps=(Step(3, "load"),)),
+        memory=1.0,
+    ),
+}
+"""Scenarios that differed once, made as small as they could be."""
+
+
+@pytest.mark.parametrize("once", list(ONCE.values()), ids=list(ONCE))
+def test_what_differed_once_does_not_differ_again(once: Scenario) -> None:
+    result = run(once)
     assert not result.differences, result.report()
 
 
@@ -58,11 +101,11 @@ def test_seeds_give_all_kinds_of_feeds_consumers_and_faults() -> None:
     assert steps == {"go", "break", "resume", "load", "close"}
 
 
-LANES = scenario.FeedCase("list", 0, ((19, 14, 5),), batch_size=4, lanes=3, turn=2)
+LANES = FeedCase("list", 0, ((19, 14, 5),), batch_size=4, lanes=3, turn=2)
 """The lanes of the picture in docs/architecture.md: a0 to a3 and 3 rows, b0 to b2 and 2, c0 and 1."""
 
 
-def epoch(case: scenario.FeedCase = LANES, turn: int = 2, **more: object) -> list[model.Batch]:
+def epoch(case: FeedCase = LANES, turn: int = 2, **more: object) -> list[model.Batch]:
     return list(model.batches(case, turn, **more))  # type: ignore[arg-type]
 
 
@@ -88,17 +131,15 @@ def test_the_model_knows_splits_that_are_left_out_ready_batches_and_segments() -
     assert len(ready) == 19 + 14 + 5
     assert [batch[0] for batch in ready[:4]] == [(0, 0), (1, 0), (2, 0), (0, sample.ROWS)]
 
-    segments = scenario.FeedCase("segment", 0, batch_size=5, lanes=2, segment=10, tells_samples=24, turn=1)
+    segments = FeedCase("segment", 0, batch_size=5, lanes=2, segment=10, tells_samples=24, turn=1)
     assert [batch[0] for batch in epoch(segments, 1)] == [(0, 0), (1, 0), (0, 5), (1, 5), (2, 0)]
 
-    endless = scenario.FeedCase("endless", 0, batch_size=5, lanes=2, segment=10, turn=1)
+    endless = FeedCase("endless", 0, batch_size=5, lanes=2, segment=10, turn=1)
     assert len(list(islice(model.batches(endless, 1), 1000))) == 1000
 
 
 def test_the_models_blocks_hold_each_sample_of_a_lane_once() -> None:
-    case = scenario.FeedCase(
-        "segment", 0, batch_size=4, lanes=2, segment=7, tells_samples=100, shuffle=24, interleave=3
-    )
+    case = FeedCase("segment", 0, batch_size=4, lanes=2, segment=7, tells_samples=100, shuffle=24, interleave=3)
     for lane in range(2):
         found = list(model.blocks(case, lane))
         samples = list(model.lanes_of(case)[lane])
@@ -112,8 +153,8 @@ def log_of(batches: list[model.Batch], end: bool = True) -> list[compare.Event]:
     return [*events, ["end", 0]] if end else events
 
 
-def differences(log: list[compare.Event], case: scenario.FeedCase = LANES) -> str:
-    return " ".join(compare.single(scenario.Job(case, (scenario.Consumer(),)), 2, log))
+def differences(log: list[compare.Event], case: FeedCase = LANES) -> str:
+    return " ".join(compare.single(Job(case, (Consumer(),)), 2, log))
 
 
 def test_each_kind_of_difference_is_told_apart() -> None:
@@ -146,7 +187,7 @@ def test_differences_of_shuffled_epochs_are_told_apart() -> None:
 
 def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
     good = epoch()
-    job = scenario.Job(LANES, (scenario.Consumer(), scenario.Consumer()), "group")
+    job = Job(LANES, (Consumer(), Consumer()), "group")
 
     def found(*logs: list[compare.Event], killed: int = 0) -> str:
         return " ".join(compare.group(job, 2, list(logs), killed, 0))
@@ -160,7 +201,7 @@ def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
 
 def test_what_ranks_are_handed_is_theirs() -> None:
     good = epoch()  # 10 batches: three rounds of three, and one
-    drop = scenario.Job(LANES, (scenario.Consumer(),) * 3, "drop")
+    drop = Job(LANES, (Consumer(),) * 3, "drop")
     assert compare.ranks(drop, 2, [log_of(good[:9][rank::3]) for rank in range(3)]) == []
     pad = replace(drop, together="pad")
     assert compare.ranks(pad, 2, [log_of([*good[:9][rank::3], good[9]]) for rank in range(3)]) == []
@@ -169,7 +210,7 @@ def test_what_ranks_are_handed_is_theirs() -> None:
 
 
 def test_a_damaged_sample_is_named() -> None:
-    case = scenario.FeedCase("list", 7, width=9)
+    case = FeedCase("list", 7, width=9)
     draw = np.array([0.5, 1.5])
     body = sample.payload(7, 0, 1, 2, 9).copy()
     identity = np.array([[7, 0, 1, 2, sample.checksum(body, draw)]])
