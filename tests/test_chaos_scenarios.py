@@ -61,7 +61,8 @@ ONCE = {
     ),
     "a member that closed took what waited in its queue along": once(
         FeedCase("list", 10, ((60, 60, 60),), batch_size=None, lanes=3, pause=0.001),
-        *(Consumer(epochs=1), *(Consumer(epochs=1, steps=(Step(4, "close"),), joins=joins) for joins in range(4))),
+        Consumer(epochs=1),
+        *(Consumer(epochs=1, steps=(Step(4, "close"),), pause=0.01, joins=joins) for joins in range(5)),
         together="group",
     ),
     "a state could not be loaded with the least memory": once(

@@ -198,6 +198,7 @@ class Reading:
     def _do(self, then: str) -> bool:
         assert self.connection is not None
         if then == "close":
+            self.connection.close()
             return False
         if then == "break":
             self._epochs += 1

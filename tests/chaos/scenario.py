@@ -275,7 +275,17 @@ def _failures(chance: random.Random, case: FeedCase) -> tuple[Failure, ...]:
         found.append(Failure(1000 * variant + split, number, epoch, what, times))
     if case.kind == "function" and case.on_error == "retry" and chance.random() < 0.3:
         found.append(Failure(-1, 0, times=1))
-    return tuple({(f.split, f.number): f for f in found if _may(case, f)}.values())
+    found = list({(f.split, f.number): f for f in found if _may(case, f)}.values())
+    return tuple(found) if case.on_error != "skip" or _leaves_enough(case, found) else ()
+
+
+def _leaves_enough(case: FeedCase, failures: list[Failure]) -> bool:
+    """Whether an epoch has batches although all of these splits are left out."""
+    for variant, sizes in enumerate(case.sizes):
+        ends = {f.split - 1000 * variant: 0 for f in failures}
+        if sum(ends.get(split, size) for split, size in enumerate(sizes)) < (case.batch_size or 1):
+            return case.segment is not None
+    return True
 
 
 def _may(case: FeedCase, failure: Failure) -> bool:
