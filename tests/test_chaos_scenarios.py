@@ -188,15 +188,19 @@ def test_differences_of_shuffled_epochs_are_told_apart() -> None:
 
 def test_what_members_of_a_group_lose_or_repeat_is_named() -> None:
     good = epoch()
-    job = Job(LANES, (Consumer(), Consumer()), "group")
 
-    def found(*logs: list[compare.Event], killed: int = 0) -> str:
-        return " ".join(compare.group(job, 2, list(logs), killed, 0))
+    def found(*logs: list[compare.Event], killed: tuple[int, ...] = (), transport: str = "local") -> str:
+        job = Job(LANES, (Consumer(transport=transport), Consumer()), "group")
+        return " ".join(compare.group(job, 2, list(logs), killed))
 
     assert found(log_of(good[::2]), log_of(good[1::2])) == ""
     assert "1 of 10 batches came to nobody: [1:0" in found(log_of(good[:2]), log_of(good[3:]))
-    assert found(log_of(good[:2], end=False), log_of(good[3:]), killed=1) == ""
+    assert found(log_of(good[:2], end=False), log_of(good[3:]), killed=(0,)) == ""
     assert "1 batches came twice" in found(log_of(good[:3]), log_of(good[2:]))
+    assert "1 batches came twice" in found(log_of(good[:3], end=False), log_of(good[2:]), killed=(0,))
+    assert found(log_of(good[:3], end=False), log_of(good[2:]), killed=(0,), transport="tcp") == ""
+    twice = log_of([*good[2:], good[5]])
+    assert "1 batches came twice" in found(log_of(good[:3], end=False), twice, killed=(0,), transport="tcp")
     assert "is no batch of it" in found(log_of([good[0][:2]]), log_of(good[1:]))
 
 

@@ -12,7 +12,7 @@ What a consumer logs (reading.py) is a list of events:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, product
 from typing import Any
 
@@ -325,50 +325,47 @@ def _by_epoch(logs: list[list[Event]]) -> dict[int, Epoch]:
     return together
 
 
-def group(job: Job, turn: int, logs: list[list[Event]], killed: int, killed_over_tcp: int) -> list[str]:
-    """A group: each batch to one of those that live; what a consumer that was killed had may come again over TCP."""
+def group(job: Job, turn: int, logs: list[list[Event]], killed: Iterable[int] = ()) -> list[str]:
+    """A group: each batch to one of those that live. `killed` are the numbers of those that were killed.
+
+    One that was killed may have had a batch that it had no time to log. What it had over TCP may come again.
+    """
+    killed = set(killed)
     case, known = job.feed, Known(job.feed, turn)
     found = [event[1] for log in logs for event in log if event[0] == "wrong"]
     ended = {event[1] for log in logs for event in log if event[0] == "end"}
+    again = _by_epoch([logs[number] for number in killed if job.consumers[number].transport == "tcp"])
     for epoch, got in sorted(_by_epoch(logs).items()):
-        where = f"epoch {epoch} of the group"
-        tries = []
+        had = Counter(got)
+        had -= Counter(again.get(epoch, [])) & Counter({batch: n - 1 for batch, n in had.items()})
         variant = got[0][0][0] // 1000 if case.kind == "function" else 0
-        for cuts in known.all_cuts(epoch, variant):
-            expected = known.exact(variant, cuts, 10**9)
-            problems = []
-            wanted, had = Counter(expected), Counter(got)
-            if case.shuffle:
-                size = len(expected)
-                doubled = Counter({batch: n - 1 for batch, n in had.items() if n > 1})
-                problems += (
-                    []
-                    if doubled and killed_over_tcp
-                    else mixed(known, variant, cuts, _small_last(got), False, where, False)
-                )
-                lost = max(0, size - len(had)) if epoch in ended else 0
-                strange: Counter[Batch] = Counter()
-            else:
-                doubled = had - wanted & had
-                strange = Counter({batch: n for batch, n in had.items() if batch not in wanted})
-                lost = (wanted - had).total() if epoch in ended else 0
-            doubled -= strange
-            if strange:
-                problems.append(f"{where}: {words(next(iter(strange)))} is no batch of it")
-            if doubled and doubled.total() > 32 * killed_over_tcp:
-                problems.append(
-                    f"{where}: {doubled.total()} batches came twice, {words(next(iter(doubled)))} is the first"
-                )
-            if lost > killed:
-                first = next(iter(wanted - had), ()) if not case.shuffle else ()
-                problems.append(
-                    f"{where}: it ended, and {lost} of {len(expected)} batches came to nobody: {words(first)}"
-                )
-            tries.append(problems)
-            if not problems:
-                break
-        else:
+        tries = [
+            _dealt_once(known, variant, cuts, epoch, had, epoch in ended, len(killed))
+            for cuts in known.all_cuts(epoch, variant)
+        ]
+        if all(tries):
             found += tries[0]
+    return found
+
+
+def _dealt_once(
+    known: Known, variant: int, cuts: Cuts, epoch: int, had: Counter[Batch], ended: bool, may_miss: int
+) -> list[str]:
+    """What a group had of an epoch: each batch once, and where it ended, all of them."""
+    where = f"epoch {epoch} of the group"
+    expected = known.exact(variant, cuts, 10**9)
+    doubled = Counter({batch: n - 1 for batch, n in had.items() if n > 1})
+    if doubled:
+        return [f"{where}: {doubled.total()} batches came twice, {words(next(iter(doubled)))} is the first"]
+    if known.case.shuffle:
+        found = mixed(known, variant, cuts, _small_last(list(had)), False, where, False)
+        missing = [()] * max(0, len(expected) - len(had))
+    else:
+        found = [f"{where}: {words(batch)} is no batch of it" for batch in had if batch not in set(expected)][:1]
+        missing = [batch for batch in expected if batch not in had]
+    if ended and len(missing) > may_miss:
+        first = words(missing[0])
+        found.append(f"{where}: it ended, and {len(missing)} of {len(expected)} batches came to nobody: {first}")
     return found
 
 

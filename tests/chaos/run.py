@@ -446,9 +446,8 @@ class Run:
                     if event[0] == "failed" and not (hung or _may_fail(job, event))
                 ]
             if job.together == "group":
-                killed = sum(reader.killed for reader in readers)
-                over_tcp = sum(reader.killed for reader in readers if reader.plan.transport == "tcp")
-                differences = compare.group(job, turn, logs, killed, over_tcp)
+                killed = [place for place, reader in enumerate(readers) if reader.killed]
+                differences = compare.group(job, turn, logs, killed)
             elif job.together:
                 differences = compare.ranks(job, turn, logs)
             else:
