@@ -24,13 +24,13 @@ def with_tensorflow(seed: int) -> bool:
     return any(consumer.how in ("eager", "mapped") for job in found.jobs for consumer in job.consumers)
 
 
-@pytest.mark.parametrize("seed", list(islice((seed for seed in SEEDS if not with_tensorflow(seed)), 16)))
+@pytest.mark.parametrize("seed", list(islice((seed for seed in SEEDS if not with_tensorflow(seed)), 14)))
 def test_consumers_are_handed_what_the_model_says_whatever_goes_wrong(seed: int) -> None:
     result = run(scenario.scenario(seed))
     assert not result.differences, result.report()
 
 
-@pytest.mark.parametrize("seed", list(islice(filter(with_tensorflow, SEEDS), 3)))
+@pytest.mark.parametrize("seed", list(islice(filter(with_tensorflow, SEEDS), 2)))
 @pytest.mark.usefixtures("tf")
 def test_so_are_those_that_read_with_tensorflow(seed: int) -> None:
     result = run(scenario.scenario(seed))
