@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from chaos import compare, model, reading, sample, scenario
 from chaos.run import run
-from chaos.scenario import Consumer, Failure, FeedCase, Job, Scenario, Step
+from chaos.scenario import Consumer, Failure, Fault, FeedCase, Job, Scenario, Step
 
 SEEDS = range(1, 60)
 
@@ -212,6 +212,17 @@ def test_what_ranks_are_handed_is_theirs() -> None:
     assert compare.ranks(pad, 2, [log_of([*good[:9][rank::3], good[9]]) for rank in range(3)]) == []
     assert compare.ranks(pad, 2, [log_of(good[:9][rank::3]) for rank in range(3)]) != []
     assert compare.ranks(drop, 2, [log_of(good[:9][rank::3]) for rank in (1, 0, 2)]) != []
+
+
+def test_a_run_in_which_nothing_moves_is_a_hang_and_shows_where_everybody_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("chaos.run.STILL", 1.0)
+    slow = replace(PLAIN, turn=2, pause=0.002)
+    result = run(replace(once(slow, Consumer(epochs=1)), workers=1, faults=(Fault(3, "stop worker"),)))
+    assert "a hang: nothing came for 1 s, consumers [0] wait" in result.differences[0]
+    for place in ("worker/loop.py", "chaos/reading.py"):  # the worker, and the consumer's thread
+        assert place in result.report()
 
 
 def test_a_damaged_sample_is_named() -> None:

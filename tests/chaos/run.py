@@ -348,6 +348,8 @@ class Run:
         for reader in self.readers:
             reader.signal(signal.SIGABRT)
         self.result.log += self.service.dump()
+        for file in sorted(self.folder.glob("consumer*.err")):
+            self.result.log += f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}"
 
     # --- faults ---
 
