@@ -62,7 +62,7 @@ class Reading:
 
     Args:
         meet: called before and after a connection is given up for a state, which all ranks do together.
-        linger: called when all is read, before the connection is closed.
+        more: whether to read further epochs than the plan says.
         state, epochs: where one that was killed goes on: a state, and how many epochs it had done.
     """
 
@@ -74,7 +74,7 @@ class Reading:
         emit: Callable[[list[Any]], None],
         *,
         meet: Callable[[], None] = lambda: None,
-        linger: Callable[[], None] = lambda: None,
+        more: Callable[[], bool] = lambda: False,
         state: dict[str, Any] | None = None,
         epochs: int = 0,
         batches: int = 0,
@@ -82,7 +82,7 @@ class Reading:
         **options: Any,
     ) -> None:
         self.case, self.plan, self.url, self.emit, self.options = case, plan, url, emit, options
-        self.meet, self.linger = meet, linger
+        self.meet, self.more = meet, more
         self.connection: penstock.Connection | None = None
         self.turn = 0
         self._state, self._epochs, self._saves = state, epochs, saves
@@ -98,11 +98,9 @@ class Reading:
         """Read to the end of the plan; an error of Penstock is logged."""
         try:
             self._connect(self._state)
-            while self._epochs < self.plan.epochs and self._epoch():
+            while (self._epochs < self.plan.epochs or self.more()) and self._epoch():
                 pass
             self._recheck()
-            self.emit(["read"])
-            self.linger()
         except penstock.EndOfStream:
             self.emit(["over"])
         except penstock.PenstockError as error:

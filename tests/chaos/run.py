@@ -33,6 +33,8 @@ from .service import FEEDS, Service
 
 STILL = 45.0
 """Seconds without a batch for anybody after which a run hangs."""
+LIMIT = 300.0
+"""Seconds after which a run hangs though something moves."""
 TICK = 0.005
 
 
@@ -111,11 +113,10 @@ class Reader:
             if self.barrier is not None:
                 self.barrier.wait(30)
 
-        def linger() -> None:  # a group ends with its last consumer, and who comes later begins another
-            while self.job.together == "group" and self._run.others_read(self):
-                time.sleep(TICK)
+        def more() -> bool:
+            return self.job.together == "group" and self._run.others_read(self)
 
-        self.reading = Reading(self.job.feed, self.plan, url, self._emit, meet=meet, linger=linger, **options)
+        self.reading = Reading(self.job.feed, self.plan, url, self._emit, meet=meet, more=more, **options)
         self._thread = threading.Thread(target=self._in_thread, name=f"consumer {self.number}", daemon=True)
         self._thread.start()
 
@@ -322,7 +323,7 @@ class Run:
             if faults and total >= faults[0].after:
                 self._fault(faults.pop(0))
                 self.result.faults += 1
-            if now - last > STILL:
+            if now - last > STILL or now - self._began > LIMIT:
                 self._hangs(now - last)
                 break
             time.sleep(TICK)
@@ -331,16 +332,23 @@ class Run:
 
     def _may_join(self, reader: Reader) -> bool:
         first = next(other for other in self.readers if other.feed == reader.feed)
-        return reader is first or first.batches >= reader.plan.joins or first.over or ["read"] in first.log[-1:]
+        return reader is first or first.batches >= reader.plan.joins or first.over
 
     def others_read(self, reader: Reader) -> bool:
-        """Whether others of the group still read or have yet to come; the first one waits for them."""
+        """Whether others of a group read, or have yet to come. The first one reads on until they have.
+
+        A group ends with its last consumer, and who came later would begin another. And who has left an epoch waits
+        for those who have not begun it.
+        """
         group = [other for other in self.readers if other.feed == reader.feed]
         return reader is group[0] and not self.ending and not all(other.over for other in group[1:])
 
     def _hangs(self, seconds: float) -> None:
         waiting = [reader.number for reader in self.readers if not reader.over]
-        self.result.differences.append(f"a hang: nothing came for {seconds:.0f} s, consumers {waiting} wait")
+        self.result.differences.append(
+            f"a hang: nothing came for {seconds:.0f} s, in a run of {time.monotonic() - self._began:.0f} s; consumers "
+            f"{waiting} wait"
+        )
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file)
             file.seek(0)
