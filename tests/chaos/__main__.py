@@ -141,14 +141,26 @@ def _many(seeds: range, jobs: int, reports: Path | None) -> int:
 
 
 def _stop(running: dict[int, subprocess.Popen[str]]) -> None:
-    """End those that still run, which end what they have started."""
+    """End those that still run, which end what they started. Code may swallow an interrupt, so it is repeated."""
     for process in running.values():
-        process.send_signal(signal.SIGINT)
-    for process in running.values():
-        process.communicate()
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=5)
 
 
 def _runner(seeds: str) -> int:
+    from .service import end_all
+
+    try:
+        return _take(seeds)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        end_all()
+
+
+def _take(seeds: str) -> int:
     from .run import run
 
     for seed in map(int, seeds.split(",")):

@@ -25,6 +25,17 @@ from .scenario import FeedCase
 FEEDS = Path(__file__).with_name("feeds.py")
 
 
+_started: list[Daemon] = []
+
+
+def end_all() -> None:
+    """End all daemons at once, whatever this process was doing; their workers end with them."""
+    for daemon in _started:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+            daemon.process.wait()
+
+
 def workers_of(daemon: psutil.Process) -> list[psutil.Process]:
     """The workers of a daemon."""
     found = []
@@ -99,7 +110,9 @@ class Service:
                 words += [f"--{name}", str(value)]
         self._started += 1
         log = self._folder / f"log{self._started}"
-        return Daemon(words, self._folder, log, {**os.environ, **self.environment})
+        _started[:] = [daemon for daemon in _started if daemon.process.poll() is None]
+        _started.append(Daemon(words, self._folder, log, {**os.environ, **self.environment}))
+        return _started[-1]
 
     @property
     def environment(self) -> dict[str, str]:
