@@ -20,11 +20,8 @@ INFO = SimFeed().info()
 REFUSED = {
     "a rank that does not exist": replace(ASK, rank=2, world_size=2),
     "more ranks than there is memory for": replace(ASK, rank=0, world_size=50_000),
-    "skip as a rank": replace(ASK, rank=0, world_size=2, position=Position(INFO, 0, skip=2**40)),
-    "batches": replace(ASK, position=Position(INFO, 0, batches=2**60)),
-    "place": replace(ASK, position=Position(INFO, 0, places=(Place(0, 2**62, b""),))),
     "lane": replace(ASK, position=Position(INFO, 0, places=(Place(4, 1, b""),))),
-    "leftover": replace(ASK, position=Position(INFO, 0, ended=(EndedLane(0, 1, 2**62),))),
+    "lane that has ended": replace(ASK, position=Position(INFO, 0, ended=(EndedLane(4, 1, 0),))),
     "position of another feed": replace(ASK, position=Position(replace(SimFeed(), lanes=3).info(), 0)),
     "batches that a group's consumer had": replace(ASK, group="g", had=(Had(0, 0, 0, 2**16),)),
     "a group that is not there": replace(ASK, group="g", again=True),

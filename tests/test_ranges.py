@@ -19,17 +19,6 @@ def test_it_holds_what_was_added_and_nothing_else(added: list[tuple[int, int]]) 
         assert [number in ranges for number in range(-1, 80)] == [number in numbers for number in range(-1, 80)]
 
 
-@given(pieces, st.integers(0, 60), st.integers(1, 20))
-def test_its_borders_are_where_one_side_is_in_it_and_the_other_is_not(
-    added: list[tuple[int, int]], start: int, count: int
-) -> None:
-    ranges = Ranges()
-    for at, many in added:
-        ranges.add(at, at + many)
-    changes = [n for n in range(start + 1, start + count) if (n in ranges) != (n - 1 in ranges)]
-    assert ranges.borders(start, start + count) == changes
-
-
 def test_it_is_small_however_much_is_in_it() -> None:
     ranges = Ranges()
     for start in range(0, 2**53, 2**40):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from penstock_proto import PenstockError, StateMismatch
 from penstock_proto.messages import FeedInfo, FeedPlan, LaneEnded
-from penstock_proto.position import EndedLane, Place, Position
+from penstock_proto.position import Position
 
 from .feeds import ServedFeed, SplitsInfo
 from .order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Part, RangeVisits, Turn
@@ -16,12 +16,6 @@ from .order import EpochOrder, ExactOrder, FastOrder, LaneVisits, Part, RangeVis
 REMEMBERED = 1024
 """Splits of a lane of which it is known how often they ended a worker, or that they were left out: the latest. (A lane
 of an endless feed has no end of them.)"""
-
-MOST = 2**53
-"""More batches or rows than any epoch has. What is added to such a count still fits every message."""
-
-MOST_SKIP = 2**17
-"""More batches than a client leaves to be made and dropped: it keeps a place for each slab, or every 512 batches."""
 
 Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
@@ -241,31 +235,21 @@ class Epoch:
 
 
 def check_counts(position: Position, info: FeedInfo) -> None:
-    """Refuse a position whose numbers cannot be those of any place in a stream of this feed, whatever its splits.
-
-    So nothing that is computed from them is too large for a message, and no worker is asked for what no lane has.
+    """Refuse a position that is at no place in a stream of this feed, whatever its splits.
 
     Raises:
-        StateMismatch: names the number.
+        StateMismatch: names the number that does not fit.
     """
-    lanes: tuple[Place | EndedLane, ...] = (*position.places, *position.ended)
-    counts = {
-        "batches": position.batches,
-        "rows": position.rows,
-        "merged": position.merged,
-        "a lane's batches": max((lane.index for lane in lanes), default=0),
-        "leftover rows": max((lane.leftover for lane in position.ended), default=0),
-    }
-    too_many = next((f"{name}: {count}" for name, count in counts.items() if count > MOST), None)
-    highest = max((lane.lane for lane in lanes), default=-1)
-    if too_many is None and position.skip > MOST_SKIP:
-        too_many = f"skip: {position.skip}, and a client counts from the slab before"
-    if too_many is None and highest >= info.lanes:
-        too_many = f"lane {highest}, and the feed has {info.lanes}"
-    if too_many is None and info.batches is not None and position.batches + position.skip > info.batches:
-        too_many = f"{position.batches + position.skip} batches, and an epoch of the feed has {info.batches}"
-    if too_many is not None:
-        raise StateMismatch(f"{_DAMAGED} ({too_many})", feed=info.name)
+    lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]
+    highest = max(lanes, default=-1)
+    batches = position.batches + position.skip
+    if highest >= info.lanes:
+        why = f"lane {highest}, and the feed has {info.lanes}"
+    elif info.batches is not None and batches > info.batches:
+        why = f"{batches} batches, and an epoch of the feed has {info.batches}"
+    else:
+        return
+    raise StateMismatch(f"{_DAMAGED} ({why})", feed=info.name)
 
 
 def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:

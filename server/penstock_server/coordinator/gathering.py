@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 
 from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatch
 from penstock_proto.messages import Had, Missing
@@ -12,9 +11,6 @@ from penstock_proto.position import Position
 from .dealing import off_border
 from .reader import Reader
 from .stream import Stream
-
-MOST_NAMED = 1024
-"""Missing ranks that are named in one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +123,7 @@ class Gathering:
         there = [reader.number for reader, _ in self._members.values()]
         if not self.stream.readers and there != self._told:
             self._told = there
-            missing = (rank for rank in range(self._world_size) if rank not in self._members)
-            self._tell(tuple(islice(missing, MOST_NAMED)))
+            self._tell(tuple(rank for rank in range(self._world_size) if rank not in self._members))
 
     def leave(self, reader: Reader) -> None:
         """One is gone again before the stream began."""

@@ -23,12 +23,3 @@ class Ranges:
             start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
         self._starts[first:last] = [start]
         self._stops[first:last] = [stop]
-
-    def borders(self, start: int, stop: int) -> list[int]:
-        """The numbers between `start` and `stop` that are in the set and the one before is not, or the other way."""
-        found = [
-            border
-            for borders in (self._starts, self._stops)
-            for border in borders[bisect_right(borders, start) : bisect_left(borders, stop)]
-        ]
-        return sorted(found)
