@@ -52,7 +52,7 @@ class Reader:
             dial.stop()
             raise
 
-    def _open(self, dial: Dial, loaded: object | None) -> None:
+    def _open(self, dial: Dial, loaded: object | None, replaces: bool = False) -> None:
         asked = time.monotonic()
         start: Position | None = None
         consumed = 0
@@ -67,7 +67,7 @@ class Reader:
             return None if start is None or state.is_start(start) else start
 
         notes = Notes()
-        way = dial.first(notes, begin)
+        way = dial.first(notes, begin, replaces)
         self.info, self.cut = way.info, way.cut
         self.cardinality: int | float | None = way.info.batches
         if way.info.endless:
@@ -89,7 +89,12 @@ class Reader:
             raise ValueError(
                 "this connection has been read already: load a state into a new connection, before its first batch"
             )
-        self._open(old.taken_over(), loaded)
+        dial = old.taken_over()
+        try:
+            self._open(dial, loaded, replaces=True)
+        except BaseException:
+            old.kept(dial)
+            raise
         old.close()
 
     def state(self, consumed: int | None) -> dict[str, Any]:

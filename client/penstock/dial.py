@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from penstock_proto import ConnectionLost, PenstockError, ProtocolError, RankTaken, Unreachable
+from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError, RankTaken, Unreachable
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.position import Position, pack
 
@@ -167,23 +167,34 @@ class Dial:
             dealer.close()
             raise
 
-    def first(self, notes: Notes, start: Callable[[FeedInfo], Position | None]) -> Way:
+    def first(self, notes: Notes, start: Callable[[FeedInfo], Position | None], replaces: bool = False) -> Way:
         """As a call, for a first connection. It is tried again within `timeout` seconds where it breaks before it is
-        open, as nothing has come over it, and where its rank is taken: the daemon may not know yet that a job has
-        ended."""
+        open, as nothing has come over it; where its rank is taken, as the daemon may not know yet that a job has ended;
+        and, if it `replaces` another, where there is no memory for both, as that of the other comes back soon."""
         began, said, left = time.monotonic(), False, self.timeout
-        while True:
-            try:
-                return self(notes, start, left)
-            except (ConnectionLost, RankTaken) as error:
-                waited = time.monotonic() - began
-                left = self.timeout - waited - _PAUSE
-                if left <= 0 or (self._private and isinstance(error, ConnectionLost)):
-                    raise
-                if waited > _SAY_AFTER and not said:
-                    said = True
-                    logger.warning("%s: %s. Trying again for up to %g s", self, error.message, self.timeout)
-            time.sleep(_PAUSE)
+        refused: PenstockError | None = None
+        try:
+            while True:
+                try:
+                    return self(notes, start, left)
+                except Unreachable:  # in the little time that was left
+                    if refused is None:
+                        raise
+                    raise refused from None
+                except (ConnectionLost, RankTaken, MemoryBound) as error:
+                    waited = time.monotonic() - began
+                    left = self.timeout - waited - _PAUSE
+                    if left <= 0 or (self._private and isinstance(error, ConnectionLost)):
+                        raise
+                    if isinstance(error, MemoryBound) and not replaces:
+                        raise
+                    refused = error
+                    if waited > _SAY_AFTER and not said:
+                        said = True
+                        logger.warning("%s: %s. Trying again for up to %g s", self, error.message, self.timeout)
+                time.sleep(_PAUSE)
+        finally:
+            del refused  # it holds this frame
 
     def without_daemon(self) -> Dial:
         """Another that knows the same address, and has no private daemon to end."""

@@ -122,6 +122,7 @@ class Session:
         self._name = way.transport.name
         self._lost_ways: list[tuple[Transport, set[int]]] = []
         self._dial = dial
+        self._replaced = False
         self._redial = Redial(notes, reconnect)
         self._missing: tuple[int, ...] = ()
         self._ready = threading.Condition()
@@ -161,9 +162,15 @@ class Session:
         return self._stream.closed is not None
 
     def taken_over(self) -> Dial:
-        """The way to the daemon, for another session in place of this one, which does not end the daemon."""
+        """The way to the daemon, for another session in place of this one. From now on this one leaves the daemon alone,
+        and does not connect again when its connection breaks: that would take the place of the other."""
         dial, self._dial = self._dial, self._dial.without_daemon()
+        self._replaced = True
         return dial
+
+    def kept(self, dial: Dial) -> None:
+        """No other session could be opened: this one stays as it was."""
+        self._dial, self._replaced = dial, False
 
     def begin(self, unread: int = 0) -> int:
         """Begin the next epoch and return its number. Raises as `Stream.begin`."""
@@ -496,7 +503,7 @@ class Session:
 
     def _may_reconnect(self) -> bool:
         stream, daemon = self._stream, self._dial.daemon
-        if self._ending or stream.error is not None or stream.closed is not None:
+        if self._ending or self._replaced or stream.error is not None or stream.closed is not None:
             return False
         return self._redial.seconds > 0 and not (daemon is not None and daemon.stopping)
 
