@@ -728,8 +728,9 @@ class Consumer:
         self._finish()
 
     def _fail(self, error: PenstockError) -> None:
-        if isinstance(error, ConnectionLost | DaemonStopped):  # another rank is gone, or the state file's disk is full
-            self.cut()
+        stops = self._world.coordinator.stopping is not None
+        if isinstance(error, ConnectionLost | DaemonStopped) and not stops:
+            self.cut()  # another rank is gone, or the state file's disk is full
             return
         self.failures.append(error)
         hold(len(self.failures) == 1, "the stream fails twice")

@@ -395,9 +395,10 @@ def test_connect_waits_for_a_rank_that_is_taken_to_come_free(
     old = start(2)
     old.connect(daemon.url, transport="tcp")
     old.ask("read", 1)
-    for rank in old:
-        rank.process.kill()  # which the daemon takes a while to notice
+    end = threading.Timer(1, lambda: [rank.process.kill() for rank in old])
+    end.start()
     new = [penstock.connect(daemon.url, rank=rank, world_size=2) for rank in range(2)]
+    end.join()
     assert "rank 0 of 2 reads this feed already" in caplog.text
     assert "Trying again for up to 30 s" in caplog.text
     new[1].close()  # has left the stream that rank 0 reads

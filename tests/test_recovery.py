@@ -397,7 +397,7 @@ def test_workers_that_die_with_what_was_left_over_of_lanes_that_have_ended_chang
     # or in its third, when they are being merged, and lane 3 keeps what the merged batch has no room for.
     for sample, whole in ((4, 4), (8, 5)):
         for victims in (slice(0, 1), slice(1, 2), slice(0, 2)):
-            until(lambda: all(worker["ready"] for worker in status(daemon)["workers"]))
+            until(lambda: len(daemon.workers()) == 2 and all(worker["ready"] for worker in status(daemon)["workers"]))
             flags.ask(f"hold@{sample}")
             with penstock.connect(daemon.url) as connection:
                 batches = connection.batches()

@@ -162,8 +162,8 @@ class Session:
         return self._stream.closed is not None
 
     def taken_over(self) -> Dial:
-        """The way to the daemon, for another session in place of this one. From now on this one leaves the daemon alone,
-        and does not connect again when its connection breaks: that would take the place of the other."""
+        """The way to the daemon, for another session in place of this one. From now on this one does not end the
+        daemon, nor connect again when its connection breaks: that would take the place of the other."""
         dial, self._dial = self._dial, self._dial.without_daemon()
         self._replaced = True
         return dial

@@ -179,10 +179,10 @@ class Stream:
             self.tell(m.End(number, 0, 0, 0), [reader])  # it comes late: the others have read it
             reader.ends += 1
             return
-        reader.begin(number)
-        if self._stopping is not None:
-            self.fail(self._stopping)
+        if self._stopping is not None:  # no epoch begins; others may still read one
+            self._stop_when_delivered()
             return
+        reader.begin(number)
         if self.ends_before(number):
             self.fail(self.end_of_stream())
             return
