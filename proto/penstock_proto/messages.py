@@ -266,7 +266,8 @@ class Greeting(Message, frozen=True):
 
 
 class Opened(Message, frozen=True):
-    """The stream exists. `credit` and `quota` are what was granted, at most what Open asked for.
+    """The stream exists. `credit` and `quota` are what was granted, at most what Open asked for (where several share
+    the stream, the first of them).
 
     It comes again, with less, where slots had to grow and there is no memory for as many: from then on the client
     copies while it aliases `quota` slabs or more. `epoch` is the first that the client can begin.

@@ -146,6 +146,9 @@ class Peer:
             except ProtocolError:
                 self._cut()
                 return
+            except ConnectionResetError:  # it closed with messages unread; behind this error are its own last ones
+                self.drain()
+                return
             except OSError:
                 data, fd = b"", None
             if not data:

@@ -1,0 +1,34 @@
+"""A connection of the daemon on this host: what its other side said last is heard, however that side ended."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+import uvloop
+
+from penstock_proto import seqpacket
+from penstock_server.host.peer import Peer
+
+uvloop.new_event_loop().close()  # the first loop opens a pipe that stays
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_what_was_said_before_the_end_is_heard_also_of_who_left_messages_unread(unread: bool) -> None:
+    async def listen() -> tuple[list[bytes], int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        heard: list[bytes] = []
+        ended = asyncio.Event()
+        peer = Peer(ours, lambda data, fd: heard.append(data), ended.set)
+        if unread:
+            peer.send(b"nobody reads this")
+        for number in range(40):
+            seqpacket.send(theirs, b"%d" % number)
+        theirs.close()
+        await asyncio.wait_for(ended.wait(), 10)
+        return heard, ours.fileno()
+
+    heard, fd = uvloop.run(listen())
+    assert heard == [b"%d" % number for number in range(40)]
+    assert fd == -1
