@@ -71,18 +71,19 @@ class Slots:
         self._begin(self._copy(command, self._segments[command.source], self._segments[command.ticket]))
 
     def free(self, ticket: int) -> None:
-        """The ticket is not needed any more."""
+        """The ticket is not needed any more. It may have a segment, wait for one, or wait for a larger one."""
+        for queue in self._waiting.values():
+            for wish in [wish for wish in queue if wish.ticket == ticket]:
+                queue.remove(wish)
         segment = self._segments.pop(ticket, None)
-        if segment is not None and segment.retired:
+        if segment is None:
+            return
+        if segment.retired:
             self._arena.retire(segment)
             self._gone(segment)
-        elif segment is not None:
+        else:
             self._arena.free(segment)
             self._freed.set()
-        else:
-            for queue in self._waiting.values():
-                for wish in [wish for wish in queue if wish.ticket == ticket]:
-                    queue.remove(wish)
 
     def trim(self) -> None:
         """Give back what the streams' shares do not need."""
@@ -132,11 +133,11 @@ class Slots:
         queue = self._waiting[stream]
         refused_at: float | None = None
         while queue:
-            wish = queue[0]
+            wish = queue.popleft()
             if self._reuse(wish):
-                queue.remove(wish)
                 refused_at = None
                 continue
+            queue.appendleft(wish)
             # Where the machine has refused, free slots of other sizes go back to it first.
             nbytes, count = self._reserved()
             for segment in self._arena.trim(*(0, 0) if refused_at else (nbytes - wish.nbytes, count - 1)):
