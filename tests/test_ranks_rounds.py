@@ -27,6 +27,7 @@ from penstock import dial, tally
 from penstock_proto import DaemonStopped, EndOfStream, ProtocolError, StateMismatch, StreamClosed, WorkerDied
 from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator.gathering import Ask
+from penstock_server.coordinator.reader import Reader
 
 __all__ = ["start"]
 
@@ -163,20 +164,39 @@ def test_ranks_that_begin_elsewhere_are_all_told_so_when_all_are_there() -> None
     assert [consumer.read[0] for consumer in ranks] == [expected[rank::3] for rank in range(3)]
 
 
-def test_ranks_that_come_again_do_not_wait_for_one_that_begins_anew_and_it_is_told() -> None:
-    world = World(SimFeed())
+def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_is_told() -> None:
+    world = World(SimFeed(length=60))
+    alone = world.open()
+    world.run()
+    position = alone.track.position(2)
     waiting = world.open(rank=0, world_size=2)
-    asks = [Ask(4, 1 << 40, 0, rank=rank, world_size=2, again=True, consumer=bytes([rank])) for rank in range(2)]
+    asks = [
+        Ask(4, 1 << 40, 0, position=position, rank=rank, world_size=2, again=True, consumer=bytes([rank]))
+        for rank in range(2)
+    ]
     again = world.coordinator.open("train", asks[1])
     world._carry_out()
     world.settle()
     (error,) = waiting.failures
-    assert "rank 0 begins at the start, but rank 1 again at the start: all ranks begin anew" in error.message
-    with pytest.raises(StateMismatch, match="rank 0 begins at the start, but rank 1 again at the start"):
+    says = "rank 0 begins at the start, but rank 1 again behind batch 2 of epoch 0"
+    assert f"{says}: all ranks begin anew" in error.message
+    with pytest.raises(StateMismatch, match=says):
         world.open(rank=0, world_size=2)
     back = world.coordinator.open("train", asks[0])
     assert back.stream is again.stream
     assert back.stream.readers == [back, again]
+
+
+@pytest.mark.parametrize("first", ["again", "begins"])
+def test_a_rank_that_begins_joins_one_that_comes_again_where_it_begins(first: str) -> None:
+    # The daemon was started again when one of the ranks had come to it, and none had read.
+    world = World(SimFeed())
+    ranks: list[Reader] = []
+    for again in (True, False) if first == "again" else (False, True):
+        ask = Ask(4, 1 << 40, 0, rank=len(ranks), world_size=2, again=again, consumer=bytes([len(ranks)]))
+        ranks.append(world.coordinator.open("train", ask))
+    assert ranks[0].stream is ranks[1].stream
+    assert ranks[0].stream.readers == ranks
 
 
 @pytest.mark.parametrize("fault", ["epochs", "workers", "stop"])

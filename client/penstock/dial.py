@@ -30,6 +30,8 @@ _PAUSE = 0.2
 """Seconds between two attempts to get a first connection."""
 _SAY_AFTER = 2.0
 """Seconds of these after which the log says why."""
+_ROOM = 2.0
+"""Seconds for which a stream that finds no memory waits for that of others which have just been closed."""
 
 logger = logging.getLogger("penstock")
 
@@ -169,8 +171,9 @@ class Dial:
 
     def first(self, notes: Notes, start: Callable[[FeedInfo], Position | None], replaces: bool = False) -> Way:
         """As a call, for a first connection. It is tried again within `timeout` seconds where it breaks before it is
-        open, as nothing has come over it; where its rank is taken, as the daemon may not know yet that a job has ended;
-        and, if it `replaces` another, where there is no memory for both, as that of the other comes back soon."""
+        open, as nothing has come over it, and where its rank is taken, as the daemon may not know yet that a job has
+        ended. Where there is no memory it is tried again for 2 s, or for `timeout` seconds if it `replaces` another:
+        what a stream that was just closed held comes back soon."""
         began, said, left = time.monotonic(), False, self.timeout
         refused: PenstockError | None = None
         try:
@@ -186,7 +189,7 @@ class Dial:
                     left = self.timeout - waited - _PAUSE
                     if left <= 0 or (self._private and isinstance(error, ConnectionLost)):
                         raise
-                    if isinstance(error, MemoryBound) and not replaces:
+                    if isinstance(error, MemoryBound) and not replaces and waited > _ROOM:
                         raise
                     refused = error
                     if waited > _SAY_AFTER and not said:

@@ -66,7 +66,7 @@ class Gathering:
 
         Raises:
             RankTaken: the rank is there, or has left.
-            StateMismatch: it begins a job, beside ranks that were cut off from theirs and come again.
+            StateMismatch: it begins a job, beside ranks that were cut off from theirs and come again further on.
         """
         name, group = self.stream.feed.name, _group(ask)
         taken = self._members.get(ask.rank)
@@ -83,13 +83,15 @@ class Gathering:
                 feed=name,
             )
         for _, other in self._members.values():
-            if other.again and not ask.again:
+            if other.again and not ask.again and _place(other) != _place(ask):
                 raise _mismatch(ask, other, name)
 
     def give_way(self, ask: Ask) -> None:
-        """End the wait of ranks that begin a job where one comes again from a cut: they cannot join that one's."""
+        """End the wait of ranks that begin a job where one comes again from a cut, and was further on: they cannot join
+        that one's."""
         for _, other in list(self._members.values()):
-            if ask.again and not other.again and not self.stream.readers:
+            further = ask.again and not other.again and _place(other) != _place(ask)
+            if further and not self.stream.readers:
                 self.stream.fail(_mismatch(other, ask, self.stream.feed.name))
                 return
 
