@@ -293,11 +293,11 @@ def ranks(job: Job, turn: int, logs: list[list[Event]]) -> list[str]:
     ends = Counter(event[1] for log in logs for event in log if event[0] == "end")
     for epoch, batches_of in together.items():
         seen: Counter[Batch] = Counter(batches_of)
-        most = 1 if job.together == "drop" else 2
+        most = 1 if job.together == "drop" else len(logs)  # the last round may be one batch and its copies
         if job.together == "pad":
             batches_of = list(seen)
         variant = batches_of[0][0][0] // 1000 if job.feed.kind == "function" else 0
-        if max(seen.values()) > most:
+        if max(seen.values()) > most or seen.total() - len(seen) >= len(logs):
             return [f"epoch {epoch}: {words(max(seen, key=seen.__getitem__))} came {max(seen.values())} times"]
         complete = ends[epoch] == len(logs) and job.together == "pad"
         tries = [
