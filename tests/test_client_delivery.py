@@ -259,7 +259,7 @@ def test_the_daemons_farewell_is_read_before_its_end_of_file() -> None:
 
 def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "PING_AFTER", 0.2)
-    monkeypatch.setattr(tcp, "LOST_AFTER", 0.6)
+    monkeypatch.setattr(tcp, "LOST_AFTER", 2.0)  # a busy machine may take a second
     monkeypatch.setattr(session, "IDLE", 0.1)
     info, epoch = numbers(1)
     with (
@@ -267,10 +267,10 @@ def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyP
         penstock.connect(daemon.url, transport="tcp", reconnect=0) as connection,
     ):
         batches = connection.batches()
-        threading.Timer(1.2, daemon.go_on).start()
+        threading.Timer(3, daemon.go_on).start()
         assert first(next(batches)) == 0  # Pongs kept it alive
         monkeypatch.setattr(daemon, "_heard", lambda *_: None)
-        with pytest.raises(penstock.ConnectionLost, match=r"was silent for 0\.6 s"):
+        with pytest.raises(penstock.ConnectionLost, match=r"was silent for 2(\.0)? s"):
             next(connection.batches())
 
 

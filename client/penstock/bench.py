@@ -23,7 +23,7 @@ from .machine import CpuTimes, cpu_times
 from .verdict import Figures, Worker, joined
 
 SLICES = 10
-"""Into so many parts the measured time is cut."""
+"""The number of parts that the measured time is cut into."""
 SHORTEST = 0.5
 """Fewest seconds of one, as the daemon is asked for its status between two."""
 

@@ -138,7 +138,7 @@ class LocalTransport:
         return answer
 
     def limit(self, quota: int) -> None:
-        """The daemon allows so many aliased slabs from now on; more than were asked for are not used."""
+        """Keep at most this many slabs aliased from now on, and never more than were asked for."""
         self.quota = min(quota, QUOTA)
 
     def wait(self, timeout: float, for_room: bool) -> None:

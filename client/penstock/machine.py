@@ -30,7 +30,7 @@ def cpu_times() -> CpuTimes | None:
 
 
 def parsed(text: str, cpus: Collection[int], ticks: int) -> CpuTimes | None:
-    """What /proc/stat, of so many `ticks` a second, says of some CPUs; None if it does not name them all."""
+    """Read the times of some CPUs from /proc/stat, which counts `ticks` a second; None if it does not name them all."""
     names = {f"cpu{number}" for number in cpus}
     rows = [[int(word) for word in words[1:]] for line in text.splitlines() if (words := line.split())[0] in names]
     if len(rows) != len(names):

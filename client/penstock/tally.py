@@ -48,7 +48,7 @@ class Tally:
         return self._counts["batches"]
 
     def begins(self, unread: int) -> None:
-        """An epoch begins; of the last slab so many batches were not read, and will not be."""
+        """An epoch begins. `unread` batches of the last slab were not read, and will not be."""
         self._waiting_since = None
         self._counts = self._read(unread)
         self._begun = self._begun or time.monotonic()
@@ -93,7 +93,7 @@ class Tally:
         self._waiting_since = self._waiting_since and time.monotonic()
 
     def stats(self, unread: int) -> dict[str, Any]:
-        """The counts among those of `Connection.stats`; of the last slab so many batches were not read yet."""
+        """The counts in `Connection.stats`, without the `unread` batches of the last slab."""
         now = time.monotonic()
         first = None
         if self._first is not None and self._begun is not None:
@@ -107,7 +107,7 @@ class Tally:
         }
 
     def _read(self, unread: int) -> dict[str, int]:
-        """The counts without so many batches of the last slab."""
+        """The counts without the `unread` batches of the last slab."""
         counts = self._counts
         rows = counts["rows"] - unread * self._batch_rows
         return {**counts, "batches": counts["batches"] - unread, "rows": rows}

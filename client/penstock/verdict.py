@@ -31,7 +31,7 @@ STOLEN = 0.05
 """Likewise what a hypervisor gives to others."""
 
 FEWEST = 4
-"""Fewest slices of which a verdict can be said to be sure."""
+"""The fewest slices that a sure verdict needs."""
 
 SURE = 0.9
 """From this share of the resamples on, those that say the same are to be relied on."""

@@ -2,7 +2,7 @@
 
 There are two conversations, and each has its own set of messages each way:
 
-    client <-> daemon     over ZeroMQ (ROUTER/DEALER) or a unix SOCK_SEQPACKET connection
+    client <-> daemon     over ZMTP (the client is a DEALER) or a unix SOCK_SEQPACKET connection
     worker <-> daemon     over the SOCK_SEQPACKET socketpair that the worker inherits
 
 The bytes of a batch are never inside a message. Every text, list and number has a bound; unknown fields are refused.

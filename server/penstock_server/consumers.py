@@ -273,7 +273,7 @@ class Consumers:
                 self._answer(session.routing_id, m.Failed(m.ErrorReport.of(error)))
             self._gone(session, _handed(session))
         elif now - session.heard > SILENT and not self._answer(session.routing_id, m.Pong()):
-            self._gone(session, _handed(session))  # ROUTER knows when a peer's process is gone
+            self._gone(session, _handed(session))  # its connection has ended
 
     # --- what goes ---
 

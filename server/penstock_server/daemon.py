@@ -68,7 +68,7 @@ SAY_AGAIN = 300
 """Seconds after which it is said again why a feed cannot be started."""
 
 STATUSES = 10
-"""So often in a second the status is made afresh for who asks; who asks more often gets one of the last 0.2 s."""
+"""How often a second the status is made at most. More frequent requests get a copy that is at most 0.2 s old."""
 
 
 class Daemon:

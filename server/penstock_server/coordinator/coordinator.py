@@ -88,7 +88,7 @@ class Coordinator:
         self.streams: dict[int, Stream] = {}
         self._plans: dict[str, FeedPlan] = {}
         self._listings: dict[int, tuple[int, str]] = {}
-        """Who was asked to list the splits of which feed, by run, until it is ready."""
+        """The worker that lists the splits, and the feed, by run, until the feed is ready."""
         self.failing: dict[str, Failing] = {}
         """The feeds that cannot be started yet, where they say "retry"."""
         self.stopping: DaemonStopped | None = None
