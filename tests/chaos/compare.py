@@ -255,20 +255,27 @@ def _epoch(known: Known, epoch: int, got: list[Any], complete: bool, dealt: Any,
     if wrong:
         return wrong
     variant = _variant(case, got)
-    mine: Epoch = [tuple((split, number) for _, split, number in batch) for batch in got]
     best: list[str] = []
     for cuts in known.all_cuts(epoch, variant):
-        if case.shuffle or case.order == "fast":
-            if world > 1:
-                return []  # `together` sees to all ranks at once
-            found = mixed(known, variant, cuts, mine, complete, where)
-        else:
-            expected = dealt(known.exact(variant, cuts, _expected_most(case, got, complete, world)))
-            found = exactly(expected, mine, complete, where)
+        found = _with_cuts(known, variant, cuts, got, complete, dealt, world, where)
         if not found:
             return []
         best = best or found
     return best
+
+
+def _with_cuts(
+    known: Known, variant: int, cuts: Cuts, got: list[Any], complete: bool, dealt: Any, world: int, where: str
+) -> list[str]:
+    """What differs if splits end where `cuts` says."""
+    case = known.case
+    mine: Epoch = [tuple((split, number) for _, split, number in batch) for batch in got]
+    if case.shuffle or case.order == "fast":
+        if world > 1:
+            return []  # `ranks` sees to all of them at once
+        return mixed(known, variant, cuts, mine, complete, where)
+    expected = dealt(known.exact(variant, cuts, _expected_most(case, got, complete, world)))
+    return exactly(expected, mine, complete, where)
 
 
 def _complete(known: Known, epoch: int, got: list[Any], dealt: Any, world: int) -> bool:
@@ -279,7 +286,7 @@ def _complete(known: Known, epoch: int, got: list[Any], dealt: Any, world: int) 
     variant = _variant(case, got)
     for cuts in known.all_cuts(epoch, variant):
         counts = len(known.exact(variant, cuts, 10**9))  # of a shuffled feed too
-        if len(dealt([()] * counts)) == len(got):
+        if len(dealt([()] * counts)) == len(got) and not _with_cuts(known, variant, cuts, got, True, dealt, world, ""):
             return True
     return False
 

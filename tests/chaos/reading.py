@@ -61,7 +61,8 @@ class Reading:
     """One consumer: `run` reads as its plan says and logs by `emit`.
 
     Args:
-        meet: called before and after a connection is given up for a state, which all ranks do together.
+        meet: called before and after a connection is given up for a state, and before the last one is closed: ranks do
+            both together.
         more: whether to read further epochs than the plan says.
         state, epochs: where one that was killed goes on: a state, and how many epochs it had done.
     """
@@ -90,7 +91,7 @@ class Reading:
         while batches and self._steps:  # those that were done when it was killed
             step = self._steps.pop(0)
             batches = max(0, batches - (step.batches or 10**9))
-        self._consumed = 0
+        self._consumed = self._loaded = 0
         self._kept: list[tuple[Any, list[list[int]]]] = []
         self._failures = 0
 
@@ -101,6 +102,7 @@ class Reading:
             while (self._epochs < self.plan.epochs or self.more()) and self._epoch():
                 pass
             self._recheck()
+            self.meet()  # a rank that is cut off before its last batches needs the others when it comes back
         except penstock.EndOfStream:
             self.emit(["over"])
         except penstock.PenstockError as error:
@@ -127,7 +129,7 @@ class Reading:
                     raise
                 time.sleep(0.05)
         self.turn = self.connection.info.turn
-        self._consumed = state["consumed"] if state else 0
+        self._consumed = self._loaded = state["consumed"] if state else 0
 
     def _iterate(self) -> Iterator[Any]:
         assert self.connection is not None
@@ -162,6 +164,8 @@ class Reading:
                     raise self.connection.error from None
                 if not self._goes_on_after(error):
                     raise self.connection.error or error from None
+                if step.batches is not None:
+                    self._steps.insert(0, Step(step.batches - count, step.then))
                 return True
             self._handed(batch)
             del batch
@@ -201,11 +205,23 @@ class Reading:
         if then == "break":
             self._epochs += 1
             self.emit(["break"])
+            if self.plan.how in ("eager", "mapped"):
+                self._count_what_was_left()
             return True
         state = self._place()
         self.meet()
         self._again(state, load=then == "load")
         return True
+
+    def _count_what_was_left(self) -> None:
+        """An epoch that is left counts as all that TensorFlow took of it: wait until it takes no more."""
+        assert self.connection is not None
+        taken, still = -1, 0
+        while still < 10:
+            now = self.connection.stats()["batches"]
+            taken, still = now, still + 1 if now == taken else 0
+            time.sleep(0.03)
+        self._consumed = self._loaded + taken
 
     def _place(self) -> dict[str, Any]:
         assert self.connection is not None

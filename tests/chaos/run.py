@@ -111,7 +111,8 @@ class Reader:
 
         def meet() -> None:
             if self.barrier is not None:
-                self.barrier.wait(30)
+                with contextlib.suppress(threading.BrokenBarrierError):  # one of them has failed
+                    self.barrier.wait(LIMIT)
 
         def more() -> bool:
             return self.job.together == "group" and self._run.others_read(self)
@@ -131,6 +132,9 @@ class Reader:
             if self.reading.connection is not None:
                 self.reading.connection.close()
             self.log.append(["failed", type(error).__name__, str(error)[:600]])
+        finally:
+            if self.barrier is not None:
+                self.barrier.abort()  # the others do not wait for it
 
     def look(self) -> None:
         """Take in what its process has logged; note its end."""
