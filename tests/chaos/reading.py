@@ -162,6 +162,8 @@ class Reading:
             except Exception as error:  # TensorFlow wraps it
                 if isinstance(self.connection.error, penstock.EndOfStream):
                     raise self.connection.error from None
+                if "EndOfStream: " in str(error):  # nothing was left of the last epoch
+                    raise penstock.EndOfStream("in TensorFlow's words") from error
                 if not self._goes_on_after(error):
                     raise self.connection.error or error from None
                 if step.batches is not None:
