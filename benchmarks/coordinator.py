@@ -49,10 +49,10 @@ from penstock_proto import messages as m
 from penstock_proto.messages import FeedPlan
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
+from penstock_server.coordinator.consumer import Consumer
 from penstock_server.coordinator.feeds import SplitsInfo
-from penstock_server.coordinator.gathering import Ask
 from penstock_server.coordinator.order import Part
-from penstock_server.coordinator.reader import Reader
+from penstock_server.coordinator.rendezvous import Ask
 from penstock_server.permutation import make_key, permute
 from penstock_server.worker.splits import SplitList, write_list
 
@@ -143,7 +143,7 @@ class Served:
         self.coordinator.plans([row.plan()], 0)
         splits = SplitsInfo(0 if row.indexable else 1, 0 if row.indexable else row.splits, bytes(32))
         self.coordinator.splits_listed(0, splits, Leaf("float32", (16,)), 64)
-        self.readers: dict[int, Reader] = {}
+        self.readers: dict[int, Consumer] = {}
         for stream in range(row.streams):
             for rank in range(row.readers):
                 ask = Ask(
@@ -257,16 +257,16 @@ class World:
                             self._call(Coordinator.made, fill.ticket, run, None, last=True)
                     case do.WriteRows():
                         self._call(Coordinator.rows_written, command.ticket, command.run)
-                    case do.Deliver():
+                    case do.SendSlab():
                         self.batches += command.batches
-                        came = self._slabs[command.reader]
+                        came = self._slabs[command.consumer]
                         came[0] += 1
-                        self._call(acknowledge, command.reader, came[0], (command.seq,), came[1])
+                        self._call(acknowledge, command.consumer, came[0], (command.seq,), came[1])
                     case do.Tell(message=m.End() as end):
-                        came = self._slabs[command.reader]
+                        came = self._slabs[command.consumer]
                         came[1] += 1
-                        self._call(acknowledge, command.reader, came[0], (), came[1])
-                        self._call(begin, command.reader, end.epoch + 1)
+                        self._call(acknowledge, command.consumer, came[0], (), came[1])
+                        self._call(begin, command.consumer, end.epoch + 1)
 
 
 def bound(served: Served, event: tuple[Any, ...]) -> partial[object]:

@@ -1,6 +1,6 @@
 """A peer of the simulation that says whatever the protocol can carry: impossible counts, forged positions, wrong ranks.
 
-It speaks to the coordinator as `consumers.py` does for a peer: what the coordinator refuses ends that session, which
+It speaks to the coordinator as `sessions.py` does for a peer: what the coordinator refuses ends that session, which
 must not have changed anything.
 """
 
@@ -13,8 +13,8 @@ import msgspec
 from penstock_proto import PenstockError
 from penstock_proto.messages import Had
 from penstock_proto.position import Position, unpack
-from penstock_server.coordinator.gathering import Ask
-from penstock_server.coordinator.reader import Reader
+from penstock_server.coordinator.consumer import Consumer as Reader
+from penstock_server.coordinator.rendezvous import Ask
 
 if TYPE_CHECKING:
     from simulation import World
@@ -121,7 +121,7 @@ class Attacker:
             position=self._position() if dice.random() < 0.5 else None,
             again=dice.random() < 0.2,
             pad=dice.random() < 0.5,
-            consumer=dice.choice((b"", b"a" * 16)),
+            identity=dice.choice((b"", b"a" * 16)),
             **shared,
         )
 

@@ -39,10 +39,10 @@ from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
 from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
+from penstock_server.coordinator.consumer import Consumer as Reader
 from penstock_server.coordinator.feeds import ServedFeed, Skipped, SplitsInfo
-from penstock_server.coordinator.gathering import Ask
 from penstock_server.coordinator.order import Part
-from penstock_server.coordinator.reader import Reader
+from penstock_server.coordinator.rendezvous import Ask
 from penstock_server.coordinator.stream import Stream
 from penstock_server.feed import ENDLESS
 from penstock_server.statefile import StateFile
@@ -779,7 +779,7 @@ class Consumer:
         if self.closed or self.failures:
             self.gone = True
             return
-        if self._ask.consumer and self.stream in self._world.coordinator.streams.values():
+        if self._ask.identity and self.stream in self._world.coordinator.streams.values():
             self._world.coordinator.cut(self.reader, self._handed)
         try:
             position = None if self._shares else unpack(pack(self.track.newest()))
@@ -1135,7 +1135,7 @@ class World:
     def _late_choices(self) -> Iterator[tuple[object, Event]]:
         """What happens when nothing else can: consumers that died with the daemon are waited for in vain."""
         for stream in self.coordinator.streams.values():
-            if stream.keeping is not None and stream.keeping.awaited:
+            if stream.group_log is not None and stream.group_log.awaited:
                 yield "clock", self._wait
                 return
 
@@ -1156,13 +1156,16 @@ class World:
                 hold(+epoch.runs == Counter(lane.run[0] for lane in lanes if lane.run), "lanes are counted wrong")
                 loads = Counter(lane.run[0] for lane in lanes if lane.run and not lane.ended)
                 hold(+epoch.loads == loads, "lanes that have not ended are counted wrong")
-            nbytes = sum(turn.nbytes for _, turn in stream.making._tickets.values())
-            hold(stream.making.nbytes == nbytes, "bytes are counted wrong")
-            hold(stream.making.nbytes <= stream.reserved, f"stream {stream.number} holds more than it may")
+            nbytes = sum(turn.nbytes for _, turn in stream.production._tickets.values())
+            hold(stream.production.nbytes == nbytes, "bytes are counted wrong")
+            hold(stream.production.nbytes <= stream.reserved, f"stream {stream.number} holds more than it may")
             # Fewer larger slots may stand beside old ones, and those of readers that left a group beside fewer others'.
-            if not (self.feeds[stream.feed.name].growth or stream._dealing.shared):
+            if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):
                 most = stream.share.slots
-                hold(stream.making.slots <= most, f"stream {stream.number} holds {stream.making.slots} slots of {most}")
+                hold(
+                    stream.production.slots <= most,
+                    f"stream {stream.number} holds {stream.production.slots} slots of {most}",
+                )
 
     # --- what the host does for the coordinator ---
 
@@ -1254,7 +1257,7 @@ class World:
     def _scale(self) -> None:
         self._faults["scale"] -= 1
         self._due["scale"] = self._when()
-        crew = self.coordinator.crew
+        crew = self.coordinator.workers
         staying = [number for number in crew.numbers if number not in crew.leaving]
         if self.random.random() < 0.5 or len(staying) == 1:
             number = min(set(range(len(self.workers) + 1)) - set(self.workers))
@@ -1300,7 +1303,7 @@ class World:
         feed = self.feeds[command.feed]
         if feed.dynamic:
             hold(self._lists.get(command.splits) == (feed, command.epoch), f"no list {command.splits} of this epoch")
-        crew = self.coordinator.crew
+        crew = self.coordinator.workers
         staying = {*crew.numbers} - crew.leaving
         able = [number for number, worker in self.workers.items() if worker.started and number in staying]
         hold(command.worker in able or not able, f"worker {command.worker}, which is away or leaves, gets a run")
@@ -1346,8 +1349,8 @@ class World:
 
     def _do_Tell(self, command: do.Tell) -> None:
         hold(_fits(command.message), f"{command.message} cannot be encoded")
-        consumer = self.consumers.get(command.reader)
-        muted = command.reader in self._muted and not isinstance(command.message, m.Failed)
+        consumer = self.consumers.get(command.consumer)
+        muted = command.consumer in self._muted and not isinstance(command.message, m.Failed)
         if consumer is not None and not (consumer.gone or consumer.lost or muted):
             consumer.told.append(partial(consumer.hear, command.message))
 
@@ -1373,8 +1376,8 @@ class World:
             slot.copying -= 1
         self.coordinator.copied(command.ticket)
 
-    def _do_Deliver(self, command: do.Deliver) -> None:
-        consumer, slot = self.consumers.get(command.reader), self.arena.used[command.ticket]
+    def _do_SendSlab(self, command: do.SendSlab) -> None:
+        consumer, slot = self.consumers.get(command.consumer), self.arena.used[command.ticket]
         if consumer is None:
             return  # it is another stream's by now
         stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
@@ -1390,7 +1393,7 @@ class World:
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")
         hold(slabs == 1 or nbytes <= consumer.reader._credit_bytes, f"{nbytes} bytes are under way")
         slot.sent.update(batches)
-        if not (consumer.gone or consumer.lost or command.reader in self._muted):
+        if not (consumer.gone or consumer.lost or command.consumer in self._muted):
             slot.readers.add((consumer, command.seq))
             message = m.Slab(
                 command.seq,
@@ -1406,7 +1409,7 @@ class World:
             slab = Slab(command.seq, command.epoch, command.ticket, slot, command.nbytes, batches, message)
             consumer.told.append(partial(consumer.slab, slab))
 
-    def _do_Keep(self, command: do.Keep) -> None:
+    def _do_SaveGroup(self, command: do.SaveGroup) -> None:
         assert self._state is not None
         key = command.feed.name, command.group
         if key in self._unkept:
@@ -1418,19 +1421,19 @@ class World:
         self._unkept.add(key)
         stream = self.coordinator.not_kept(*key, self._state.kept(*key), DaemonStopped("the disk is full"))
         if stream is not None:
-            self._muted.update(reader.number for reader in stream.readers)
+            self._muted.update(reader.number for reader in stream.consumers)
 
-    def _do_Forget(self, command: do.Forget) -> None:
+    def _do_ForgetGroup(self, command: do.ForgetGroup) -> None:
         assert self._state is not None
         self._state.forget(command.feed, command.group)
 
     def _do_FeedReady(self, command: do.FeedReady) -> None:
         self.ready.append(command.feed)
 
-    def _do_Broke(self, command: do.Broke) -> None:
+    def _do_ReportBug(self, command: do.ReportBug) -> None:
         raise command.error
 
-    def _do_RefuseStart(self, command: do.RefuseStart) -> None:
+    def _do_FailStart(self, command: do.FailStart) -> None:
         self.refusals.append(command.error)
 
 

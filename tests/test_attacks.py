@@ -382,12 +382,12 @@ class TestWithAVictim:
     @pytest.mark.parametrize(
         ("fault", "bugs"),
         [
-            ("broken(Reader, 'acknowledge')", 1),
-            ("broken(Reader, 'send')", 1),
+            ("broken(Consumer, 'acknowledge')", 1),
+            ("broken(Consumer, 'send')", 1),
             ("broken(Stream, 'begin')", 1),
             ("broken(Stream, 'start')", 1),
-            ("broken(Making, 'made')", 1),
-            ("broken(Making, 'slot_found')", 1),
+            ("broken(Production, 'made')", 1),
+            ("broken(Production, 'slot_found')", 1),
             ("local.encode = too_large", 0),
         ],
         ids=lambda value: str(value).translate(str.maketrans("(,')", "    ")).replace(" ", ""),
@@ -430,15 +430,15 @@ import sys
 from penstock_proto import ProtocolError, codec
 from penstock_proto import messages as m
 from penstock_server import cli
-from penstock_server.coordinator.making import Making
-from penstock_server.coordinator.reader import Reader
+from penstock_server.coordinator.production import Production
+from penstock_server.coordinator.consumer import Consumer
 from penstock_server.coordinator.stream import Stream
 from penstock_server.host import local
 
 def broken(kind, name):
     right = getattr(kind, name)
     def wrong(self, *values, **others):
-        feed = self if kind is not Reader else self.stream
+        feed = self if kind is not Consumer else self.stream
         found = right(self, *values, **others)
         if getattr(feed, "feed", getattr(feed, "_feed", None)).name == "feed":
             raise KeyError("a bug")

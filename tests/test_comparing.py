@@ -11,7 +11,7 @@ from conftest import Daemon, Serve
 import penstock
 from penstock_proto.messages import FirstSample
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.comparing import MOST_SECONDS, Comparisons
+from penstock_server.coordinator.first_samples import MOST_SECONDS, FirstSampleChecks
 
 FEEDS = """
 import itertools, os, random, time
@@ -216,7 +216,7 @@ def asked() -> list[do.Command]:
     return []
 
 
-def seen(comparisons: Comparisons, **changed: object) -> None:
+def seen(comparisons: FirstSampleChecks, **changed: object) -> None:
     values = {"run": 0, "splits": 7, "forget": True, "first": FirstSample(2, b"d" * 8, 0.01), "worker": 0, **changed}
     comparisons.seen("train", **values)  # type: ignore[arg-type]
 
@@ -224,7 +224,7 @@ def seen(comparisons: Comparisons, **changed: object) -> None:
 def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept_until_then(
     asked: list[do.Command],
 ) -> None:
-    comparisons = Comparisons(asked.append)
+    comparisons = FirstSampleChecks(asked.append)
     comparisons.worker_ready(0)
     seen(comparisons)
     comparisons.ask(3)
@@ -239,7 +239,7 @@ def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept
 
 
 def test_the_only_worker_is_asked_itself(asked: list[do.Command]) -> None:
-    comparisons = Comparisons(asked.append)
+    comparisons = FirstSampleChecks(asked.append)
     comparisons.worker_ready(0)
     seen(comparisons, forget=False)
     comparisons.ask(1)
@@ -248,7 +248,7 @@ def test_the_only_worker_is_asked_itself(asked: list[do.Command]) -> None:
 
 @pytest.mark.parametrize("first", [None, FirstSample(0, b"", 0.0), FirstSample(0, b"d" * 8, MOST_SECONDS * 1.1)])
 def test_what_was_not_seen_or_takes_long_is_not_made_again(asked: list[do.Command], first: FirstSample | None) -> None:
-    comparisons = Comparisons(asked.append)
+    comparisons = FirstSampleChecks(asked.append)
     for worker in range(2):
         comparisons.worker_ready(worker)
     seen(comparisons, first=first)

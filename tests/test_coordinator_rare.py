@@ -13,8 +13,8 @@ from simulation import SimFeed, World
 
 from penstock_proto import DaemonStopped, GeneratorError, StreamClosed, WorkerDied
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.gathering import Ask
 from penstock_server.coordinator.order import Part
+from penstock_server.coordinator.rendezvous import Ask
 from penstock_server.coordinator.stream import Stream
 
 
@@ -87,7 +87,7 @@ def test_of_an_endless_stream_a_daemon_that_stops_deals_again_what_a_lost_consum
 
 def test_a_group_waits_for_a_consumer_that_was_cut_off_though_all_others_have_closed() -> None:
     world = World(SimFeed())
-    asks = [Ask(2, 1 << 40, 2, group="g", consumer=name) for name in (b"one", b"other")]
+    asks = [Ask(2, 1 << 40, 2, group="g", identity=name) for name in (b"one", b"other")]
     one, other = (world.coordinator.open("train", ask) for ask in asks)
     world.coordinator.lost(one, 0)
     world.coordinator.close(other, 0)
@@ -123,7 +123,7 @@ def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
     while lane.run is None or not lane.busy:
         assert world.step()
     worker, run = lane.run
-    stream.making._let_go(epoch, lane)
+    stream.production._let_go(epoch, lane)
     assert lane.letting_go == (worker, run)
     world.coordinator.worker_died(worker, "was killed", (run, 0, "split 0"))
     assert lane.skip == (0,)
@@ -246,7 +246,7 @@ def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Ite
     and that worker. The world goes on between."""
     while world.step():
         for epoch in stream._epochs:
-            for turn, lane in product(list(stream.making._merges(epoch)), list(epoch.lanes.values())):
+            for turn, lane in product(list(stream.production._merges(epoch)), list(epoch.lanes.values())):
                 if lane.letting_go is not None and lane.run in turn.fillers:
                     (worker, run), before = lane.run, lane.letting_go[0]
                     if worker != before and before in (writer for writer, _ in turn.fillers):

@@ -11,7 +11,7 @@ from simulation import SimFeed, World
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto.messages import Had
 from penstock_proto.position import EndedLane, Place, Position
-from penstock_server.coordinator.gathering import Ask
+from penstock_server.coordinator.rendezvous import Ask
 
 ASK = Ask(4, 1 << 40, 0)
 

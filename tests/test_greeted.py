@@ -8,8 +8,8 @@ from penstock_proto import ProtocolError
 from penstock_proto.messages import FeedInfo
 from penstock_proto.spec import Leaf
 from penstock_server import greeted
-from penstock_server.consumers import Session
 from penstock_server.greeted import Greeted
+from penstock_server.sessions import Session
 
 
 def session(name: str) -> Session:

@@ -25,7 +25,7 @@ from penstock import StateMismatch, StreamClosed
 from penstock_proto import DaemonStopped, StartError
 from penstock_server import statefile
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.gathering import Ask
+from penstock_server.coordinator.rendezvous import Ask
 from penstock_server.statefile import StateFile
 
 FEED = """
@@ -241,7 +241,9 @@ class TestFile:
         path = tmp_path / "state"
         feed = World(SimFeed(turn=4, splits=(8, 8, 8), lanes=3)).coordinator.feeds["train"].info
         file = StateFile(path)
-        keep = do.Keep(feed, "g", 0, 8, 8, bytes(32), 0, places=((0, 4, b"record"), (1, 4, b"record")), arrived=b"a")
+        keep = do.SaveGroup(
+            feed, "g", 0, 8, 8, bytes(32), 0, places=((0, 4, b"record"), (1, 4, b"record")), arrived=b"a"
+        )
         file.keep(keep)
         file.close()
         file = StateFile(path)
@@ -258,7 +260,7 @@ class TestFile:
 
     def test_what_cannot_be_written_is_not_written_in_part_and_can_be_written_later(self, tmp_path: Path) -> None:
         feed = World(SimFeed(turn=4)).coordinator.feeds["train"].info
-        keep = do.Keep(feed, "g", 0, 0, 0, bytes(32), 0, arrived=b"a")
+        keep = do.SaveGroup(feed, "g", 0, 0, 0, bytes(32), 0, arrived=b"a")
         file = StateFile(tmp_path / "state")
         (pages,) = file._do("PRAGMA page_count")[0]
         file._do(f"PRAGMA max_page_count = {pages}")
@@ -284,7 +286,7 @@ class TestFile:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         feed = World(SimFeed(turn=4)).coordinator.feeds["train"].info
-        keep = do.Keep(feed, "g", 3, 0, 0, bytes(32), 0, places=((0, 4, b"record"),), arrived=b"a")
+        keep = do.SaveGroup(feed, "g", 3, 0, 0, bytes(32), 0, places=((0, 4, b"record"),), arrived=b"a")
         file = StateFile(tmp_path / "state")
         file.keep(keep)
         file._do("PRAGMA query_only = 1")
@@ -293,7 +295,7 @@ class TestFile:
         assert file.to_forget == {("train", "g")}
         assert file.kept("train", "g") is None
         file._do("PRAGMA query_only = 0")
-        file.keep(do.Keep(feed, "g", 0, 0, 0, b"", 0, arrived=b"b"))
+        file.keep(do.SaveGroup(feed, "g", 0, 0, 0, b"", 0, arrived=b"b"))
         assert not file.to_forget
         kept = file.kept("train", "g")
         file.close()
@@ -309,7 +311,7 @@ class TestFile:
         StateFile(tmp_path / "state").close()
 
     def test_batches_ahead_stay_until_all_of_them_are_behind(self, tmp_path: Path) -> None:
-        keep = do.Keep(World(SimFeed(turn=4)).coordinator.feeds["train"].info, "g", 0, 0, 0, bytes(32), 0)
+        keep = do.SaveGroup(World(SimFeed(turn=4)).coordinator.feeds["train"].info, "g", 0, 0, 0, bytes(32), 0)
         file = StateFile(tmp_path / "state")
         file.keep(replace(keep, ahead=((0, 4, 4), (0, 9, 1)), arrived=b"a"))
         file.keep(replace(keep, batches=6, places=((0, 6, b"record"),), behind=((0, 6),), ahead=((0, 9, 1), (0, 4, 2))))

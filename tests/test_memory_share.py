@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_server.coordinator.memory import Share, least_slots, regrown, share, with_readers
+from penstock_server.coordinator.memory import Share, least_slots, regrown, share, with_consumers
 
 quick = settings(derandomize=True, deadline=None, max_examples=500)
 
@@ -39,17 +39,17 @@ def test_a_share_fits_and_has_what_a_stream_needs_to_live(sizes: dict[str, int],
 
 @quick
 @given(sizes, st.integers(0, 200), st.integers(1, 5))
-def test_a_share_has_no_more_slots_than_there_may_be(sizes: dict[str, int], most: int, readers: int) -> None:
-    granted = share(free=1 << 40, most=most, readers=readers, **sizes)
-    least = least_slots(sizes["quota"], readers)
+def test_a_share_has_no_more_slots_than_there_may_be(sizes: dict[str, int], most: int, consumers: int) -> None:
+    granted = share(free=1 << 40, most=most, consumers=consumers, **sizes)
+    least = least_slots(sizes["quota"], consumers)
     if granted is None:
         assert most < least
     else:
         assert least <= granted.slots <= max(least, most // 2) <= most
         assert granted.credit >= 1
-        more = with_readers(granted, readers + 1, free=1 << 40, slot=sizes["slot"], most=0)
+        more = with_consumers(granted, consumers + 1, free=1 << 40, slot=sizes["slot"], most=0)
         assert more is None
-        assert with_readers(granted, max(1, readers - 1), free=0, slot=sizes["slot"], most=-5) is not None
+        assert with_consumers(granted, max(1, consumers - 1), free=0, slot=sizes["slot"], most=-5) is not None
 
 
 @quick

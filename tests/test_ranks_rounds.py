@@ -26,8 +26,8 @@ import penstock
 from penstock import dial, tally
 from penstock_proto import DaemonStopped, EndOfStream, ProtocolError, StateMismatch, StreamClosed, WorkerDied
 from penstock_proto.position import Position, pack, unpack
-from penstock_server.coordinator.gathering import Ask
-from penstock_server.coordinator.reader import Reader
+from penstock_server.coordinator.consumer import Consumer as Reader
+from penstock_server.coordinator.rendezvous import Ask
 
 __all__ = ["start"]
 
@@ -171,7 +171,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
     position = alone.track.position(2)
     waiting = world.open(rank=0, world_size=2)
     asks = [
-        Ask(4, 1 << 40, 0, position=position, rank=rank, world_size=2, again=True, consumer=bytes([rank]))
+        Ask(4, 1 << 40, 0, position=position, rank=rank, world_size=2, again=True, identity=bytes([rank]))
         for rank in range(2)
     ]
     again = world.coordinator.open("train", asks[1])
@@ -184,7 +184,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
         world.open(rank=0, world_size=2)
     back = world.coordinator.open("train", asks[0])
     assert back.stream is again.stream
-    assert back.stream.readers == [back, again]
+    assert back.stream.consumers == [back, again]
 
 
 @pytest.mark.parametrize("first", ["again", "begins"])
@@ -193,10 +193,10 @@ def test_a_rank_that_begins_joins_one_that_comes_again_where_it_begins(first: st
     world = World(SimFeed())
     ranks: list[Reader] = []
     for again in (True, False) if first == "again" else (False, True):
-        ask = Ask(4, 1 << 40, 0, rank=len(ranks), world_size=2, again=again, consumer=bytes([len(ranks)]))
+        ask = Ask(4, 1 << 40, 0, rank=len(ranks), world_size=2, again=again, identity=bytes([len(ranks)]))
         ranks.append(world.coordinator.open("train", ask))
     assert ranks[0].stream is ranks[1].stream
-    assert ranks[0].stream.readers == ranks
+    assert ranks[0].stream.consumers == ranks
 
 
 @pytest.mark.parametrize("fault", ["epochs", "workers", "stop"])

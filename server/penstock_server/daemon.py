@@ -5,7 +5,7 @@ from workers and consumers go to the coordinator; after each, its commands are c
 
 What a peer does ends neither the daemon nor its clock. A failure is put down to what it is about:
 
-- what a consumer says: to its session (consumers.py);
+- what a consumer says: to its session (sessions.py);
 - what a worker says, or a command: to the stream that its run, its ticket or its reader tells (`_failed`). The commands
   behind one that failed are carried out all the same, as they are about other streams, or give back what this one has;
 - a part of the clock: to the stream or the session that it was looking at; the other parts are done all the same;
@@ -37,7 +37,6 @@ from penstock_proto import messages as m
 
 from . import status
 from .bugs import Bugs
-from .consumers import Consumers
 from .coordinator import Coordinator, size
 from .coordinator import commands as do
 from .coordinator.feeds import Skipped, SplitsInfo
@@ -52,6 +51,7 @@ from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
+from .sessions import Consumers
 from .sparing import Sparing
 from .statefile import StateFile
 from .to_workers import ToWorkers
@@ -224,7 +224,7 @@ class Daemon:
         Returns:
             How many there were, and how many there will be.
         """
-        crew = self._coordinator.crew
+        crew = self._coordinator.workers
         staying = [number for number in crew.numbers if number not in crew.leaving]
         before, workers = len(staying), max(1, workers)
         most = descriptors.most_workers(descriptors.limit(), self._coordinator.slots_reserved)
@@ -252,17 +252,17 @@ class Daemon:
         return before, workers
 
     def _hurry(self, number: int) -> None:
-        if number in self._coordinator.crew.leaving:
+        if number in self._coordinator.workers.leaving:
             self._coordinator.hurry(number)
             self._carry_out()
             asyncio.get_running_loop().call_later(HURRY, self._end_leaving, number)
 
     def _end_leaving(self, number: int) -> None:
-        if number in self._coordinator.crew.leaving:
+        if number in self._coordinator.workers.leaving:
             self._supervisor.kill(number)
 
     def _scale_by(self, more: int) -> None:
-        crew = self._coordinator.crew
+        crew = self._coordinator.workers
         self.scale(len(crew.numbers) - len(crew.leaving) + more)
 
     def _stop_asked(self, now: bool) -> None:
@@ -306,7 +306,7 @@ class Daemon:
             ],
             "feeds": [status.of_feed(feed, self._url(feed.name)) for feed in self._coordinator.feeds.values()],
             "workers": [
-                status.of_worker(worker, leaving=worker.number in self._coordinator.crew.leaving)
+                status.of_worker(worker, leaving=worker.number in self._coordinator.workers.leaving)
                 for worker in self._supervisor.workers.values()
             ],
             **status.of_streams(self._consumers.sessions.values()),
@@ -395,7 +395,7 @@ class Daemon:
         self._to_workers.anew(number)
         blamed = None
         where = ""
-        leaving = number in self._coordinator.crew.leaving  # then it was us
+        leaving = number in self._coordinator.workers.leaving  # then it was us
         if doing is not None and doing.in_user_code and not leaving:
             blamed = doing.run, doing.number, doing.split
         elif doing is not None and doing.works_on >= 0 and not leaving:
@@ -536,13 +536,13 @@ class Daemon:
                 self._to_workers.fill(command, self._slots.segment(command.ticket))
             case do.WriteRows():
                 self._to_workers.write_rows(command, self._slots.segment(command.ticket))
-            case do.Deliver():
+            case do.SendSlab():
                 self._consumers.deliver(command, self._slots.segment(command.ticket))
             case do.Copy():
                 self._slots.copy(command)
-            case do.Keep():
+            case do.SaveGroup():
                 self._keep(command)
-            case do.Forget():
+            case do.ForgetGroup():
                 self._forget(command)
             case do.Free():
                 self._slots.free(command.ticket)
@@ -551,7 +551,7 @@ class Daemon:
             case do.DropRun():
                 self._to_workers.say(command.worker, m.DropRun(command.run))
             case do.Tell():
-                self._consumers.send(command.reader, command.message)
+                self._consumers.send(command.consumer, command.message)
             case do.Retry():
                 asyncio.get_running_loop().call_later(command.seconds, self._retry, command.run)
             case do.Retire():
@@ -565,17 +565,17 @@ class Daemon:
                 self._to_workers.forget_list(command.splits)
             case do.FeedReady():
                 self._feed_ready(command.feed, command.splits)
-            case do.RefuseStart():
+            case do.FailStart():
                 self._fail(command.error)
-            case do.Broke():
+            case do.ReportBug():
                 self._bugs.note(command.error)
 
     def _command_failed(self, command: do.Command, error: Exception) -> None:
         match command:
             case do.StartRun() if isinstance(error, PenstockError):  # it has not been said
                 self._coordinator.run_failed(command.run, error)
-            case do.Deliver() | do.Tell():
-                stream = self._consumers.stream_of(command.reader)
+            case do.SendSlab() | do.Tell():
+                stream = self._consumers.stream_of(command.consumer)
                 if stream is None:
                     self._bugs.note(error)
                 else:
@@ -609,7 +609,7 @@ class Daemon:
         else:
             self._coordinator.broken(stream, error)
 
-    def _keep(self, command: do.Keep) -> None:
+    def _keep(self, command: do.SaveGroup) -> None:
         assert self._state is not None
         feed, group = key = command.feed.name, command.group
         if key in self._unkept:  # it says what has changed since one that could not be written
@@ -630,7 +630,7 @@ class Daemon:
         if stream is not None:
             self._consumers.mute(stream)
 
-    def _forget(self, command: do.Forget) -> None:
+    def _forget(self, command: do.ForgetGroup) -> None:
         assert self._state is not None
         try:
             self._state.forget(command.feed, command.group)
@@ -642,7 +642,7 @@ class Daemon:
         """Delete the groups that have ended and could not be deleted then."""
         if self._state is not None and self._state.to_forget and not self._stopped.is_set():
             for feed, group in list(self._state.to_forget):
-                self._forget(do.Forget(feed, group))
+                self._forget(do.ForgetGroup(feed, group))
 
     def _happened(self, number: int, event: Callable[..., None], *values: object) -> None:
         """Tell the coordinator of something that happened to a run or a ticket."""

@@ -15,7 +15,7 @@ from penstock_proto.messages import FeedInfo
 from penstock_proto.position import MAX_POSITION
 
 if TYPE_CHECKING:
-    from .consumers import Session
+    from .sessions import Session
 
 MOST = 4096
 """Sessions that may wait to be opened."""

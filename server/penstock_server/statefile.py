@@ -21,7 +21,7 @@ from penstock_proto.messages import FeedInfo, Had
 from penstock_proto.position import Position
 
 from .coordinator import commands as do
-from .coordinator.keeping import Kept
+from .coordinator.group_log import SavedGroup
 
 APPLICATION = 0x50454E53
 """SQLite's application_id of our files."""
@@ -94,7 +94,7 @@ class StateFile:
             )
         self._do("COMMIT")
 
-    def load(self) -> dict[tuple[str, str], Kept]:
+    def load(self) -> dict[tuple[str, str], SavedGroup]:
         """What is kept, by feed and group.
 
         Raises:
@@ -108,7 +108,7 @@ class StateFile:
             raise self._damaged("", error) from None
         return {(feed, name): self._read(feed, name, number) for (feed, name), number in self._groups.items()}
 
-    def kept(self, feed: str, group: str) -> Kept | None:
+    def kept(self, feed: str, group: str) -> SavedGroup | None:
         """What is kept of one group, or None.
 
         Raises:
@@ -117,7 +117,7 @@ class StateFile:
         number = self._groups.get((feed, group))
         return None if number is None or (feed, group) in self.to_forget else self._read(feed, group, number)
 
-    def _read(self, feed: str, group: str, number: int) -> Kept:
+    def _read(self, feed: str, group: str, number: int) -> SavedGroup:
         """All values are checked as strictly as those of a peer."""
         try:
             kept = self._kept(number)
@@ -128,7 +128,7 @@ class StateFile:
         except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise self._damaged(f" of group {group!r} of feed {feed!r}", error) from None
 
-    def _kept(self, number: int) -> Kept:
+    def _kept(self, number: int) -> SavedGroup:
         ((info, epoch, batches, rows, digest, merged),) = self._do(
             "SELECT info, epoch, batches, rows, digest, merged FROM groups WHERE id = ?", number
         )
@@ -159,7 +159,7 @@ class StateFile:
             raise ValueError(f"a lane is there twice, or is none of {most}")
         if any(one.batches > position.feed.turn for one in had):
             raise ValueError(f"more batches at once than the {position.feed.turn} of a turn")
-        return Kept(
+        return SavedGroup(
             position,
             tuple((one.lane, one.index, one.batches) for one in had),
             frozenset(msgspec.convert([consumer for (consumer,) in consumers], list[_CONSUMER])),
@@ -171,7 +171,7 @@ class StateFile:
             "it with its -wal file: its groups then begin from the start"
         )
 
-    def keep(self, keep: do.Keep) -> None:
+    def keep(self, keep: do.SaveGroup) -> None:
         """Write what the command says.
 
         Raises:
@@ -188,7 +188,7 @@ class StateFile:
         self._groups[key] = number
         self.to_forget.discard(key)
 
-    def _keep(self, keep: do.Keep, number: int | None) -> int:
+    def _keep(self, keep: do.SaveGroup, number: int | None) -> int:
         if number is None:
             info = msgspec.msgpack.encode(keep.feed)
             self._do("INSERT INTO groups (feed, name, info) VALUES (?, ?, ?)", keep.feed.name, keep.group, info)

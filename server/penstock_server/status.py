@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from penstock_proto import PenstockError
 
-from .consumers import Session
+from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
-from .coordinator.reader import Reader
 from .host.place import Worker
+from .sessions import Session
 
 _MOST_STREAMS = 200
 _MOST_SPEC = 1000
@@ -64,7 +64,7 @@ def of_streams(sessions: Iterable[Session]) -> dict[str, object]:
     }
 
 
-def _stream(session: Session, reader: Reader) -> dict[str, object]:
+def _stream(session: Session, reader: Consumer) -> dict[str, object]:
     stream = reader.stream
     return {
         "feed": session.feed,
@@ -75,9 +75,9 @@ def _stream(session: Session, reader: Reader) -> dict[str, object]:
         "batches": stream.epoch_batches,
         "sent": reader.sent,
         "handed": reader.handed,
-        "slots": stream.making.slots,
-        "slot_bytes": stream.making.slot_nbytes,
-        "rank": reader.rank if stream.share.readers > 1 else None,
+        "slots": stream.production.slots,
+        "slot_bytes": stream.production.slot_nbytes,
+        "rank": reader.rank if stream.share.consumers > 1 else None,
         "error": _short(stream.error),
     }
 

@@ -113,11 +113,11 @@ class Free(Struct, frozen=True):
     ticket: int
 
 
-class Deliver(Struct, frozen=True):
-    """Send one slab to a reader: `batches` batches from place `first` of the ticket's slot on. Other fields as in
+class SendSlab(Struct, frozen=True):
+    """Send one slab to a consumer: `batches` batches from place `first` of the ticket's slot on. Other fields as in
     messages.Slab."""
 
-    reader: int
+    consumer: int
     ticket: int
     first: int
     nbytes: int
@@ -133,17 +133,17 @@ class Deliver(Struct, frozen=True):
 
 
 Said: TypeAlias = Begun | Passed | LaneEnded | End | Opened | Missing | Failed
-"""What a reader is told besides slabs."""
+"""What a consumer is told besides slabs."""
 
 
 class Tell(Struct, frozen=True):
-    """Send a message to a reader."""
+    """Send a message to a consumer."""
 
-    reader: int
+    consumer: int
     message: Said
 
 
-class Keep(Struct, frozen=True):
+class SaveGroup(Struct, frozen=True):
     """Write to the state file where the group stands, before any command behind this one is carried out.
 
     `epoch` to `merged` are those of its position. With `fresh` the epoch has just begun, and what the file has of lanes
@@ -169,7 +169,7 @@ class Keep(Struct, frozen=True):
     parted: bytes = b""
 
 
-class Forget(Struct, frozen=True):
+class ForgetGroup(Struct, frozen=True):
     """Delete what the state file has of the group."""
 
     feed: str
@@ -196,13 +196,13 @@ class FeedReady(Struct, frozen=True):
     splits: int
 
 
-class RefuseStart(Struct, frozen=True):
+class FailStart(Struct, frozen=True):
     """A feed cannot be served at all: the daemon ends with this error."""
 
     error: PenstockError
 
 
-class Broke(Struct, frozen=True):
+class ReportBug(Struct, frozen=True):
     """The coordinator, or who called it, raised what nobody expected: a bug, to be logged. The stream has failed."""
 
     error: Exception
@@ -219,13 +219,13 @@ Command: TypeAlias = (
     | DropRun
     | Copy
     | Free
-    | Deliver
+    | SendSlab
     | Tell
-    | Keep
-    | Forget
+    | SaveGroup
+    | ForgetGroup
     | Retry
     | Retire
     | FeedReady
-    | RefuseStart
-    | Broke
+    | FailStart
+    | ReportBug
 )

@@ -38,19 +38,19 @@ from penstock_proto.position import Position, differences
 from penstock_proto.spec import Spec
 
 from . import commands as do
-from .comparing import Comparisons
-from .crew import Crew
-from .dealing import Dealing, InRounds, ToOne, ToWhoAsks
+from .consumer import Consumer
+from .delivery import Delivery, GroupDelivery, RankDelivery, SingleDelivery
 from .epoch import check, check_counts
 from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
-from .gathering import Ask, Gathering
+from .first_samples import FirstSampleChecks
+from .group_log import SavedGroup, check_had
 from .groups import Groups
-from .keeping import Kept, check_had
-from .making import pause
-from .memory import MANY, Share, least_slots, regrown, share, with_readers
+from .memory import MANY, Share, least_slots, regrown, share, with_consumers
 from .order import Part
-from .reader import Reader
+from .production import pause
+from .rendezvous import Ask, Rendezvous
 from .stream import MOST_STREAMS, Stream
+from .workers import Workers
 
 NOBODY = -1
 """In place of a worker's number: the feed waits for its next try."""
@@ -78,10 +78,10 @@ class Coordinator:
         *,
         workers: int,
         memory: int,
-        kept: Mapping[tuple[str, str], Kept] | None = None,
+        kept: Mapping[tuple[str, str], SavedGroup] | None = None,
         slots: int = MANY,
     ) -> None:
-        self.crew = Crew(workers)
+        self.workers = Workers(workers)
         self.memory = memory
         self.slots = slots
         self.feeds: dict[str, ServedFeed] = {}
@@ -92,12 +92,12 @@ class Coordinator:
         self.failing: dict[str, Failing] = {}
         """The feeds that cannot be started yet, where they say "retry"."""
         self.stopping: DaemonStopped | None = None
-        self._gatherings: dict[tuple[str, str, int], Gathering] = {}
+        self._rendezvous: dict[tuple[str, str, int], Rendezvous] = {}
         self._groups = Groups(kept, self._do)
         self._last_stream = 0
-        self._last_reader = 0
+        self._last_consumer = 0
         self._commands: list[do.Command] = []
-        self._comparisons = Comparisons(self._do)
+        self._comparisons = FirstSampleChecks(self._do)
 
     def take(self) -> list[do.Command]:
         """What is to be done since the last call, in order."""
@@ -152,7 +152,7 @@ class Coordinator:
     def _start_failed(self, run: int, error: PenstockError) -> None:
         _, feed = self._listings[run]
         if self._plans[feed].on_error != "retry" or not isinstance(error, GeneratorError | WorkerDied):
-            self._do(do.RefuseStart(error))
+            self._do(do.FailStart(error))
             return
         error.feed = feed
         times = self.failing[feed].times + 1 if feed in self.failing else 1
@@ -192,7 +192,7 @@ class Coordinator:
         spec = plan.spec or spec
         if spec is None:
             error = ProtocolError("the worker did not say what a sample looks like", feed=plan.name)
-            self._do(do.RefuseStart(error))
+            self._do(do.FailStart(error))
             return
         static = plan.static_splits or plan.length is not None
         self._comparisons.seen(plan.name, run, splits.number, not static, first, worker)
@@ -203,11 +203,11 @@ class Coordinator:
             self._do(do.FeedReady(plan.name, splits.count))
             self._compare()
         elif not self._listings:  # else the figure is not complete
-            self._do(do.RefuseStart(self._too_small(needed)))
+            self._do(do.FailStart(self._too_small(needed)))
 
     def _compare(self) -> None:
         if self.feeds and not self._listings:
-            self._comparisons.ask(len(self.crew))
+            self._comparisons.ask(len(self.workers))
 
     def _too_small(self, needed: int) -> MemoryBound:
         needs = []
@@ -226,8 +226,8 @@ class Coordinator:
         served = ", ".join(sorted(self.feeds)) or "none is ready yet"
         return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
 
-    def open(self, feed_name: str, ask: Ask) -> Reader:
-        """A new reader, with a stream of its own, or as one of the ranks that share one; that begins with the last.
+    def open(self, feed_name: str, ask: Ask) -> Consumer:
+        """A new consumer, with a stream of its own, or as one of the ranks that share one; that begins with the last.
 
         Raises:
             UnknownFeed: names the feeds that there are.
@@ -257,43 +257,43 @@ class Coordinator:
     def _shared(self, feed: str, ask: Ask) -> Stream | None:
         """The stream that others read and `ask` was to join."""
         if ask.world_size:
-            gathering = self._gatherings.get((feed, ask.group, ask.world_size))
-            return None if gathering is None else gathering.stream
+            rendezvous = self._rendezvous.get((feed, ask.group, ask.world_size))
+            return None if rendezvous is None else rendezvous.stream
         return self._groups.stream_of(feed, ask.group)
 
-    def _open(self, feed_name: str, ask: Ask) -> Reader:
+    def _open(self, feed_name: str, ask: Ask) -> Consumer:
         feed = self.feeds.get(feed_name)
         if feed is None:
             raise self.unknown_feed(feed_name)
         if self.stopping is not None:
             raise self.stopping
-        if not self.crew.numbers:
+        if not self.workers.numbers:
             raise WorkerDied("no worker process can start any more: the daemon's log says why", feed=feed_name)
         if ask.position is not None:
             self._check(ask.position, feed)
         if ask.world_size:
-            reader = self._gather(feed, ask)
+            consumer = self._join_ranks(feed, ask)
         elif ask.group:
             check_had(ask.had, feed.name)
-            reader = self._join(feed, ask)
+            consumer = self._join(feed, ask)
         else:
-            stream = self._new_stream(feed, ask, ToOne)
-            reader = self._new_reader(stream, ask)
-            stream.start([reader], [ask.position])
-        self._do(do.Tell(reader.number, Opened(reader.share.credit, reader.share.quota, reader.epoch)))
-        self._settle(reader.stream)
-        return reader
+            stream = self._new_stream(feed, ask, SingleDelivery)
+            consumer = self._new_consumer(stream, ask)
+            stream.start([consumer], [ask.position])
+        self._do(do.Tell(consumer.number, Opened(consumer.share.credit, consumer.share.quota, consumer.epoch)))
+        self._settle(consumer.stream)
+        return consumer
 
-    def _join(self, feed: ServedFeed, ask: Ask) -> Reader:
+    def _join(self, feed: ServedFeed, ask: Ask) -> Consumer:
         group = self._groups.find(feed, ask)
         if group is None:
             return self._begin_group(feed, ask)
         stream = group.stream
-        share = with_readers(
+        share = with_consumers(
             stream.share,
-            len(stream.readers) + 1,
+            len(stream.consumers) + 1,
             free=self.memory - self.reserved,
-            slot=stream.making.slot_nbytes,
+            slot=stream.production.slot_nbytes,
             most=self.slots - self.slots_reserved,
         )
         if share is None:
@@ -302,60 +302,60 @@ class Coordinator:
                 "give the daemon more, or close one",
                 feed=feed.name,
             )
-        reader = self._new_reader(stream, ask)
-        stream.join(reader, share)
+        consumer = self._new_consumer(stream, ask)
+        stream.join(consumer, share)
         group.came(ask)
-        return reader
+        return consumer
 
-    def _begin_group(self, feed: ServedFeed, ask: Ask) -> Reader:
+    def _begin_group(self, feed: ServedFeed, ask: Ask) -> Consumer:
         kept = self._groups.kept(feed, ask.group)
         if kept is not None:
             mend = "give the group another name"
             self._check(kept.position, feed, f"group {ask.group!r} cannot go on from the state file", mend)
-        dealing = partial(ToWhoAsks, keeping=self._groups.keeping(feed, ask.group))
-        stream = self._new_stream(feed, ask, dealing)
+        delivery = partial(GroupDelivery, group_log=self._groups.group_log(feed, ask.group))
+        stream = self._new_stream(feed, ask, delivery)
         group = self._groups.begin(stream, ask.group)
-        reader = self._new_reader(stream, ask)
-        stream.start([reader], [kept.position if kept else None])
+        consumer = self._new_consumer(stream, ask)
+        stream.start([consumer], [kept.position if kept else None])
         group.came(ask)
-        return reader
+        return consumer
 
-    def _gather(self, feed: ServedFeed, ask: Ask) -> Reader:
+    def _join_ranks(self, feed: ServedFeed, ask: Ask) -> Consumer:
         if not ask.rank < ask.world_size:
             raise ProtocolError(f"rank {ask.rank} of {ask.world_size}: ranks go from 0", feed=feed.name)
         key = feed.name, ask.group, ask.world_size
-        gathering = self._gatherings.get(key)
-        if gathering is not None and not gathering.over:
-            gathering.check(ask)
-            gathering.give_way(ask)
-        if gathering is None or gathering.over:
-            dealing = partial(InRounds, pad=ask.pad) if ask.world_size > 1 else ToOne
-            gathering = self._gatherings[key] = Gathering(self._new_stream(feed, ask, dealing), ask.world_size)
-        gathering.compare(ask)
-        reader = self._new_reader(gathering.stream, ask)
-        gathering.join(reader, ask)
-        return reader
+        rendezvous = self._rendezvous.get(key)
+        if rendezvous is not None and not rendezvous.over:
+            rendezvous.check(ask)
+            rendezvous.give_way(ask)
+        if rendezvous is None or rendezvous.over:
+            delivery = partial(RankDelivery, pad=ask.pad) if ask.world_size > 1 else SingleDelivery
+            rendezvous = self._rendezvous[key] = Rendezvous(self._new_stream(feed, ask, delivery), ask.world_size)
+        rendezvous.compare(ask)
+        consumer = self._new_consumer(rendezvous.stream, ask)
+        rendezvous.join(consumer, ask)
+        return consumer
 
-    def _new_stream(self, feed: ServedFeed, ask: Ask, dealing: Callable[[Stream], Dealing]) -> Stream:
+    def _new_stream(self, feed: ServedFeed, ask: Ask, delivery: Callable[[Stream], Delivery]) -> Stream:
         granted = self._share(feed, ask.credit, ask.quota, max(1, ask.world_size))
         self._last_stream = next(
             number
             for number in chain(range(self._last_stream + 1, MOST_STREAMS), range(1, MOST_STREAMS))
             if number not in self.streams
         )
-        stream = Stream(self._last_stream, feed, granted, dealing=dealing, crew=self.crew, out=self._do)
+        stream = Stream(self._last_stream, feed, granted, delivery=delivery, workers=self.workers, out=self._do)
         self.streams[stream.number] = stream
         return stream
 
-    def _new_reader(self, stream: Stream, ask: Ask) -> Reader:
-        self._last_reader += 1
-        return Reader(
-            self._last_reader,
+    def _new_consumer(self, stream: Stream, ask: Ask) -> Consumer:
+        self._last_consumer += 1
+        return Consumer(
+            self._last_consumer,
             stream,
             credit_bytes=ask.credit_bytes,
             holds_handed=ask.quota > 0,
             rank=ask.rank,
-            consumer=ask.consumer,
+            identity=ask.identity,
         )
 
     def _check(
@@ -375,28 +375,28 @@ class Coordinator:
         if feed.static_splits is not None:
             check(position, feed.plan, feed.static_splits)
 
-    def _share(self, feed: ServedFeed, credit: int, quota: int, readers: int) -> Share:
+    def _share(self, feed: ServedFeed, credit: int, quota: int, consumers: int) -> Share:
         reading = {stream.feed for stream in self.streams.values()}
         granted = share(
             free=self.memory - self.reserved,
             kept=sum(other.least_nbytes for other in self.feeds.values() if other not in reading | {feed}),
             slot=feed.slot_nbytes,
             blocks=feed.blocks_nbytes,
-            workers=len(self.crew),
+            workers=len(self.workers),
             credit=credit,
             quota=quota,
-            readers=readers,
+            consumers=consumers,
             most=self.slots - self.slots_reserved,
         )
-        if granted is None and least_slots(quota, readers) > self.slots - self.slots_reserved:
+        if granted is None and least_slots(quota, consumers) > self.slots - self.slots_reserved:
             raise MemoryBound(
-                f"a stream needs {least_slots(quota, readers)} slots, but {len(self.streams)} others hold "
+                f"a stream needs {least_slots(quota, consumers)} slots, but {len(self.streams)} others hold "
                 f"{self.slots_reserved} of the {self.slots} for which the daemon may have files open: close one, or "
                 "give it a higher limit of open files (ulimit -n)",
                 feed=feed.name,
             )
         if granted is None:
-            needed = feed.blocks_nbytes + least_slots(quota, readers) * feed.slot_nbytes
+            needed = feed.blocks_nbytes + least_slots(quota, consumers) * feed.slot_nbytes
             raise MemoryBound(
                 f"a stream needs {size(needed)}, but {len(self.streams)} others hold {size(self.reserved)} of the "
                 f"{size(self.memory)} that --memory allows: close one, or give the daemon more",
@@ -418,88 +418,88 @@ class Coordinator:
         """Whether every consumer has all that was promised to it."""
         return all(stream.error is not None or stream.delivered for stream in self.streams.values())
 
-    def begin(self, reader: Reader, epoch: int) -> None:
-        """The reader wants this epoch.
+    def begin(self, consumer: Consumer, epoch: int) -> None:
+        """The consumer wants this epoch.
 
         Raises:
             ProtocolError: it reads an epoch, has read this one before, or is gone. Nothing has changed then.
             EndOfStream: the feed has no such epoch. (Who has a stream alone is told by its failure.)
         """
-        stream = reader.stream
+        stream = consumer.stream
         if stream.ends_before(epoch) and self._groups.of(stream) is not None:
             raise stream.end_of_stream()
-        stream.begin(reader, epoch)
+        stream.begin(consumer, epoch)
         self._settle(stream)
 
-    def acknowledge(self, reader: Reader, handed: int, released: tuple[int, ...], ended: int) -> None:
-        """The reader was handed so many slabs, released these, and saw so many epochs end."""
-        reader.stream.acknowledge(reader, handed, released, ended)
-        self._settle(reader.stream)
+    def acknowledge(self, consumer: Consumer, handed: int, released: tuple[int, ...], ended: int) -> None:
+        """The consumer was handed so many slabs, released these, and saw so many epochs end."""
+        consumer.stream.acknowledge(consumer, handed, released, ended)
+        self._settle(consumer.stream)
 
-    def leave(self, reader: Reader, epoch: int, handed: int) -> None:
-        """The reader leaves the epoch early, and hands over only the first `handed` slabs."""
-        reader.stream.leave(reader, epoch, handed)
-        self._settle(reader.stream)
+    def leave(self, consumer: Consumer, epoch: int, handed: int) -> None:
+        """The consumer leaves the epoch early, and hands over only the first `handed` slabs."""
+        consumer.stream.leave(consumer, epoch, handed)
+        self._settle(consumer.stream)
 
-    def close(self, reader: Reader, handed: int) -> None:
-        """The reader wants nothing more, but may still have tensors over slots; `handed` as in `leave`.
+    def close(self, consumer: Consumer, handed: int) -> None:
+        """The consumer wants nothing more, but may still have tensors over slots; `handed` as in `leave`.
 
         Raises:
             ProtocolError: so many slabs were not sent. Nothing has changed then.
         """
-        reader.check(handed)
-        self._leave_gathering(reader)
-        stream = reader.stream
-        stream.close(reader, handed)
-        self._parted(reader)
+        consumer.check(handed)
+        self._leave_rendezvous(consumer)
+        stream = consumer.stream
+        stream.close(consumer, handed)
+        self._parted(consumer)
         group = self._groups.of(stream)
         if group is not None and group.left:
             stream.end()
         self._settle(stream)
 
-    def cut(self, reader: Reader, handed: int) -> None:
-        """The reader is cut off, but may still have tensors over slots; `handed` as in `leave`."""
-        handed = reader.believed(handed)
-        self._leave_gathering(reader)
-        if (group := self._groups.of(reader.stream)) is not None:
-            group.lost(reader)
-        reader.stream.cut(reader, handed)
-        self._settle(reader.stream)
+    def cut(self, consumer: Consumer, handed: int) -> None:
+        """The consumer is cut off, but may still have tensors over slots; `handed` as in `leave`."""
+        handed = consumer.believed(handed)
+        self._leave_rendezvous(consumer)
+        if (group := self._groups.of(consumer.stream)) is not None:
+            group.lost(consumer)
+        consumer.stream.cut(consumer, handed)
+        self._settle(consumer.stream)
 
-    def lost(self, reader: Reader, handed: int) -> None:
-        """The reader is gone without a word; `handed` as in `leave`."""
-        handed = reader.believed(handed)
-        self._leave_gathering(reader)
-        group = self._groups.of(reader.stream)
+    def lost(self, consumer: Consumer, handed: int) -> None:
+        """The consumer is gone without a word; `handed` as in `leave`."""
+        handed = consumer.believed(handed)
+        self._leave_rendezvous(consumer)
+        group = self._groups.of(consumer.stream)
         if group is not None:
-            group.lost(reader)
-        reader.stream.lost(reader, handed)
-        self._parted(reader)
+            group.lost(consumer)
+        consumer.stream.lost(consumer, handed)
+        self._parted(consumer)
         if group is not None:
-            self._part(reader)
-        self._settle(reader.stream)
+            self._part(consumer)
+        self._settle(consumer.stream)
 
-    def _parted(self, reader: Reader) -> None:
-        """What the reader's consumer was not handed is not its own any more, unless it has come again."""
-        keeping, readers = reader.stream.keeping, reader.stream.readers
-        if keeping is not None and not any(one.consumer == reader.consumer and not one.gone for one in readers):
-            keeping.parted(reader.consumer)
+    def _parted(self, consumer: Consumer) -> None:
+        """What the consumer's consumer was not handed is not its own any more, unless it has come again."""
+        group_log, consumers = consumer.stream.group_log, consumer.stream.consumers
+        if group_log is not None and not any(one.identity == consumer.identity and not one.gone for one in consumers):
+            group_log.parted(consumer.identity)
 
-    def _part(self, reader: Reader) -> None:
-        """A group's stream has one reader fewer."""
-        stream = reader.stream
-        stream.readers.remove(reader)
+    def _part(self, consumer: Consumer) -> None:
+        """A group's stream has one consumer fewer."""
+        stream = consumer.stream
+        stream.consumers.remove(consumer)
         free = self.memory - self.reserved
-        share = with_readers(stream.share, len(stream.readers), free=free, slot=stream.making.slot_nbytes)
+        share = with_consumers(stream.share, len(stream.consumers), free=free, slot=stream.production.slot_nbytes)
         assert share is not None, "it needs less"
         stream.share = share
 
-    def _leave_gathering(self, reader: Reader) -> None:
-        """The reader waits for other ranks no more, if it does."""
-        for gathering in self._gatherings.values():
-            if gathering.stream is reader.stream:
-                gathering.leave(reader)
-        self._gatherings = {key: gathering for key, gathering in self._gatherings.items() if not gathering.over}
+    def _leave_rendezvous(self, consumer: Consumer) -> None:
+        """The consumer waits for other ranks no more, if it does."""
+        for rendezvous in self._rendezvous.values():
+            if rendezvous.stream is consumer.stream:
+                rendezvous.leave(consumer)
+        self._rendezvous = {key: rendezvous for key, rendezvous in self._rendezvous.items() if not rendezvous.over}
 
     def look_at_the_clock(self, now: float) -> None:
         """Time has passed; `now` is in seconds from anywhere."""
@@ -508,9 +508,9 @@ class Coordinator:
                 with self._alone(stream):
                     stream.give_up_waiting()
                     self._settle(stream)
-        for gathering in list(self._gatherings.values()):
-            with self._alone(gathering.stream):
-                gathering.look_at_the_clock()
+        for rendezvous in list(self._rendezvous.values()):
+            with self._alone(rendezvous.stream):
+                rendezvous.look_at_the_clock()
         for group in self._groups:
             with self._alone(group.stream):
                 if group.deserted(now):
@@ -534,7 +534,7 @@ class Coordinator:
     ) -> None:
         """Batches are in a slot."""
         if (stream := self.stream_of(ticket)) is not None:
-            stream.making.made(
+            stream.production.made(
                 ticket, run, part, last=last, ended=ended, leftover=leftover, record=record, border=border
             )
             self._settle(stream)
@@ -542,18 +542,18 @@ class Coordinator:
     def rows_written(self, ticket: int, run: int) -> None:
         """Leftover rows are in a slot."""
         if (stream := self.stream_of(ticket)) is not None:
-            stream.making.rows_written(ticket, run)
+            stream.production.rows_written(ticket, run)
             self._settle(stream)
 
     def need_room(self, ticket: int, run: int, nbytes: int) -> None:
         """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
         stream = self.stream_of(ticket)
-        if stream is None or not stream.making.needs(ticket, run):
+        if stream is None or not stream.production.needs(ticket, run):
             return
-        if nbytes > stream.making.slot_nbytes and not self._grow(stream, nbytes):
+        if nbytes > stream.production.slot_nbytes and not self._grow(stream, nbytes):
             needed = (
-                least_slots(stream.share.quota, stream.share.readers) * whole_pages(nbytes)
-                + stream.making.nbytes
+                least_slots(stream.share.quota, stream.share.consumers) * whole_pages(nbytes)
+                + stream.production.nbytes
                 + stream.feed.blocks_nbytes
             )
             missing = needed - stream.share.nbytes - (self.memory - self.reserved)
@@ -565,7 +565,7 @@ class Coordinator:
                 )
             )
         else:
-            stream.making.need_room(ticket)
+            stream.production.need_room(ticket)
         self._settle(stream)
 
     def _grow(self, stream: Stream, nbytes: int) -> bool:
@@ -574,7 +574,7 @@ class Coordinator:
             larger = regrown(
                 stream.share,
                 free=self.memory - self.reserved,
-                held=stream.making.nbytes,
+                held=stream.production.nbytes,
                 blocks=stream.feed.blocks_nbytes,
                 slot=slot,
             )
@@ -598,7 +598,7 @@ class Coordinator:
             The feed, if the stream lives and this was not known yet.
         """
         stream = self.stream_of(run)
-        if stream is None or not stream.making.split_skipped(run, number, skipped):
+        if stream is None or not stream.production.split_skipped(run, number, skipped):
             return None
         return stream.feed
 
@@ -606,7 +606,7 @@ class Coordinator:
         """The pause that `Retry` asked for is over."""
         if run in self._listings:
             _, feed = self._listings[run]
-            self._list(self.crew.home(self.failing[feed].times), run, feed)
+            self._list(self.workers.pick(self.failing[feed].times), run, feed)
         elif (stream := self.stream_of(run)) is not None:
             stream.retry(run)
             self._settle(stream)
@@ -614,19 +614,19 @@ class Coordinator:
     def slot_found(self, ticket: int) -> None:
         """The ticket has its slot."""
         if (stream := self.stream_of(ticket)) is not None:
-            stream.making.slot_found(ticket)
+            stream.production.slot_found(ticket)
             self._settle(stream)
 
     def copied(self, ticket: int) -> None:
         """The copy that `Copy` asked for is in the ticket's slot."""
         if (stream := self.stream_of(ticket)) is not None:
-            stream.making.copied(ticket)
+            stream.production.copied(ticket)
             self._settle(stream)
 
     def no_slot(self, ticket: int, error: PenstockError) -> None:
         """The machine has no memory for the ticket's slot."""
         if (stream := self.stream_of(ticket)) is not None:
-            if stream.making.has(ticket):
+            if stream.production.has(ticket):
                 stream.fail(error)
             self._settle(stream)
 
@@ -635,14 +635,14 @@ class Coordinator:
         code) and its name; None if it worked on nothing."""
         if (self._listings and not self.retries) or not self._plans:
             error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
-            self._do(do.RefuseStart(error))
+            self._do(do.FailStart(error))
         else:
             for run, (lister, _) in list(self._listings.items()):
                 if lister == worker:
                     self._start_failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
         self._comparisons.worker_away(worker)
-        if worker in self.crew.numbers:
-            self.crew.died(worker)
+        if worker in self.workers.numbers:
+            self.workers.died(worker)
         for stream in self._each():
             with self._alone(stream):
                 stream.worker_died(worker, how, blamed)
@@ -650,43 +650,43 @@ class Coordinator:
 
     def worker_ready(self, worker: int) -> None:
         """A worker process has imported the user's modules."""
-        if worker in self.crew.away:
-            self.crew.is_ready(worker)
-            self._crew_changed()
+        if worker in self.workers.away:
+            self.workers.is_ready(worker)
+            self._workers_changed()
 
     def add_worker(self, worker: int) -> None:
         """There is one worker more; it gets work when it is ready."""
-        self.crew.add(worker)
+        self.workers.add(worker)
 
     def retire_worker(self, worker: int) -> None:
         """The worker is to leave: it hands over its lanes as they come to borders; `Retire` says when it is done."""
-        self.crew.leaves(worker)
-        self._crew_changed()
+        self.workers.leaves(worker)
+        self._workers_changed()
 
     def hurry(self, worker: int) -> None:
         """The worker is to leave now: its lanes are handed over wherever they are."""
         for stream in self._each():
             with self._alone(stream):
-                stream.making.move_all(worker)
+                stream.production.move_all(worker)
                 self._settle(stream)
         self._retire()
 
     def worker_gone(self, worker: int, how: str) -> None:
         """The worker is no more, and no process takes its place."""
-        self.crew.gone(worker)
-        if self.crew.leaving.issuperset(self.crew.numbers):
-            self.crew.all_stay()
-        if not self.crew.numbers:
+        self.workers.gone(worker)
+        if self.workers.leaving.issuperset(self.workers.numbers):
+            self.workers.all_stay()
+        if not self.workers.numbers:
             error = WorkerDied(f"no worker process can start any more: the last one {how}; the daemon's log says more")
             for stream in self._each():
                 with self._alone(stream):
                     stream.fail(error)
         self.worker_died(worker, how)
 
-    def _crew_changed(self) -> None:
+    def _workers_changed(self) -> None:
         for stream in self._each():
             with self._alone(stream):
-                stream.making.crew_changed()
+                stream.production.workers_changed()
                 self._settle(stream)
         self._retire()
 
@@ -697,11 +697,11 @@ class Coordinator:
         stream.fail(error)
         self._settle(stream)
 
-    def not_kept(self, feed: str, group: str, kept: Kept | None, error: DaemonStopped) -> Stream | None:
+    def not_kept(self, feed: str, group: str, kept: SavedGroup | None, error: DaemonStopped) -> Stream | None:
         """The state file could not be written, and has `kept` of the group: its stream fails, if it has not ended.
 
         Returns:
-            That stream: its readers may hear of nothing that was to be written before.
+            That stream: its consumers may hear of nothing that was to be written before.
         """
         stream = self._groups.not_kept(feed, group, kept)
         if stream is not None:
@@ -710,7 +710,7 @@ class Coordinator:
 
     def broken(self, stream: Stream, error: Exception) -> None:
         """An event about the stream raised what nobody expected: see the file's head."""
-        self._do(do.Broke(error))
+        self._do(do.ReportBug(error))
         with contextlib.suppress(Exception):
             stream.fail(a_bug(error))
         with contextlib.suppress(Exception):
@@ -734,18 +734,18 @@ class Coordinator:
 
     def _settle(self, stream: Stream) -> None:
         stream.advance()
-        if stream.keeping is not None and (stream.closing or stream.error is not None):
-            stream.keeping.end(forget=not isinstance(stream.error, DaemonStopped))
+        if stream.group_log is not None and (stream.closing or stream.error is not None):
+            stream.group_log.end(forget=not isinstance(stream.error, DaemonStopped))
         if stream.done:
             self.streams.pop(stream.number, None)
-        if self.crew.leaving:
+        if self.workers.leaving:
             self._retire()
 
     def _retire(self) -> None:
         """End the workers that are to leave and do nothing any more."""
-        for worker in sorted(self.crew.leaving):
+        for worker in sorted(self.workers.leaving):
             if not any(other.uses(worker) for other in self.streams.values()):
-                self.crew.gone(worker)
+                self.workers.gone(worker)
                 self._comparisons.worker_away(worker)
                 self._do(do.Retire(worker))
 

@@ -134,7 +134,7 @@ class Epoch:
         skip: how many batches are to be made and dropped first.
         deaths: of an indexable feed: how often each turn, by its first batch, ended its worker.
         batches, rows: sent or passed over, counted from the start of the epoch.
-        round: where there are several readers: the batches of the next round, with the lanes that ended among them.
+        round: where there are several consumers: the batches of the next round, with the lanes that ended among them.
         again: in a group: what a consumer did not hand over, to be sent to another.
         rounds: how many rounds were dealt, counted from the start of the epoch.
     """
@@ -163,7 +163,7 @@ class Epoch:
     rounds: int = 0
     again: deque[tuple[Turn, Part]] = field(default_factory=deque)
 
-    def plan(self, feed: ServedFeed, splits: SplitsInfo, groups: int, readers: int) -> None:
+    def plan(self, feed: ServedFeed, splits: SplitsInfo, groups: int, consumers: int) -> None:
         """The splits are known: the order can be made.
 
         Raises:
@@ -176,7 +176,7 @@ class Epoch:
         if position is not None:
             check(position, plan, splits)
             self.skip, self.batches, self.rows = position.skip, position.batches, position.rows
-            self.rounds = (position.batches + position.skip) // max(1, readers)  # a group may be deserted
+            self.rounds = (position.batches + position.skip) // max(1, consumers)  # a group may be deserted
         visits: LaneVisits | RangeVisits
         if plan.length is not None:
             assert feed.info.batches is not None

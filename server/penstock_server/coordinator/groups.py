@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from penstock_proto import StreamClosed
 
 from . import commands as do
+from .consumer import Consumer
 from .feeds import ServedFeed
-from .gathering import Ask
-from .keeping import Keeping, Kept
-from .reader import Reader
+from .group_log import GroupLog, SavedGroup
+from .rendezvous import Ask
 from .stream import Stream
 
 PATIENCE = 60.0
@@ -43,8 +43,8 @@ class Group:
     @property
     def left(self) -> bool:
         """Whether all consumers have said that they want nothing more."""
-        keeping = self.stream.keeping
-        awaits = self._away or (keeping is not None and keeping.awaited)
+        group_log = self.stream.group_log
+        awaits = self._away or (group_log is not None and group_log.awaited)
         return not awaits and self._unread
 
     def knows(self, consumer: bytes) -> bool:
@@ -53,16 +53,16 @@ class Group:
 
     def came(self, ask: Ask) -> None:
         """A consumer reads the stream from now on."""
-        self._away.discard(ask.consumer)
+        self._away.discard(ask.identity)
         if self._members is not None:
-            self._members.add(ask.consumer)
-        if self.stream.keeping is not None:
-            self.stream.keeping.arrived(ask.consumer, ask.had)
+            self._members.add(ask.identity)
+        if self.stream.group_log is not None:
+            self.stream.group_log.arrived(ask.identity, ask.had)
 
-    def lost(self, reader: Reader) -> None:
-        """A reader goes without a word: the stream does not end with the last that says Bye."""
-        if not reader.gone and reader.consumer:
-            self._away.add(reader.consumer)
+    def lost(self, consumer: Consumer) -> None:
+        """A consumer goes without a word: the stream does not end with the last that says Bye."""
+        if not consumer.gone and consumer.identity:
+            self._away.add(consumer.identity)
 
     def deserted(self, now: float) -> bool:
         """Whether nobody has read the stream for so long that it is to end."""
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def _unread(self) -> bool:
-        return all(reader.gone for reader in self.stream.readers)
+        return all(consumer.gone for consumer in self.stream.consumers)
 
 
 class Groups:
@@ -86,7 +86,7 @@ class Groups:
         out: where commands go.
     """
 
-    def __init__(self, kept: Mapping[tuple[str, str], Kept] | None, out: Callable[[do.Command], None]) -> None:
+    def __init__(self, kept: Mapping[tuple[str, str], SavedGroup] | None, out: Callable[[do.Command], None]) -> None:
         self._groups: dict[tuple[str, str], Group] = {}
         self._keeps = kept is not None
         self._kept = dict(kept or {})
@@ -106,7 +106,7 @@ class Groups:
         group = self._groups.get((feed, name))
         return None if group is None else group.stream
 
-    def kept(self, feed: ServedFeed, name: str) -> Kept | None:
+    def kept(self, feed: ServedFeed, name: str) -> SavedGroup | None:
         """What the state file has of a group to which nobody has come back yet."""
         return self._kept.get((feed.name, name))
 
@@ -119,7 +119,7 @@ class Groups:
         group = self._groups.get((feed.name, ask.group))
         if group is not None and group.over:
             group = None
-        if ask.again and not (group.knows(ask.consumer) if group else self.kept(feed, ask.group)):
+        if ask.again and not (group.knows(ask.identity) if group else self.kept(feed, ask.group)):
             mend = "" if self._keeps else " (with `penstock serve --state FILE` a group outlives its daemon)"
             raise StreamClosed(
                 f"the stream of group {ask.group!r} is not here any more: the daemon was started again{mend}, or "
@@ -128,10 +128,10 @@ class Groups:
             )
         return group
 
-    def keeping(self, feed: ServedFeed, name: str) -> Keeping | None:
+    def group_log(self, feed: ServedFeed, name: str) -> GroupLog | None:
         """What tells the state file of a group that begins, if that can be told."""
         if self._keeps and feed.plan.order == "exact":  # in fast order what is merged is another batch when made again
-            return Keeping(feed.info, name, self.kept(feed, name), self._do)
+            return GroupLog(feed.info, name, self.kept(feed, name), self._do)
         return None
 
     def begin(self, stream: Stream, name: str) -> Group:
@@ -140,7 +140,7 @@ class Groups:
         group = self._groups[key] = Group(stream, kept=self._kept.pop(key, None) is not None)
         return group
 
-    def not_kept(self, feed: str, name: str, kept: Kept | None) -> Stream | None:
+    def not_kept(self, feed: str, name: str, kept: SavedGroup | None) -> Stream | None:
         """The state file could not be written. The group goes on from what it has when its consumers come back, as in
         another daemon. Returns the stream that is to fail, unless that has ended."""
         key = feed, name
@@ -164,11 +164,11 @@ class Groups:
         awaiting = {
             key: group.stream
             for key, group in self._groups.items()
-            if group.stream.keeping is not None and group.stream.keeping.awaited
+            if group.stream.group_log is not None and group.stream.group_log.awaited
         }
         self._waiting = {key: self._waiting.get(key, now) for key in [*self._kept, *awaiting]}
         over = [key for key, since in self._waiting.items() if now - since > PATIENCE]
         for key in over:
             if self._kept.pop(key, None) is not None:
-                self._do(do.Forget(*key))
+                self._do(do.ForgetGroup(*key))
         return [awaiting[key] for key in over if key in awaiting]

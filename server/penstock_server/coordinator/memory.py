@@ -19,30 +19,30 @@ MANY = 1 << 40
 class Share:
     """What a stream may hold: slots by place, and `nbytes` in all, shuffle blocks included.
 
-    `credit` and `quota` are those of each reader. `round` is what a round of ranks holds: a slot for each of them.
+    `credit` and `quota` are those of each consumer. `round` is what a round of ranks holds: a slot for each of them.
     """
 
     production: int
     credit: int
     quota: int
     nbytes: int
-    readers: int = 1
+    consumers: int = 1
     round: int = 0
 
     @property
     def slots(self) -> int:
         """Slots in all places."""
-        return self.production + self.readers * (self.credit + self.quota) + self.round
+        return self.production + self.consumers * (self.credit + self.quota) + self.round
 
 
-def least_slots(quota: int, readers: int = 1) -> int:
-    """The fewest slots a stream can live on: one for the head, and for each reader one of credit, one of quota if it
+def least_slots(quota: int, consumers: int = 1) -> int:
+    """The fewest slots a stream can live on: one for the head, and for each consumer one of credit, one of quota if it
     aliases at all, and one of the round if there are several."""
-    return 1 + readers * (2 if quota else 1) + _round(readers)
+    return 1 + consumers * (2 if quota else 1) + _round(consumers)
 
 
-def _round(readers: int) -> int:
-    return readers if readers > 1 else 0
+def _round(consumers: int) -> int:
+    return consumers if consumers > 1 else 0
 
 
 def share(
@@ -54,28 +54,28 @@ def share(
     workers: int,
     credit: int,
     quota: int,
-    readers: int = 1,
+    consumers: int = 1,
     most: int = MANY,
 ) -> Share | None:
-    """The share of a stream whose readers ask for `credit` and `quota` slots of `slot` bytes each, or None if `free`
+    """The share of a stream whose consumers ask for `credit` and `quota` slots of `slot` bytes each, or None if `free`
     bytes, or the `most` slots that there may still be, are too little.
 
     A stream wants two slots of production for each worker and one for the head. It gets at most half of what is free,
     so that the next stream finds room too, and leaves `kept` bytes to feeds that nobody reads yet, unless that is less
     than it can live on.
     """
-    least = least_slots(quota, readers)
+    least = least_slots(quota, consumers)
     if blocks + least * slot > free or least > most:
         return None
-    wanted = 2 * workers + 1 + readers * (credit + quota) + _round(readers)
+    wanted = 2 * workers + 1 + consumers * (credit + quota) + _round(consumers)
     slots = max(least, min(wanted, most // 2, (min(free // 2, free - kept) - blocks) // slot))
-    return _dealt(slots, wanted, credit, quota, readers, blocks + slots * slot)
+    return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot)
 
 
-def with_readers(old: Share, readers: int, *, free: int, slot: int, most: int = MANY) -> Share | None:
-    """The share of a stream that readers join or leave, so that there are so many; None if `free` bytes, or `most` more
-    slots, are too little."""
-    new = replace(old, readers=readers)
+def with_consumers(old: Share, consumers: int, *, free: int, slot: int, most: int = MANY) -> Share | None:
+    """The share of a stream that has this many consumers from now on; None if `free` bytes, or `most` more slots, are
+    too little."""
+    new = replace(old, consumers=consumers)
     more = new.slots - old.slots
     return None if more * slot > free or more > max(0, most) else replace(new, nbytes=old.nbytes + more * slot)
 
@@ -86,20 +86,20 @@ def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Shar
     It gets as many as it had, or fewer where that is more than half of what it could have (slots may have to grow once
     more); None if there is no room for the least. Where nobody reads it just now it keeps room for one who may come.
     """
-    readers = max(1, old.readers)
+    consumers = max(1, old.consumers)
     room = old.nbytes + free - blocks - held
-    least = least_slots(old.quota, readers)
+    least = least_slots(old.quota, consumers)
     if least * slot > room:
         return None
-    wanted = replace(old, readers=readers).slots
+    wanted = replace(old, consumers=consumers).slots
     slots = max(least, min(wanted, room // 2 // slot))
     nbytes = max(old.nbytes, blocks + held + slots * slot)
-    return replace(_dealt(slots, wanted, old.credit, old.quota, readers, nbytes), readers=old.readers)
+    return replace(_dealt(slots, wanted, old.credit, old.quota, consumers, nbytes), consumers=old.consumers)
 
 
-def _dealt(slots: int, wanted: int, credit: int, quota: int, readers: int, nbytes: int) -> Share:
+def _dealt(slots: int, wanted: int, credit: int, quota: int, consumers: int, nbytes: int) -> Share:
     """`slots` dealt to the three places in proportion to what was wanted of each, and one at least."""
-    left = slots - 1 - _round(readers)
-    credit = min(max(1, credit * slots // wanted), left // readers - min(quota, 1))
-    quota = min(max(min(quota, 1), quota * slots // wanted), left // readers - credit)
-    return Share(1 + left - readers * (credit + quota), credit, quota, nbytes, readers, _round(readers))
+    left = slots - 1 - _round(consumers)
+    credit = min(max(1, credit * slots // wanted), left // consumers - min(quota, 1))
+    quota = min(max(min(quota, 1), quota * slots // wanted), left // consumers - credit)
+    return Share(1 + left - consumers * (credit + quota), credit, quota, nbytes, consumers, _round(consumers))

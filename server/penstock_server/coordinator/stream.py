@@ -1,8 +1,8 @@
 """One stream: the epochs of a feed as its consumer reads them, in order, within the slots that it may hold.
 
-A stream has one reader or several; who of them gets which batch says dealing.py.
+A stream has one consumer or several; who of them gets which batch says delivery.py.
 
-Here is what stands next, and when it is granted and sent; who makes it is the affair of making.py.
+Here is what stands next, and when it is granted and sent; who makes it is the affair of production.py.
 
 The rule that keeps it alive: slots are granted in stream order, at most `production` of them are being made or wait for
 their place, and one of those is kept for the head. What was sent is the consumer's, bounded by credit and quota, and
@@ -32,15 +32,15 @@ from penstock_proto import messages as m
 from penstock_proto.position import Position
 
 from . import commands as do
-from .crew import Crew
-from .dealing import Dealing
+from .consumer import Consumer
+from .delivery import Delivery
 from .epoch import Epoch
 from .feeds import ServedFeed, SplitsInfo
-from .keeping import Keeping
-from .making import Making, pause
+from .group_log import GroupLog
 from .memory import Share
 from .order import EpochOrder, Part, Turn
-from .reader import Reader
+from .production import Production, pause
+from .workers import Workers
 
 MOST_STREAMS = 2**62 // m.IDS_PER_STREAM
 """Numbers of streams: the ids of all of them fit messages. Behind the last the daemon goes on with those that are free,
@@ -53,14 +53,14 @@ class Stream:
     Args:
         number: the stream's id, 1 or more.
         feed: what it reads.
-        dealing: makes what decides who gets which batch.
+        delivery: makes what decides who gets which batch.
         share: the slots that it may hold.
-        crew: the workers.
+        workers: the workers.
         out: where commands go.
 
     Attributes:
-        readers: its consumers, by rank.
-        waiting: before it begins: the ranks that are there, which are its readers when all are.
+        consumers: its consumers, by rank.
+        waiting: before it begins: the ranks that are there, which are its consumers when all are.
         making: the turns that are being made.
         error: why it failed, or None.
     """
@@ -71,78 +71,80 @@ class Stream:
         feed: ServedFeed,
         share: Share,
         *,
-        dealing: Callable[[Stream], Dealing],
-        crew: Crew,
+        delivery: Callable[[Stream], Delivery],
+        workers: Workers,
         out: Callable[[do.Command], None],
     ) -> None:
         self.number = number
         self.feed = feed
         self.share = share
-        self.readers: list[Reader] = []
-        self.waiting: list[Reader] = []
+        self.consumers: list[Consumer] = []
+        self.waiting: list[Consumer] = []
         self.error: PenstockError | None = None
         self._exact = feed.plan.order == "exact"
         self._indexable = feed.plan.length is not None
-        self._crew = crew
+        self._workers = workers
         self._do = out
         self._ids = itertools.count(number * m.IDS_PER_STREAM)
         self._epochs: deque[Epoch] = deque()
         self._position: Position | None = None
         self._next_epoch = 0
-        self._dealing = dealing(self)
-        self.making = Making(feed, self._epochs, crew=crew, ids=self._ids, careful=self._dealing.singly, out=out)
+        self._delivery = delivery(self)
+        self.production = Production(
+            feed, self._epochs, workers=workers, ids=self._ids, careful=self._delivery.singly, out=out
+        )
         self._closing = False
         self._stopping: DaemonStopped | None = None
 
-    def join(self, reader: Reader, share: Share) -> None:
-        """One more reader of a shared stream, from the epoch on that is being read."""
+    def join(self, consumer: Consumer, share: Share) -> None:
+        """One more consumer of a shared stream, from the epoch on that is being read."""
         self.share = share
-        reader.epoch = self._epochs[0].number if self._epochs else self._next_epoch
-        self.readers.append(reader)
+        consumer.epoch = self._epochs[0].number if self._epochs else self._next_epoch
+        self.consumers.append(consumer)
 
-    def start(self, readers: list[Reader], positions: list[Position | None]) -> None:
-        """All readers are there: begin at the earliest of their positions (None: epoch 0). Who is further on gets what
-        comes behind its own."""
-        self.readers, self.waiting = readers, []
+    def start(self, consumers: list[Consumer], positions: list[Position | None]) -> None:
+        """All consumers are there: begin at the earliest of their positions (None: epoch 0). A consumer that is further
+        on receives only what comes behind its own."""
+        self.consumers, self.waiting = consumers, []
         places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
         earliest = min(range(len(places)), key=places.__getitem__)
         self._position = positions[earliest]
         self._next_epoch = places[earliest][0]
-        for reader, position, (epoch, batches) in zip(readers, positions, places, strict=True):
-            reader.epoch = max(reader.epoch, epoch)  # who waited for the others may have left epochs meanwhile
-            reader.first = epoch, -(-batches // len(readers))  # a round that was filled up is a whole one
-            reader.told = epoch, position.batches if position else 0
+        for consumer, position, (epoch, batches) in zip(consumers, positions, places, strict=True):
+            consumer.epoch = max(consumer.epoch, epoch)  # who waited for the others may have left epochs meanwhile
+            consumer.first = epoch, -(-batches // len(consumers))  # a round that was filled up is a whole one
+            consumer.told = epoch, position.batches if position else 0
         self._open_next_epoch()
         self._close_passed()
 
     @property
     def closing(self) -> bool:
-        """Whether no reader wants anything any more."""
+        """Whether no consumer wants anything any more."""
         return self._closing
 
     @property
-    def keeping(self) -> Keeping | None:
+    def group_log(self) -> GroupLog | None:
         """Where a state file learns of it, if one does."""
-        return self._dealing.keeping
+        return self._delivery.group_log
 
     @property
     def done(self) -> bool:
         """Whether the stream is closed and every slot has come back."""
-        return self._closing and not self.making.slots
+        return self._closing and not self.production.slots
 
     @property
     def reserved(self) -> int:
         """Bytes that are kept for it: its share while it lives, then what has not come back yet."""
         if self._closing or self.error is not None:
-            return self.making.nbytes
-        return max(self.making.nbytes, self.share.nbytes)  # what readers that left a group still hold counts too
+            return self.production.nbytes
+        return max(self.production.nbytes, self.share.nbytes)  # what consumers that left a group still hold counts too
 
     @property
     def slots_reserved(self) -> int:
         """Slots that are kept for it, likewise."""
         if self._closing or self.error is not None:
-            return self.making.slots
-        return max(self.making.slots, self.share.slots)
+            return self.production.slots
+        return max(self.production.slots, self.share.slots)
 
     @property
     def delivered(self) -> bool:
@@ -150,9 +152,9 @@ class Stream:
         if self._closing:
             return True
         if not self._cut_short:
-            return all(reader.delivered for reader in self.readers)
+            return all(consumer.delivered for consumer in self.consumers)
         again = any(epoch.again for epoch in self._epochs if self.reading(epoch))
-        return not again and all(reader.gone or reader.handed == reader.sent for reader in self.readers)
+        return not again and all(consumer.gone or consumer.handed == consumer.sent for consumer in self.consumers)
 
     @property
     def _cut_short(self) -> bool:
@@ -166,29 +168,29 @@ class Stream:
 
     # --- events from consumers ---
 
-    def begin(self, reader: Reader, number: int) -> None:
-        """The reader wants this epoch from its start (or its position). Epochs before those that all readers want are
-        closed.
+    def begin(self, consumer: Consumer, number: int) -> None:
+        """The consumer wants this epoch from its start (or its position). Close epochs that no consumer wants any
+        longer.
 
         Raises:
             ProtocolError: it reads an epoch, has read this one before, or is gone.
         """
         if self.error is not None:
             return  # the consumer has been told
-        if self._dealing.shared and self._epochs and number < self._epochs[0].number and not reader.reading:
-            self.tell(m.End(number, 0, 0, 0), [reader])  # it comes late: the others have read it
-            reader.ends += 1
+        if self._delivery.shared and self._epochs and number < self._epochs[0].number and not consumer.reading:
+            self.tell(m.End(number, 0, 0, 0), [consumer])  # it comes late: the others have read it
+            consumer.ends += 1
             return
         if self._stopping is not None:  # no epoch begins; others may still read one
             self._stop_when_delivered()
             return
-        reader.begin(number)
+        consumer.begin(number)
         if self.ends_before(number):
             self.fail(self.end_of_stream())
             return
         for epoch in self._epochs:
             if epoch.number == number:
-                self._tell_begun(epoch, [reader])
+                self._tell_begun(epoch, [consumer])
         self._close_passed()
 
     def ends_before(self, epoch: int) -> bool:
@@ -199,39 +201,39 @@ class Stream:
         """The error for who wants such an epoch."""
         return EndOfStream(f"the feed has {self.feed.plan.epochs} epochs", feed=self.feed.name)
 
-    def acknowledge(self, reader: Reader, handed: int, released: tuple[int, ...], ended: int) -> None:
+    def acknowledge(self, consumer: Consumer, handed: int, released: tuple[int, ...], ended: int) -> None:
         """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came.
 
         Raises:
             ProtocolError: counts that cannot be. Nothing has changed then.
         """
-        reader.check_acknowledged(handed, released, ended)
-        self._dealing.handed(reader, handed)
-        for turn in reader.acknowledge(handed, released, ended):
-            self.making.came_back(turn)
+        consumer.check_acknowledged(handed, released, ended)
+        self._delivery.handed(consumer, handed)
+        for turn in consumer.acknowledge(handed, released, ended):
+            self.production.came_back(turn)
         self._stop_when_delivered()
 
-    def leave(self, reader: Reader, number: int, handed: int) -> None:
-        """The reader leaves this epoch before its end. What was sent behind the first `handed` slabs it does not hand
+    def leave(self, consumer: Consumer, number: int, handed: int) -> None:
+        """The consumer leaves this epoch before its end. What was sent behind the first `handed` slabs it does not hand
         over.
 
         Raises:
             ProtocolError: so many were not sent. Nothing has changed then.
         """
-        reader.check(handed)
-        if reader.reading and reader.epoch == number:
-            self._dealing.given_back(reader, handed)
-            reader.leave()
+        consumer.check(handed)
+        if consumer.reading and consumer.epoch == number:
+            self._delivery.given_back(consumer, handed)
+            consumer.leave()
             self._close_passed()
             self._stop_when_delivered()
 
-    def close(self, reader: Reader, handed: int) -> None:
-        """The reader wants nothing more; slots under its tensors come back as it releases them."""
-        if not reader.gone:
-            self._dealing.given_back(reader, handed)
-        reader.gone, reader.reading = True, False
-        if reader in self.waiting:
-            self.waiting.remove(reader)
+    def close(self, consumer: Consumer, handed: int) -> None:
+        """The consumer wants nothing more; slots under its tensors come back as it releases them."""
+        if not consumer.gone:
+            self._delivery.given_back(consumer, handed)
+        consumer.gone, consumer.reading = True, False
+        if consumer in self.waiting:
+            self.waiting.remove(consumer)
         if self.waiting:
             return
         if self._deserted:
@@ -240,22 +242,22 @@ class Stream:
             self._close_passed()
             self._stop_when_delivered()
 
-    def cut(self, reader: Reader, handed: int) -> None:
-        """The reader is cut off, but its tensors may live."""
-        if not reader.gone:
-            self._dealing.lost(reader)
-        self.close(reader, handed)
+    def cut(self, consumer: Consumer, handed: int) -> None:
+        """The consumer is cut off, but its tensors may live."""
+        if not consumer.gone:
+            self._delivery.lost(consumer)
+        self.close(consumer, handed)
 
-    def lost(self, reader: Reader, handed: int) -> None:
-        """The reader is gone, and every tensor with it: all of its slots come back."""
-        self.cut(reader, handed)
-        for turn in reader.lost():
-            self.making.came_back(turn)
+    def lost(self, consumer: Consumer, handed: int) -> None:
+        """The consumer is gone, and every tensor with it: all of its slots come back."""
+        self.cut(consumer, handed)
+        for turn in consumer.lost():
+            self.production.came_back(turn)
 
     def give_up_waiting(self) -> None:
         """Consumers that were awaited will not come back."""
-        assert self.keeping is not None
-        self.keeping.give_up()
+        assert self.group_log is not None
+        self.group_log.give_up()
         self._close_passed()
 
     def end(self) -> None:
@@ -288,7 +290,7 @@ class Stream:
                     self._list_later(epoch, run)
                 else:
                     epoch.listing, epoch.error = None, error
-        self.making.run_failed(run, error)
+        self.production.run_failed(run, error)
 
     def retry(self, run: int) -> None:
         """The pause after this run's failure is over."""
@@ -296,29 +298,29 @@ class Stream:
             if epoch.listing_pause == run:
                 epoch.listing_pause = None
                 self._list(epoch)
-        self.making.retry(run)
+        self.production.retry(run)
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The worker's process is gone; see `Making.worker_died`."""
+        """The worker's process is gone; see `Production.worker_died`."""
         for epoch in self._epochs:
             if epoch.listing is not None and epoch.listing[0] == worker:
                 self._list_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
-        self.making.worker_died(worker, how, blamed)
+        self.production.worker_died(worker, how, blamed)
 
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""
         listing = any(epoch.listing is not None and epoch.listing[0] == worker for epoch in self._epochs)
-        return listing or self.making.uses(worker)
+        return listing or self.production.uses(worker)
 
     def resize(self, share: Share, slot_nbytes: int) -> None:
         """From now on the stream has this share, of slots of this size. What is out stays out till it is released."""
         limits = self.share.credit, self.share.quota
         self.share = share
-        self.making.slot_nbytes = slot_nbytes
-        for reader in self.readers:
-            reader.resize(share)
+        self.production.slot_nbytes = slot_nbytes
+        for consumer in self.consumers:
+            consumer.resize(share)
             if (share.credit, share.quota) != limits:
-                self.tell(m.Opened(share.credit, share.quota), [reader])
+                self.tell(m.Opened(share.credit, share.quota), [consumer])
 
     def _list_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
         """The worker that listed the splits died, and of it if `blamed`."""
@@ -347,9 +349,9 @@ class Stream:
         """The stream fails now."""
         if self.error is None and not self._closing:
             self.error = error
-            self.tell(m.Failed(m.ErrorReport.of(error)), self.readers or self.waiting)
+            self.tell(m.Failed(m.ErrorReport.of(error)), self.consumers or self.waiting)
             self._stop_production()
-            if self._dealing.shared and self._deserted:
+            if self._delivery.shared and self._deserted:
                 self.end()
 
     def advance(self) -> None:
@@ -363,45 +365,47 @@ class Stream:
 
     @property
     def _deserted(self) -> bool:
-        """Whether all readers are gone, and none can come to it any more."""
-        return all(reader.gone for reader in self.readers) and (not self._dealing.shared or self.error is not None)
+        """Whether all consumers are gone, and none can come to it any more."""
+        return all(consumer.gone for consumer in self.consumers) and (
+            not self._delivery.shared or self.error is not None
+        )
 
     @property
     def _live(self) -> bool:
-        return self.error is None and not self._closing and bool(self.readers)
+        return self.error is None and not self._closing and bool(self.consumers)
 
-    def tell(self, message: do.Said, readers: list[Reader]) -> None:
-        """Send a message to those readers."""
-        for reader in readers:
-            if not reader.gone:
-                self._do(do.Tell(reader.number, message))
+    def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
+        """Send a message to those consumers."""
+        for consumer in consumers:
+            if not consumer.gone:
+                self._do(do.Tell(consumer.number, message))
 
-    def _tell_begun(self, epoch: Epoch, readers: list[Reader]) -> None:
+    def _tell_begun(self, epoch: Epoch, consumers: list[Consumer]) -> None:
         if epoch.splits is not None and self.error is None:
-            self.tell(m.Begun(epoch.number, epoch.splits.digest), readers)
+            self.tell(m.Begun(epoch.number, epoch.splits.digest), consumers)
 
-    def reading(self, epoch: Epoch) -> list[Reader]:
+    def reading(self, epoch: Epoch) -> list[Consumer]:
         """Who reads the epoch."""
-        return [reader for reader in self.readers if reader.reading and reader.epoch == epoch.number]
+        return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch.number]
 
-    def listening(self, epoch: Epoch) -> list[Reader]:
+    def listening(self, epoch: Epoch) -> list[Consumer]:
         """Who reads the epoch, and has not heard before of what comes next in it."""
-        return [reader for reader in self.reading(epoch) if (epoch.number, epoch.batches) >= reader.told]
+        return [consumer for consumer in self.reading(epoch) if (epoch.number, epoch.batches) >= consumer.told]
 
     def open_epoch(self, number: int) -> Epoch | None:
         """The epoch with this number, if it is open."""
         return next((epoch for epoch in self._epochs if epoch.number == number), None)
 
     def let_go(self, turn: Turn) -> None:
-        """The dealing keeps a part of the turn no longer."""
+        """The delivery keeps a part of the turn no longer."""
         turn.out -= 1
         if not turn.out:
-            self.making.came_back(turn)
+            self.production.came_back(turn)
 
     def _close_passed(self) -> None:
-        """Close the epochs that no reader wants any more."""
-        there = [reader.epoch for reader in self.readers if not reader.gone]
-        if not there or (self.keeping is not None and self.keeping.awaited):
+        """Close the epochs that no consumer wants any more."""
+        there = [consumer.epoch for consumer in self.consumers if not consumer.gone]
+        if not there or (self.group_log is not None and self.group_log.awaited):
             return
         wanted = min(there)
         while self._epochs and self._epochs[0].number < wanted:
@@ -428,13 +432,15 @@ class Stream:
             self._list(epoch)
 
     def _list(self, epoch: Epoch) -> None:
-        epoch.listing = self._crew.home(epoch.number + epoch.listings), next(self._ids)
+        epoch.listing = self._workers.pick(epoch.number + epoch.listings), next(self._ids)
         epoch.listings += 1
         self._do(do.ListSplits(*epoch.listing, self.feed.name, epoch.number))
 
     def _plan(self, epoch: Epoch, splits: SplitsInfo) -> None:
         try:
-            epoch.plan(self.feed, splits, 1 if self._exact else max(1, len(self._crew.hands)), len(self.readers))
+            epoch.plan(
+                self.feed, splits, 1 if self._exact else max(1, len(self._workers.available)), len(self.consumers)
+            )
         except StateMismatch as error:
             epoch.error = error
         self._tell_begun(epoch, self.reading(epoch))
@@ -444,20 +450,20 @@ class Stream:
     def _deliver(self) -> None:
         """Send what stands next, as far as it is there and the consumers have credit."""
         epoch = self._epochs[0] if self._epochs else None
-        if epoch is None or not self._dealing.wanted(epoch):
+        if epoch is None or not self._delivery.wanted(epoch):
             return
         if epoch.error is not None:
             self.fail(epoch.error)
         if epoch.order is None or self.error is not None:
             return
-        if not self._dealing.goes_on(epoch) or self._cut_short:
+        if not self._delivery.goes_on(epoch) or self._cut_short:
             return
         order = epoch.order
         while (turn := order.next()) is not None:
             while turn.parts:
                 if epoch.skip:
                     self._skip(epoch, turn)
-                elif self._dealing.deal(epoch, turn, turn.parts[0]):
+                elif self._delivery.deal(epoch, turn, turn.parts[0]):
                     turn.parts.popleft()
                 else:
                     return
@@ -467,20 +473,20 @@ class Stream:
             if turn.closed:
                 order.taken(turn)
                 self._lane_ended(epoch, turn)
-                self.making.settle(epoch, turn)
-        if order.finished and self._dealing.ends(epoch):
+                self.production.settle(epoch, turn)
+        if order.finished and self._delivery.ends(epoch):
             self._end(epoch, order)
 
-    def send(self, epoch: Epoch, reader: Reader, turn: Turn, part: Part) -> None:
+    def send(self, epoch: Epoch, consumer: Consumer, turn: Turn, part: Part) -> None:
         """Send a slab with this part of the turn."""
         nbytes = self.feed.nbytes_of(part)
         self._do(
-            do.Deliver(
-                reader=reader.number,
+            do.SendSlab(
+                consumer=consumer.number,
                 ticket=turn.ticket,
                 first=part.first,
                 nbytes=nbytes,
-                seq=reader.send(epoch.number, turn, part, nbytes),
+                seq=consumer.send(epoch.number, turn, part, nbytes),
                 epoch=epoch.number,
                 lane=turn.lane,
                 index=turn.index + part.first,
@@ -512,18 +518,18 @@ class Stream:
         self.pass_by(epoch, turn, passed, self.listening(epoch))
         self.count(epoch, passed)
 
-    def pass_by(self, epoch: Epoch, turn: Turn, part: Part, readers: list[Reader]) -> None:
-        """Tell readers of batches that they are not sent."""
+    def pass_by(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
+        """Tell consumers of batches that they are not sent."""
         index = turn.index + part.first
-        self.tell(m.Passed(epoch.number, turn.lane, index, part.batches, part.rows, part.record), readers)
+        self.tell(m.Passed(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
 
     def _lane_ended(self, epoch: Epoch, turn: Turn) -> None:
-        """If the turn has ended its lane, tell the readers, where that stands in the stream."""
+        """If the turn has ended its lane, tell the consumers, where that stands in the stream."""
         if turn.number < 0 or self._indexable:
             return
         lane = epoch.lanes[turn.lane]
         ended = m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record)
-        self._dealing.lane_ended(epoch, ended)
+        self._delivery.lane_ended(epoch, ended)
 
     def _end(self, epoch: Epoch, order: EpochOrder) -> None:
         plan, wanted = self.feed.plan, self.feed.info.samples
@@ -550,10 +556,10 @@ class Stream:
             mend = "make batch_size= smaller, or leave drop_remainder= out"
             self.fail(IncompleteEpoch(f"{said}, and drop_remainder=True drops them all: {mend}", feed=name))
         else:
-            for reader in self.reading(epoch):
-                self.tell(self._dealing.end_of(epoch, reader), [reader])
-                reader.ends += 1
-                reader.leave()
+            for consumer in self.reading(epoch):
+                self.tell(self._delivery.end_of(epoch, consumer), [consumer])
+                consumer.ends += 1
+                consumer.leave()
             self._epochs.popleft()
             self._close_epoch(epoch)
 
@@ -568,16 +574,16 @@ class Stream:
             if order is None:
                 return
             while order.ungranted or (order.more and not epoch.failing):
-                spare = self.share.production - self.making.slots_used
+                spare = self.share.production - self.production.slots_used
                 if spare <= 0 or spare <= self._kept_for_head(epoch, order):
                     return
                 if order.ungranted:
-                    self.making.hold(epoch, order.ungranted.popleft())
+                    self.production.hold(epoch, order.ungranted.popleft())
                 else:
                     turn = self._next_visit(epoch, order)
                     if turn is None:
                         return
-                    self.making.hold(epoch, turn)
+                    self.production.hold(epoch, turn)
 
     def _kept_for_head(self, epoch: Epoch, order: EpochOrder) -> int:
         """How many slots the next grant must leave: one, unless it is for the head itself.
@@ -598,26 +604,26 @@ class Stream:
         if groups is None:
             turn = order.visit()
             if turn is not None and self._indexable:
-                turn.worker = self._crew.home(turn.index // self.feed.turn)
+                turn.worker = self._workers.pick(turn.index // self.feed.turn)
             return turn
         most = max(1, self.share.production // groups.count)
         while (group := groups.least(most)) is not None:
             turn = order.visit(group)
             if turn is not None:
                 turn.group = group
-                turn.worker = self._crew.home(group)
+                turn.worker = self._workers.pick(group)
                 return turn
             groups.over(group)
         return None
 
     def _close_epoch(self, epoch: Epoch) -> None:
-        self._dealing.forget(epoch)
-        self.making.close_epoch(epoch)
+        self._delivery.forget(epoch)
+        self.production.close_epoch(epoch)
         if epoch.splits is not None and self.feed.static_splits is None:
             self._do(do.ForgetSplits(epoch.splits.number))
 
     def _stop_production(self) -> None:
-        for reader in self.readers:
-            reader.reading = False
+        for consumer in self.consumers:
+            consumer.reading = False
         while self._epochs:
             self._close_epoch(self._epochs.popleft())

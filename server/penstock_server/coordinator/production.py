@@ -19,10 +19,10 @@ from penstock_proto.messages import FeedPlan
 
 from ..feed import block_samples
 from . import commands as do
-from .crew import Crew
 from .epoch import Epoch, Filler, Lane
 from .feeds import ServedFeed, Skipped
 from .order import Leftover, Part, Turn
+from .workers import Workers
 
 ALL = 2**62
 """More batches than a lane ever has."""
@@ -30,13 +30,13 @@ LAST_PAUSE = 30.0
 """Seconds from a failure to the next try, at most."""
 
 
-class Making:
+class Production:
     """See the file's head.
 
     Args:
         feed: what is made.
         epochs: the stream's open epochs; it adds them and takes them away.
-        crew: the workers.
+        workers: the workers.
         ids: where the numbers of runs and tickets come from.
         careful: whether each batch is to be reported by itself.
         out: where commands go.
@@ -52,7 +52,7 @@ class Making:
         feed: ServedFeed,
         epochs: deque[Epoch],
         *,
-        crew: Crew,
+        workers: Workers,
         ids: Iterator[int],
         careful: bool,
         out: Callable[[do.Command], None],
@@ -63,7 +63,7 @@ class Making:
         self.nbytes = 0
         self._indexable = feed.plan.length is not None
         self._epochs = epochs
-        self._crew = crew
+        self._workers = workers
         self._ids = ids
         self._careful = careful
         self._do = out
@@ -299,7 +299,7 @@ class Making:
 
     # --- workers come and go ---
 
-    def crew_changed(self) -> None:
+    def workers_changed(self) -> None:
         """Workers came, or are to leave: lanes move when they come to a border."""
         for epoch in self._epochs:
             epoch.moved = True
@@ -327,14 +327,14 @@ class Making:
         if not epoch.moved or lane.run is None:
             return
         if self._indexable or lane.ended:
-            if lane.run[0] in self._crew.leaving and not lane.busy and not self._merges_of(epoch, lane.run[1]):
+            if lane.run[0] in self._workers.leaving and not lane.busy and not self._merges_of(epoch, lane.run[1]):
                 self._drop(epoch, lane)
             return
         if not lane.border:
             return
-        loads = [epoch.loads[worker] for worker in self._crew.hands]
-        if lane.run[0] in self._crew.hands and epoch.loads[lane.run[0]] - min(loads) < 2:
-            if max(loads) - min(loads) < 2 and not self._crew.leaving:
+        loads = [epoch.loads[worker] for worker in self._workers.available]
+        if lane.run[0] in self._workers.available and epoch.loads[lane.run[0]] - min(loads) < 2:
+            if max(loads) - min(loads) < 2 and not self._workers.leaving:
                 epoch.moved = False
             return
         self._let_go(epoch, lane)
@@ -436,7 +436,7 @@ class Making:
             turns, lane.turns = lane.turns, deque()
             error, lane.error = lane.error, None
             for turn in turns:
-                turn.worker = self._crew.home(turn.index // self.feed.turn)
+                turn.worker = self._workers.pick(turn.index // self.feed.turn)
                 epoch.lane(turn.worker).turns.append(turn)
             if error is not None:  # of the turn that was being made
                 self._fail_turn(epoch, turns[0], error)
@@ -485,11 +485,11 @@ class Making:
     def _start(self, epoch: Epoch, key: int, lane: Lane) -> Filler:
         """Open a run for the lane: at home, or, where workers came or went, with the worker that has fewest lanes."""
         if self._indexable:
-            worker = key if key in self._crew.hands else self._crew.home(key)
+            worker = key if key in self._workers.available else self._workers.pick(key)
         elif epoch.moved:
-            worker = min(self._crew.hands, key=epoch.loads.__getitem__)
+            worker = min(self._workers.available, key=epoch.loads.__getitem__)
         else:
-            worker = self._crew.home(key)
+            worker = self._workers.pick(key)
         run = worker, next(self._ids)
         epoch.start(lane, run)
         number = 0 if self._indexable else key

@@ -17,7 +17,7 @@ MOST_SECONDS = 0.25
 """A first sample that took longer is not made again."""
 
 
-class Comparisons:
+class FirstSampleChecks:
     """Those that are still to be made. What is to be done goes to `out`."""
 
     def __init__(self, out: Callable[[do.Command], None]) -> None:

@@ -8,8 +8,8 @@ from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatc
 from penstock_proto.messages import Had, Missing
 from penstock_proto.position import Position
 
-from .dealing import off_border
-from .reader import Reader
+from .consumer import Consumer
+from .delivery import off_border
 from .stream import Stream
 
 
@@ -26,7 +26,7 @@ class Ask:
         group, rank, world_size: which rank of which group it is; world_size 0: none. A group alone shares a stream;
             neither: the stream is its own.
         pad: as a rank: whether the last round of an epoch is filled up.
-        consumer: who it is; the same whenever it comes again.
+        identity: the same whenever the client comes again.
         had: in a group: the last slabs that it was handed.
     """
 
@@ -39,11 +39,11 @@ class Ask:
     rank: int = 0
     world_size: int = 0
     pad: bool = False
-    consumer: bytes = b""
+    identity: bytes = b""
     had: tuple[Had, ...] = ()
 
 
-class Gathering:
+class Rendezvous:
     """The ranks of one group, and the stream that begins when all are there.
 
     What a rank asks for is compared with the others' when all are there, and where it differs all of them are told: of
@@ -53,7 +53,7 @@ class Gathering:
     def __init__(self, stream: Stream, world_size: int) -> None:
         self.stream = stream
         self._world_size = world_size
-        self._members: dict[int, tuple[Reader, Ask]] = {}
+        self._members: dict[int, tuple[Consumer, Ask]] = {}
         self._told: list[int] = []
 
     @property
@@ -91,7 +91,7 @@ class Gathering:
         that one's."""
         for _, other in list(self._members.values()):
             further = ask.again and not other.again and _place(other) != _place(ask)
-            if further and not self.stream.readers:
+            if further and not self.stream.consumers:
                 self.stream.fail(_mismatch(other, ask, self.stream.feed.name))
                 return
 
@@ -110,27 +110,27 @@ class Gathering:
             self.stream.fail(error)
             raise error
 
-    def join(self, reader: Reader, ask: Ask) -> None:
+    def join(self, consumer: Consumer, ask: Ask) -> None:
         """One more is there; the stream begins with the last."""
         if self._told and len(self._members) == self._world_size - 1:
             self._tell(())  # the last one does not wait, and has not heard yet that its session is open
-        self._members[ask.rank] = reader, ask
-        self.stream.waiting.append(reader)
+        self._members[ask.rank] = consumer, ask
+        self.stream.waiting.append(consumer)
         if len(self._members) == self._world_size:
             members = [self._members[rank] for rank in range(self._world_size)]
-            self.stream.start([reader for reader, _ in members], [ask.position for _, ask in members])
+            self.stream.start([consumer for consumer, _ in members], [ask.position for _, ask in members])
 
     def look_at_the_clock(self) -> None:
         """Now and then those that are there are told who is not, so that they can say so, or give up."""
-        there = [reader.number for reader, _ in self._members.values()]
-        if not self.stream.readers and there != self._told:
+        there = [consumer.number for consumer, _ in self._members.values()]
+        if not self.stream.consumers and there != self._told:
             self._told = there
             self._tell(tuple(rank for rank in range(self._world_size) if rank not in self._members))
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, consumer: Consumer) -> None:
         """One is gone again before the stream began."""
-        if not self.stream.readers and any(member is reader for member, _ in self._members.values()):
-            del self._members[reader.rank]
+        if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
+            del self._members[consumer.rank]
 
     def _tell(self, missing: tuple[int, ...]) -> None:
         self.stream.tell(Missing(missing), self.stream.waiting)
@@ -154,7 +154,7 @@ class Gathering:
         return None
 
     def _may_end_at(self, ask: Ask) -> bool:
-        """Whether its position may be the end of an epoch. Where that is not known yet, dealing finds out."""
+        """Whether its position may be the end of an epoch. Where that is not known yet, delivery finds out."""
         return self.stream.feed.info.batches in (None, _place(ask)[1])
 
 

@@ -29,9 +29,9 @@ from penstock_proto.position import unpack
 from . import greeted
 from .bugs import Bugs
 from .coordinator import Coordinator, a_bug
-from .coordinator.commands import Deliver
-from .coordinator.gathering import Ask
-from .coordinator.reader import Reader
+from .coordinator.commands import SendSlab
+from .coordinator.consumer import Consumer
+from .coordinator.rendezvous import Ask
 from .coordinator.stream import Stream
 from .greeted import Greeted
 from .host.arena import Segment
@@ -61,7 +61,7 @@ class Session:
     routing_id: bytes
     heard: float
     peer: LocalPeer | None = None
-    reader: Reader | None = None
+    reader: Consumer | None = None
     position: bytearray = field(default_factory=bytearray)
     """What has come of the packed position from which its stream shall begin."""
     consumer: bytes = b""
@@ -277,9 +277,9 @@ class Consumers:
 
     # --- what goes ---
 
-    def deliver(self, slab: Deliver, segment: Segment) -> None:
+    def deliver(self, slab: SendSlab, segment: Segment) -> None:
         """Send one slab."""
-        session = self._by_reader.get(slab.reader)
+        session = self._by_reader.get(slab.consumer)
         if session is None:
             return
         local = session.peer is not None
@@ -415,7 +415,7 @@ class Consumers:
             rank=message.rank,
             world_size=message.world_size,
             pad=message.pad,
-            consumer=message.consumer,
+            identity=message.consumer,
             had=message.had,
         )
         self._take_the_place_of(message)
@@ -493,7 +493,7 @@ class Consumers:
                 self._router.drop(session.routing_id)
             self._tell_coordinator(reader, self._coordinator.lost, handed)
 
-    def _tell_coordinator(self, reader: Reader, event: Callable[[Reader, int], None], handed: int) -> None:
+    def _tell_coordinator(self, reader: Consumer, event: Callable[[Consumer, int], None], handed: int) -> None:
         """Tell the coordinator that a reader goes, which it can at any time."""
         try:
             event(reader, handed)

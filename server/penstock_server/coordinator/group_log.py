@@ -1,6 +1,6 @@
 """Where a group's stream stands, for a state file: what of it was handed over, and who may have been handed more.
 
-No consumer of a group knows its position, so the dealing says here what it deals, in stream order, and what was handed
+No consumer of a group knows its position, so the delivery says here what it deals, in stream order, and what was handed
 over, in any. From that comes the position behind the longest beginning of the stream of which all was handed over, and
 what was handed over beyond it (*ahead*). What changes goes out as `Keep`, at once: before the credit that it frees is
 used, before the End that it makes possible, before a consumer hears that it is open.
@@ -24,16 +24,16 @@ from penstock_proto.position import Position
 from penstock_proto.standing import Standing
 
 from . import commands as do
+from .consumer import Sent
 from .order import Part, Turn
 from .ranges import Ranges
-from .reader import Sent
 
 MOST_HAD = 4096
 """Batches that a consumer may have been handed and a daemon not know of: as many as the greatest credit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedGroup:
     """What a state file has of a group.
 
     Attributes:
@@ -66,7 +66,7 @@ def check_had(had: Iterable[Had], feed: str) -> None:
         raise ProtocolError(f"{batches} batches that were had; a consumer has {MOST_HAD} at the most", feed=feed)
 
 
-class Keeping:
+class GroupLog:
     """See the file's head.
 
     Args:
@@ -79,7 +79,7 @@ class Keeping:
         awaited: consumers that may have been handed what nobody knows of.
     """
 
-    def __init__(self, feed: FeedInfo, group: str, kept: Kept | None, out: Callable[[do.Command], None]) -> None:
+    def __init__(self, feed: FeedInfo, group: str, kept: SavedGroup | None, out: Callable[[do.Command], None]) -> None:
         self.awaited = set(kept.consumers) if kept else set()
         self._feed = feed
         self._group = group
@@ -119,7 +119,7 @@ class Keeping:
     def end(self, forget: bool) -> None:
         """The stream has ended. What is kept of it stays as it is, or is forgotten."""
         if not self._over and forget:
-            self._out(do.Forget(self._feed.name, self._group))
+            self._out(do.ForgetGroup(self._feed.name, self._group))
         self._over = True
 
     # --- the stream, in its order ---
@@ -209,7 +209,7 @@ class Keeping:
         standing, moved = self._standing, self._moved
         self._moved = {}
         self._out(
-            do.Keep(
+            do.SaveGroup(
                 feed=self._feed,
                 group=self._group,
                 epoch=standing.epoch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Crew:
+class Workers:
     """The workers by number.
 
     A worker that died is away until the process in its place is ready; it gets work only where there is nobody else. A
@@ -14,19 +14,19 @@ class Crew:
         self.numbers = list(range(count))
         self.away: set[int] = set()
         self.leaving: set[int] = set()
-        self._hands = list(self.numbers)
+        self._available = list(self.numbers)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
-    def hands(self) -> list[int]:
+    def available(self) -> list[int]:
         """Those that can be given work, by number: none that leaves or is away, unless all others are."""
-        return self._hands
+        return self._available
 
-    def home(self, place: int) -> int:
+    def pick(self, place: int) -> int:
         """Who gets work number `place`: neighbours get different workers."""
-        return self._hands[place % len(self._hands)]
+        return self._available[place % len(self._available)]
 
     def add(self, number: int) -> None:
         """There is one worker more; it is away until it is ready."""
@@ -63,4 +63,4 @@ class Crew:
 
     def _look(self) -> None:
         staying = [number for number in self.numbers if number not in self.leaving]
-        self._hands = [number for number in staying if number not in self.away] or staying or self.numbers
+        self._available = [number for number in staying if number not in self.away] or staying or self.numbers

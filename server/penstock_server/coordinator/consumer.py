@@ -27,16 +27,16 @@ class Sent(Struct, frozen=True):
     part: Part
 
 
-class Reader:
+class Consumer:
     """See the file's head.
 
     Args:
-        number: the reader's id.
+        number: the consumer's id.
         stream: what it reads, whose share says how many slabs may be under way (`credit`) and under tensors (`quota`).
         credit_bytes: most bytes under way; one slab is always allowed.
         holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
         rank: which batch of each round is its own.
-        consumer: the same in all readers that one consumer has one after another.
+        identity: the same for a client that comes back, and so has several consumers one after another.
 
     Attributes:
         epoch: the one that it reads, or would read next.
@@ -59,10 +59,10 @@ class Reader:
         credit_bytes: int,
         holds_handed: bool,
         rank: int = 0,
-        consumer: bytes = b"",
+        identity: bytes = b"",
     ) -> None:
         self.number = number
-        self.consumer = consumer
+        self.identity = identity
         self.stream = stream
         self.share = stream.share
         self.rank = rank
@@ -157,7 +157,7 @@ class Reader:
             raise ProtocolError(f"{handed} slabs handed of {self.sent} sent", feed=self._feed)
 
     def believed(self, handed: int) -> int:
-        """How many slabs count as handed over of a reader that is gone and is said to have been handed so many: what
+        """How many slabs count as handed over of a consumer that is gone and is said to have been handed so many: what
         it said last, where that cannot be."""
         return handed if handed <= self.sent else self.handed
 
