@@ -336,6 +336,8 @@ class Run:
 
     def _may_join(self, reader: Reader) -> bool:
         first = next(other for other in self.readers if other.feed == reader.feed)
+        if reader.job.together == "group" and not first.turn:  # it could read all and end the group before that comes
+            return reader is first or first.over
         return reader is first or first.batches >= reader.plan.joins or first.over
 
     def others_read(self, reader: Reader) -> bool:
