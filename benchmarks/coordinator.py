@@ -34,9 +34,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +47,9 @@ from penstock_proto import messages as m
 from penstock_proto.messages import FeedPlan
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.consumer import Consumer
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.feeds import SplitsInfo
-from penstock_server.coordinator.order import Part
-from penstock_server.coordinator.rendezvous import Ask
 from penstock_server.permutation import make_key, permute
 from penstock_server.worker.splits import SplitList, write_list
 
@@ -69,7 +66,7 @@ ROWS_LEFT = 5
 class Row:
     """One row of the table.
 
-    `length`: batches in a lane (of an indexable feed: in an epoch). `readers`: of a group, or ranks, of each stream.
+    `length`: batches in a lane (of an indexable feed: in an epoch). `consumers`: of a group, or ranks, of each stream.
     `event`: what happens to the last worker when the clock starts: it "leaves", and its lanes never come to a border;
     or it "dies", and lanes move back to the new one.
     """
@@ -83,7 +80,7 @@ class Row:
     order: str = "exact"
     indexable: bool = False
     length: int = ENDLESS
-    readers: int = 1
+    consumers: int = 1
     ranks: bool = False
     event: str = ""
 
@@ -128,10 +125,10 @@ ROWS = [
     Row("indexable, 2 workers", indexable=True),
     Row("indexable, 256 workers", workers=256, indexable=True),
     Row("indexable, fast order, 256 workers", workers=256, indexable=True, order="fast"),
-    Row("a group of 4, 16 lanes, 2 workers", readers=4),
-    Row("a group of 4, 4096 lanes, 256 workers", lanes=4096, workers=256, readers=4),
-    Row("4 ranks, 16 lanes, 2 workers", readers=4, ranks=True),
-    Row("4 ranks, 4096 lanes, 256 workers", lanes=4096, workers=256, readers=4, ranks=True),
+    Row("a group of 4, 16 lanes, 2 workers", consumers=4),
+    Row("a group of 4, 4096 lanes, 256 workers", lanes=4096, workers=256, consumers=4),
+    Row("4 ranks, 16 lanes, 2 workers", consumers=4, ranks=True),
+    Row("4 ranks, 4096 lanes, 256 workers", lanes=4096, workers=256, consumers=4, ranks=True),
 ]
 
 
@@ -140,32 +137,26 @@ class Served:
 
     def __init__(self, row: Row) -> None:
         self.coordinator = Coordinator(workers=row.workers, memory=PLENTY)
-        self.coordinator.plans([row.plan()], 0)
         splits = SplitsInfo(0 if row.indexable else 1, 0 if row.indexable else row.splits, bytes(32))
-        self.coordinator.splits_listed(0, splits, Leaf("float32", (16,)), 64)
-        self.readers: dict[int, Consumer] = {}
+        self.handle(on.Imported(0, (row.plan(),)))
+        self.handle(on.SplitsListed(0, splits, Leaf("float32", (16,)), 64))
+        self.first: list[do.Command] = []
         for stream in range(row.streams):
-            for rank in range(row.readers):
+            for rank in range(row.consumers):
                 ask = Ask(
                     credit=8,
                     credit_bytes=PLENTY,
                     quota=8,
-                    group=f"group {stream}" if row.readers > 1 else "",
+                    group=f"group {stream}" if row.consumers > 1 else "",
                     rank=rank if row.ranks else 0,
-                    world_size=row.readers if row.ranks else 0,
+                    world_size=row.consumers if row.ranks else 0,
                 )
-                reader = self.coordinator.open("train", ask)
-                self.readers[reader.number] = reader
-        for reader in self.readers.values():
-            self.coordinator.begin(reader, 0)
+                self.first += self.handle(on.Open(len(self.coordinator.consumers) + 1, "train", ask))
+        for consumer in self.coordinator.consumers:
+            self.first += self.handle(on.Begin(consumer, 0))
 
-
-def acknowledge(served: Served, reader: int, handed: int, released: tuple[int, ...], ended: int) -> None:
-    served.coordinator.acknowledge(served.readers[reader], handed, released, ended)
-
-
-def begin(served: Served, reader: int, epoch: int) -> None:
-    served.coordinator.begin(served.readers[reader], epoch)
+    def handle(self, event: on.Event) -> list[do.Command]:
+        return self.coordinator.handle(event, 0.0)
 
 
 class World:
@@ -177,7 +168,7 @@ class World:
     """
 
     def __init__(self, row: Row) -> None:
-        self.events: list[tuple[Any, ...]] = []
+        self.events: list[on.Event] = []
         self.batches = 0
         self._row = row
         self._served = Served(row)
@@ -187,12 +178,12 @@ class World:
         """When each worker that has something to do is done with the first of it, soonest first."""
         self._now = 0.0
         self._careful: set[int] = set()
-        self._slabs: dict[int, list[int]] = {number: [0, 0] for number in self._served.readers}
-        """How many slabs and Ends came to each reader."""
+        self._slabs: dict[int, list[int]] = {number: [0, 0] for number in self._served.coordinator.consumers}
+        """How many slabs and Ends came to each consumer."""
 
     def run(self, batches: int) -> None:
         """Go on until so many batches were sent in all."""
-        self._answer()
+        self._carry_out(self._served.first)
         while self.batches < batches:
             self._now, worker = heapq.heappop(self._busy)
             if self._fills[worker]:
@@ -204,11 +195,11 @@ class World:
         """Let come what the row says."""
         last = self._row.workers - 1
         if self._row.event == "leaves":
-            self._tell(Coordinator.retire_worker, last)
+            self._tell(on.RetireWorker(last))
         elif self._row.event == "dies":
             self._fills[last].clear()
-            self._tell(Coordinator.worker_died, last, "was killed by SIGKILL")
-            self._tell(Coordinator.worker_ready, last)
+            self._tell(on.WorkerDied(last, "was killed by SIGKILL"))
+            self._tell(on.Imported(last, (self._row.plan(),)))
 
     def _start(self, worker: int) -> None:
         took = self._fills[worker][0].batches * self._random.uniform(0.5, 1.5)
@@ -222,57 +213,57 @@ class World:
         each = 1 if fill.run in self._careful else max(1, count)
         for first in range(0, max(1, count), each):
             batches = min(each, count - first)
-            part = Part(first, batches, batches * BATCH_ROWS, (), RECORD) if batches > 0 else None
             last = first + each >= count
-            said = {"last": last, "ended": last and ended, "leftover": ROWS_LEFT if last and ended else 0}
-            border = row.event == "dies"
-            self._tell(Coordinator.made, fill.ticket, fill.run, part, record=RECORD, border=border, **said)
+            made = m.Made(
+                fill.run,
+                fill.ticket,
+                first=first,
+                batches=max(0, batches),
+                rows=max(0, batches) * BATCH_ROWS,
+                last=last,
+                ended=last and ended,
+                leftover=ROWS_LEFT if last and ended else 0,
+                record=RECORD,
+                border=row.event == "dies",
+            )
+            self._tell(made)
 
-    def _tell(self, call: Callable[..., object], *values: object, **named: object) -> None:
-        self._call(call, *values, **named)
-        self._answer()
+    def _tell(self, event: on.Event) -> None:
+        self._carry_out(self._handle(event))
 
-    def _call(self, call: Callable[..., object], *values: object, **named: object) -> None:
-        event = call, values, named
+    def _handle(self, event: on.Event) -> list[do.Command]:
         self.events.append(event)
-        bound(self._served, event)()
+        return self._served.handle(event)
 
-    def _answer(self) -> None:
-        coordinator = self._served.coordinator
-        while commands := coordinator.take():
-            for command in commands:
-                match command:
-                    case do.FindSlot():
-                        self._call(Coordinator.slot_found, command.ticket)
-                    case do.StartRun(run=run, careful=True):
-                        self._careful.add(run)
-                    case do.Fill():
-                        self._fills[command.worker].append(command)
-                        if len(self._fills[command.worker]) == 1:
-                            self._start(command.worker)
-                    case do.DropRun(worker=worker, run=run):
-                        dropped = [fill for fill in self._fills[worker] if fill.run == run]
-                        for fill in dropped:
-                            self._fills[worker].remove(fill)
-                            self._call(Coordinator.made, fill.ticket, run, None, last=True)
-                    case do.WriteRows():
-                        self._call(Coordinator.rows_written, command.ticket, command.run)
-                    case do.SendSlab():
-                        self.batches += command.batches
-                        came = self._slabs[command.consumer]
-                        came[0] += 1
-                        self._call(acknowledge, command.consumer, came[0], (command.seq,), came[1])
-                    case do.Tell(message=m.End() as end):
-                        came = self._slabs[command.consumer]
-                        came[1] += 1
-                        self._call(acknowledge, command.consumer, came[0], (), came[1])
-                        self._call(begin, command.consumer, end.epoch + 1)
-
-
-def bound(served: Served, event: tuple[Any, ...]) -> partial[object]:
-    call, values, named = event
-    target = served if call in (acknowledge, begin) else served.coordinator
-    return partial(call, target, *values, **named)
+    def _carry_out(self, first: list[do.Command]) -> None:
+        commands = deque(first)
+        while commands:
+            match commands.popleft():
+                case do.FindSlot() as command:
+                    commands += self._handle(on.SlotFound(command.ticket))
+                case do.StartRun(run=run, careful=True):
+                    self._careful.add(run)
+                case do.Fill() as command:
+                    self._fills[command.worker].append(command)
+                    if len(self._fills[command.worker]) == 1:
+                        self._start(command.worker)
+                case do.DropRun(worker=worker, run=run):
+                    dropped = [fill for fill in self._fills[worker] if fill.run == run]
+                    for fill in dropped:
+                        self._fills[worker].remove(fill)
+                        commands += self._handle(m.Made(run, fill.ticket, first=0, batches=0, rows=0, last=True))
+                case do.WriteRows() as command:
+                    commands += self._handle(m.RowsWritten(command.run, command.ticket))
+                case do.SendSlab() as command:
+                    self.batches += command.batches
+                    came = self._slabs[command.consumer]
+                    came[0] += 1
+                    commands += self._handle(on.Acknowledge(command.consumer, came[0], (command.seq,), came[1]))
+                case do.Tell(consumer=consumer, message=m.End() as end):
+                    came = self._slabs[consumer]
+                    came[1] += 1
+                    commands += self._handle(on.Acknowledge(consumer, came[0], (), came[1]))
+                    commands += self._handle(on.Begin(consumer, end.epoch + 1))
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -284,7 +275,7 @@ class History:
     """What the coordinator is told in a row: `events`, of which the first `warm` are not timed."""
 
     row: Row
-    events: list[tuple[Any, ...]]
+    events: list[on.Event]
     warm: int
     batches: int
 
@@ -306,28 +297,23 @@ def history(row: Row, batches: int) -> History:
 def replay(told: History) -> tuple[float, float]:
     """Seconds per batch of the coordinator, with the loop, and of the loop alone."""
     served = Served(told.row)
-    take = served.coordinator.take
-    take()
+    handle = served.coordinator.handle
     for event in told.events[: told.warm]:
-        bound(served, event)()
-        take()
-    calls = [bound(served, event) for event in told.events[told.warm :]]
-    idle = [partial(nothing, *call.args, **call.keywords) for call in calls]
-    before = sum(reader.batches for reader in served.readers.values())
+        handle(event, 0.0)
+    timed = told.events[told.warm :]
+    before = sum(consumer.batches for consumer in served.coordinator.consumers.values())
     gc.collect()
     gc.freeze()  # what is kept for the measurement is no work of the coordinator's
     began = time.process_time()
-    for call in calls:
-        call()
-        take()
+    for event in timed:
+        handle(event, 0.0)
     took = time.process_time() - began
     began = time.process_time()
-    for call in idle:
-        call()
-        nothing()
+    for event in timed:
+        nothing(event, 0.0)
     loop = time.process_time() - began
     gc.unfreeze()
-    sent = sum(reader.batches for reader in served.readers.values()) - before
+    sent = sum(consumer.batches for consumer in served.coordinator.consumers.values()) - before
     if told.row.length == ENDLESS and sent != told.batches:  # else readers count from the start of their epoch
         raise AssertionError(f"{told.row.label}: {sent} batches were sent, and {told.batches} when it was recorded")
     return took / told.batches, loop / told.batches
@@ -342,13 +328,12 @@ def opening(lanes: int, shuffle: int) -> dict[str, float]:
     fd, nbytes, digest = write_list(splits)
     wrote = time.process_time() - began
     coordinator = Coordinator(workers=row.workers, memory=PLENTY)
-    coordinator.plans([plan], 0)
-    coordinator.splits_listed(0, SplitsInfo(1, SPLITS, digest), Leaf("float32", (16,)), 64)
+    coordinator.handle(on.Imported(0, (plan,)), 0.0)
+    coordinator.handle(on.SplitsListed(0, SplitsInfo(1, SPLITS, digest), Leaf("float32", (16,)), 64), 0.0)
     began = time.process_time()
-    coordinator.open("train", Ask(credit=8, credit_bytes=PLENTY, quota=8))
-    wish = next(command for command in coordinator.take() if isinstance(command, do.FindSlot))
-    coordinator.slot_found(wish.ticket)
-    coordinator.take()
+    commands = coordinator.handle(on.Open(1, "train", Ask(credit=8, credit_bytes=PLENTY, quota=8)), 0.0)
+    wish = next(command for command in commands if isinstance(command, do.FindSlot))
+    coordinator.handle(on.SlotFound(wish.ticket), 0.0)
     opened = time.process_time() - began
     began = time.process_time()
     read = SplitList(fd, nbytes)

@@ -13,8 +13,9 @@ import msgspec
 from penstock_proto import PenstockError
 from penstock_proto.messages import Had
 from penstock_proto.position import Position, unpack
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import Consumer as Reader
-from penstock_server.coordinator.rendezvous import Ask
 
 if TYPE_CHECKING:
     from simulation import World
@@ -46,55 +47,55 @@ class Attacker:
         self.acts -= 1
         if not self.acts:
             for reader in (*self._there, *self._failed):
-                self._world.coordinator.lost(reader, self._handed(reader))
+                self._world.handle(on.Lost(reader.number, self._handed(reader)))
             return
         what = self._dice.choice((self._open, self._say, self._say, self._say, self._go))
         what()
 
     def _open(self) -> None:
         coordinator = self._world.coordinator
-        before, reserved = set(coordinator.streams), coordinator.reserved
+        before, reserved = set(coordinator.streams), coordinator.budget.reserved
         try:
-            reader = coordinator.open(self._feed, self._ask())
+            reader = self._world.ask(self._feed, self._ask())
         except PenstockError:
             assert set(coordinator.streams) <= before, "a session that was refused has a stream"
-            assert coordinator.reserved <= reserved, "a session that was refused keeps memory"
+            assert coordinator.budget.reserved <= reserved, "a session that was refused keeps memory"
             return
-        if reader.stream.number not in before:
-            self._world.forged.add(reader.stream.number)
+        if reader.stream not in before:
+            self._world.forged.add(reader.stream)
         self._readers.append(reader)
         self._there.append(reader)
 
     def _say(self) -> None:
         if not self._there:
             return
-        coordinator, dice = self._world.coordinator, self._dice
+        handle, dice = self._world.handle, self._dice
         reader = dice.choice(self._there)
         before = _state(reader)
         try:
             match dice.choice(("begin", "begin", "acknowledge", "leave", "leave", "close")):
                 case "begin":
-                    coordinator.begin(reader, dice.choice((0, 0, 1, 2, 2**53)))
+                    handle(on.Begin(reader.number, dice.choice((0, 0, 1, 2, 2**53))))
                 case "acknowledge":
                     known = [*reader.out][:3] * 2  # each twice
                     released = tuple(dice.choice([*known, self._absurd()]) for _ in range(dice.choice((0, 0, 1, 2, 3))))
                     ended = dice.choice((reader.ended, reader.ends, self._absurd()))
-                    coordinator.acknowledge(reader, self._handed(reader), released, ended)
+                    handle(on.Acknowledge(reader.number, self._handed(reader), released, ended))
                 case "leave":
-                    coordinator.leave(reader, dice.choice((reader.epoch, 0, 1)), self._handed(reader))
+                    handle(on.Leave(reader.number, dice.choice((reader.epoch, 0, 1)), self._handed(reader)))
                 case "close":
-                    coordinator.close(reader, self._handed(reader))
+                    handle(on.Close(reader.number, self._handed(reader)))
         except PenstockError:
             assert _state(reader) == before, "what was refused has changed something"
             self._there.remove(reader)
             self._failed.append(reader)  # its connection still stands, and nothing that it says counts
-            coordinator.cut(reader, reader.handed)
+            handle(on.Cut(reader.number, reader.handed))
 
     def _go(self) -> None:
         readers = self._dice.choice((self._there, self._failed))
         if readers:
             reader = readers.pop(self._dice.randrange(len(readers)))
-            self._world.coordinator.lost(reader, self._handed(reader))
+            self._world.handle(on.Lost(reader.number, self._handed(reader)))
 
     def _handed(self, reader: Reader) -> int:
         """A count of slabs that it says were handed to it."""
@@ -161,5 +162,5 @@ def _state(reader: Reader) -> tuple[object, ...]:
     """All that a message of the reader's can change of it."""
     sent = (reader.sent, reader.handed, reader.ends, reader.ended, reader.under_way, tuple(reader.out))
     epochs = (reader.epoch, reader.reading, reader.begun, reader.gone)
-    turns = tuple(turn.out for turn in reader.out.values())
-    return *sent, *epochs, turns
+    held = tuple(lease.holders for lease in reader.out.values())
+    return *sent, *epochs, held

@@ -12,7 +12,7 @@ No process, socket, clock or byte of memory is real. Samples are (epoch, split, 
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +20,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace as replace_struct
 from reference import batches_of_index, batches_of_lanes
 from simulated_attacker import Attacker
 
@@ -39,11 +40,10 @@ from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
 from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import Consumer as Reader
 from penstock_server.coordinator.feeds import ServedFeed, Skipped, SplitsInfo
-from penstock_server.coordinator.order import Part
-from penstock_server.coordinator.rendezvous import Ask
-from penstock_server.coordinator.stream import Stream
 from penstock_server.feed import ENDLESS
 from penstock_server.statefile import StateFile
 
@@ -54,6 +54,9 @@ Event: TypeAlias = Callable[[], object]
 Meet: TypeAlias = Callable[[Sample, int], bool]
 """What happens where a sample is read, of the split at this position."""
 
+
+PATIENCE = 1e9
+"""Seconds that a group waits: its consumers come back before, however fast the clock of a world runs."""
 
 MOST_STEPS = 10_000
 """A world of these sizes ends long before."""
@@ -360,7 +363,6 @@ class Worker:
         self.told: deque[Event] = deque()
         self.answers: deque[Event] = deque()
         self._world = world
-        self._coordinator = world.coordinator
 
     def next_fill(self) -> Fill | None:
         """The first turn that can be gone on with: one that waits for room holds up its own run only."""
@@ -375,9 +377,9 @@ class Worker:
 
     def list_splits(self, run: int, feed: SimFeed, epoch: int) -> None:
         if epoch in feed.unlisted:
-            self._answer(self._coordinator.run_failed, run, GeneratorError(f"no splits in epoch {epoch}"))
+            self._answer(on.RunFailed(run, GeneratorError(f"no splits in epoch {epoch}")))
             return
-        self._answer(self._world.listed, run, feed, epoch)
+        self.answers.append(partial(self._world.listed, run, feed, epoch))
 
     def start_run(self, start: do.StartRun, feed: SimFeed) -> None:
         hold(start.run not in self.runs, f"run {start.run} is started twice")
@@ -411,7 +413,7 @@ class Worker:
         if feed.on_error != "skip":
             raise GeneratorError(f"raises at {sample}")
         run.cuts[position] = sample[2]
-        self._answer(self._coordinator.split_skipped, number, position, Skipped(str(position), sample[2], "raises"))
+        self._answer(on.SplitSkipped(number, position, Skipped(str(position), sample[2], "raises")))
         return False
 
     def fill(self, fill: Fill) -> None:
@@ -430,7 +432,7 @@ class Worker:
     def write_rows(self, rows: do.WriteRows, slot: Slot) -> None:
         if self._world.is_forged(rows.run) and not self.fills_of(rows.run):  # it failed
             slot.fillers.discard((self, rows.run))
-            self._answer(self._coordinator.rows_written, rows.ticket, rows.run)
+            self._answer(m.RowsWritten(rows.run, rows.ticket))
             return
         hold(self.fills_of(rows.run), f"rows of run {rows.run}, which is not open, are to be written")
         run = self.runs[rows.run]
@@ -447,14 +449,14 @@ class Worker:
         hold(len(leftover) == rows.count, f"run {rows.run} has not so many leftover rows")
         slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
         slot.fillers.discard((self, rows.run))
-        self._answer(self._coordinator.rows_written, rows.ticket, rows.run)
+        self._answer(m.RowsWritten(rows.run, rows.ticket))
 
     def drop_run(self, run: int) -> None:
         self.dropped.add(run)
         if self.runs.pop(run, None) is not None:
             for fill in [fill for fill in self.fills if fill.run == run]:
                 self._close(fill)
-                self._answer(self._coordinator.made, fill.ticket, run, None, last=True)
+                self._answer(m.Made(run, fill.ticket, first=0, batches=0, rows=0, last=True))
 
     # what it does
 
@@ -473,7 +475,7 @@ class Worker:
                 if run.feed.batch_size is None and run.feed.nbytes(batch) > fill.slot.nbytes:
                     run.kept, fill.waits = batch, True
                     fill.slot.fillers.remove((self, fill.run))
-                    self._answer(self._coordinator.need_room, fill.ticket, fill.run, run.feed.nbytes(batch))
+                    self._answer(m.NeedRoom(fill.run, fill.ticket, run.feed.nbytes(batch)))
                     return
                 fill.slot.write(fill.ticket, fill.base + fill.made + len(parts), batch)
                 parts.append(batch)
@@ -505,24 +507,24 @@ class Worker:
         self.blamed = blamed
         self.alive = False
         self.told.clear()
-        self._answer(self._world.bury, self)
+        self.answers.append(partial(self._world.bury, self))
 
     def _made(self, fill: Fill, run: Run, parts: list[Batch], *, last: bool) -> None:
-        part = None
-        record = run.record()
+        made = m.Made(fill.run, fill.ticket, first=0, batches=0, rows=0, last=False, record=run.record())
         if parts:
             rows = sum(run.feed.rows(batch) for batch in parts)
-            part = Part(fill.made, len(parts), rows, run.feed.shapes(parts[0]), record)
+            shapes = run.feed.shapes(parts[0])
+            made = replace_struct(made, first=fill.made, batches=len(parts), rows=rows, shapes=shapes)
             fill.made += len(parts)
         if last:
             self._close(fill)
-        apart = part is not None and (not last or self._world.random.random() < 0.3)
-        if apart:
-            self._answer(self._coordinator.made, fill.ticket, fill.run, part, record=record, border=self._border())
-            part = None
+        if parts and (not last or self._world.random.random() < 0.3):
+            self._answer(replace_struct(made, border=self._border()))
+            made = replace_struct(made, first=0, batches=0, rows=0, shapes=())
         if last:
-            answer = partial(self._coordinator.made, last=True, ended=run.ended, leftover=len(run.leftover))
-            self._answer(answer, fill.ticket, fill.run, part, record=record, border=self._border())
+            ended, leftover = run.ended, len(run.leftover)
+            made = replace_struct(made, last=True, ended=ended, leftover=leftover, border=self._border())
+            self._answer(made)
 
     def _border(self) -> bool:
         return self._world.random.random() < 0.3
@@ -530,14 +532,14 @@ class Worker:
     def _fail(self, run: int, error: PenstockError) -> None:
         self.runs[run].failed = True
         self.fills = [fill for fill in self.fills if fill.run != run]
-        self._answer(self._coordinator.run_failed, run, error)
+        self._answer(on.RunFailed(run, error))
 
     def _close(self, fill: Fill) -> None:
         self.fills.remove(fill)
         fill.slot.fillers.discard((self, fill.run))
 
-    def _answer(self, event: Callable[..., object], *values: object, **named: object) -> None:
-        self.answers.append(partial(event, *values, **named))
+    def _answer(self, event: on.Event) -> None:
+        self.answers.append(partial(self._world.handle, event))
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------
@@ -589,7 +591,9 @@ class Consumer:
         position: Position | None = None,
     ) -> None:
         self.reader = reader
-        self.track = Track(reader.stream.feed.info, position)
+        self.number = reader.number
+        self.stream = world.coordinator.streams[reader.stream]
+        self.track = Track(self.stream.feed.info, position)
         self.read: dict[int, list[Batch]] = {}
         self.ended: dict[int, m.End] = {}
         self.failures: list[PenstockError] = []
@@ -598,7 +602,6 @@ class Consumer:
         self.says: deque[Event] = deque()
         self.received = 0
         self._world = world
-        self._coordinator = world.coordinator
         self._reads = deque(reads)
         self._hoards = hoards
         self._dies_after = dies_after
@@ -636,11 +639,6 @@ class Consumer:
     @property
     def _shares(self) -> bool:
         return bool(self._ask.group) and not self._ask.world_size
-
-    @property
-    def stream(self) -> Stream:
-        """What it reads."""
-        return self.reader.stream
 
     @property
     def under_way(self) -> tuple[int, int]:
@@ -764,7 +762,7 @@ class Consumer:
         self._begin_again = False
         self._before.clear()
         self._tally = Tally(newest if newest.epoch == self._epoch and not self._shares else None)
-        self._say(self._world.coordinator.begin, self.reader, self._epoch)
+        self._say(on.Begin(self.number, self._epoch))
 
     def cut(self) -> None:
         """The connection is cut: what was under way is lost, what was handed stays, the rest is to come again."""
@@ -779,17 +777,18 @@ class Consumer:
         if self.closed or self.failures:
             self.gone = True
             return
-        if self._ask.identity and self.stream in self._world.coordinator.streams.values():
-            self._world.coordinator.cut(self.reader, self._handed)
+        if self._ask.identity and self.number in self._world.coordinator.consumers:
+            self._world.handle(on.Cut(self.number, self._handed))
         try:
             position = None if self._shares else unpack(pack(self.track.newest()))
             ask = replace(self._ask, position=position, again=True, had=tuple(self._untold))
-            reader = self._world.coordinator.open(self.stream.feed.name, ask)
+            reader = self._world.ask(self.stream.feed.name, ask)
         except (MemoryBound, ProtocolError):  # our old session is not known to be gone
             return
-        del self._world.consumers[self.reader.number]
-        self.reader = reader
-        self._world.consumers[reader.number] = self
+        del self._world.consumers[self.number]
+        self.reader, self.number = reader, reader.number
+        self.stream = self._world.coordinator.streams[reader.stream]
+        self._world.consumers[self.number] = self
         self.lost = False
         self._opening = True
         self.received = self._handed = self._handed_said = self._ends = self._ends_said = 0
@@ -813,15 +812,15 @@ class Consumer:
             slab.slot.readers.add((self, slab.seq))
         handed = self._given if self.closed else self._handed
         if kept:
-            self._world.ends.append(partial(self._world.coordinator.cut, self.reader, handed))
-        self._world.ends.append(partial(self._end_of_file, self.reader, handed, kept))
+            self._world.ends.append(partial(self._world.handle, on.Cut(self.number, handed)))
+        self._world.ends.append(partial(self._end_of_file, self.number, handed, kept))
 
-    def _end_of_file(self, reader: Reader, handed: int, kept: list[Slab]) -> None:
+    def _end_of_file(self, number: int, handed: int, kept: list[Slab]) -> None:
         """The last tensor of a session that was cut off is gone."""
         for slab in kept:
             slab.verify()
             slab.slot.readers.remove((self, slab.seq))
-        self._world.coordinator.lost(reader, handed)
+        self._world.handle(on.Lost(number, handed))
 
     def _hand(self) -> None:
         slab = self._queue.popleft()
@@ -845,10 +844,9 @@ class Consumer:
         self._let_go(slab)
 
     def _acknowledge(self) -> None:
-        said = self._handed, tuple(self._released), self._ends
-        self._say(self._world.coordinator.acknowledge, self.reader, *said)
+        self._say(on.Acknowledge(self.number, self._handed, tuple(self._released), self._ends))
         if self._world.random.random() < 0.1:  # the same once more changes nothing
-            self._say(self._world.coordinator.acknowledge, self.reader, self._handed, (), self._ends)
+            self._say(on.Acknowledge(self.number, self._handed, (), self._ends))
         self._handed_said, self._ends_said = self._handed, self._ends
         self._released = []
 
@@ -860,7 +858,7 @@ class Consumer:
         handed = self._handed
         while self._queue:
             self._void(self._queue.popleft())
-        self._say(self._world.coordinator.leave, self.reader, epoch, handed)
+        self._say(on.Leave(self.number, epoch, handed))
 
     def _close(self) -> None:
         self.closed = True
@@ -869,7 +867,7 @@ class Consumer:
         self._epoch = None
         while self._queue:
             self._void(self._queue.popleft())
-        self._say(self._world.coordinator.close, self.reader, handed)
+        self._say(on.Close(self.number, handed))
 
     def _vanish(self) -> None:
         self._leave_unread()
@@ -917,8 +915,8 @@ class Consumer:
     def _feed(self) -> SimFeed:
         return self._world.feeds[self.stream.feed.name]
 
-    def _say(self, event: Callable[..., object], *values: object) -> None:
-        self.says.append(partial(event, *values))
+    def _say(self, event: on.Event) -> None:
+        self.says.append(partial(self._world.handle, event))
 
 
 # --- the world --------------------------------------------------------------------------------------------------------
@@ -959,6 +957,7 @@ class World:
         self.feeds = {feed.name: feed for feed in feeds}
         self._state = StateFile(":memory:") if state else None
         self.coordinator = self._new_coordinator(workers, memory)
+        self._commands: deque[do.Command] = deque()
         self.arena = Arena(refused)
         self._fuse: int | None = None
         """After how many commands more the daemon is killed."""
@@ -974,8 +973,8 @@ class World:
         self.forged: set[int] = set()
         """Streams that an attacker opened."""
         self.attackers: list[Attacker] = []
+        self._last_consumer = 0
         self._raises = {(feed.name, sample): times for feed in feeds for sample, times in feed.transient}
-        self._retries: list[int] = []
         self._copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
         """News of connections that ended."""
@@ -994,14 +993,50 @@ class World:
             self.start()
 
     def _new_coordinator(self, workers: int, memory: int) -> Coordinator:
-        kept = None if self._state is None else self._state.load()
-        return Coordinator(workers=workers, memory=memory, kept=kept)
+        saved = None if self._state is None else self._state.load()
+        return Coordinator(workers=workers, memory=memory, saved=saved, patience=PATIENCE)
+
+    def handle(self, event: on.Event) -> None:
+        """Tell the coordinator, and keep what it wants done.
+
+        Raises:
+            PenstockError: it refuses the event.
+        """
+        commands = self.coordinator.handle(event, self._now)
+        self._commands.extend(command for command in commands if not isinstance(command, do.Refuse))
+        for command in commands:
+            if isinstance(command, do.Refuse):
+                raise command.error
+
+    def take(self) -> list[do.Command]:
+        """What the coordinator wants done, which the world does not do then."""
+        commands = list(self._commands)
+        self._commands.clear()
+        return commands
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and what is due by then happen."""
+        self._now += seconds
+        self.handle(on.Tick())
+
+    def ask(self, feed: str, ask: Ask) -> Reader:
+        """Open a consumer.
+
+        Raises:
+            PenstockError: the coordinator refuses it.
+        """
+        self._last_consumer += 1
+        self.handle(on.Open(self._last_consumer, feed, ask))
+        return self.coordinator.consumers[self._last_consumer]
 
     def start(self) -> None:
         """A worker has imported the feeds: let things happen until they can be consumed."""
-        self.coordinator.plans([feed.plan() for feed in self.feeds.values()], worker=0)
+        self.handle(self.imports(0))
         self._carry_out()
         self.settle()
+
+    def imports(self, worker: int) -> on.Imported:
+        return on.Imported(worker, tuple(feed.plan() for feed in self.feeds.values()))
 
     def crash(self, worker: int | None, after: int = 0) -> None:
         """Have this worker die after so many steps more, or none any more."""
@@ -1026,7 +1061,7 @@ class World:
         name = self.random.randbytes(16)
         ask = Ask(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
         try:
-            reader = self.coordinator.open(feed, ask)
+            reader = self.ask(feed, ask)
         except PenstockError:
             self._carry_out()
             raise
@@ -1045,7 +1080,7 @@ class World:
             Broken: a promise is broken.
         """
         self.settle()
-        waiting = [consumer.reader.number for consumer in self.consumers.values() if not consumer.gone]
+        waiting = [consumer.number for consumer in self.consumers.values() if not consumer.gone]
         if waiting:
             raise Stuck(f"nothing can happen, but reader {waiting} still waits")
         self._fuse = None
@@ -1054,7 +1089,7 @@ class World:
         self.settle()
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
         hold(not self.arena.used, f"the slots of tickets {list(self.arena.used)} never come back")
-        hold(self.coordinator.reserved == 0, "memory stays reserved")
+        hold(self.coordinator.budget.reserved == 0, "memory stays reserved")
         for worker in list(self.workers.values()):
             hold(not worker.runs and not worker.fills, f"worker {worker.number} keeps runs {list(worker.runs)}")
         kept = [feed.name for feed, _ in self._lists.values() if feed.dynamic]
@@ -1106,8 +1141,8 @@ class World:
                 yield ("slots", stream), partial(self._serve, wishes)
         if self.ends:
             yield "ends", partial(_arrive, self.ends)
-        for run in self._retries:
-            yield "retry", partial(self._retry, run)
+        if len(self.coordinator.timers.times) > self.coordinator._looks_around:  # that it does again and again
+            yield "clock", self._tick
         for copy in self._copies:
             yield "copies", partial(self._copy, copy)
         if any(not consumer.gone for consumer in self.consumers.values()):
@@ -1142,30 +1177,24 @@ class World:
     def _wait(self) -> None:
         """A long time goes by."""
         for _ in range(2):
-            self._now += 100
-            self.coordinator.look_at_the_clock(self._now)
+            self.wait(2 * PATIENCE)
+
+    def _tick(self) -> None:
+        """Something is due that the coordinator wanted to do later."""
+        self._now = max(self._now, self.random.choice(self.coordinator.timers.times))
+        self.handle(on.Tick())
 
     def check(self) -> None:
         """What must hold at any time."""
         coordinator = self.coordinator
-        hold(coordinator.reserved <= coordinator.memory, "more memory is reserved than allowed")
-        hold(self.arena.nbytes <= coordinator.reserved, f"slots take {self.arena.nbytes} of {coordinator.reserved}")
+        found = coordinator.check()
+        hold(not found, "; ".join(found))
+        hold(self.arena.nbytes <= coordinator.budget.reserved, f"slots take {self.arena.nbytes} bytes")
         for stream in coordinator.streams.values():
-            for epoch in stream._epochs:
-                lanes = [lane for lane in epoch.lanes.values() if lane.run is not None]
-                hold(+epoch.runs == Counter(lane.run[0] for lane in lanes if lane.run), "lanes are counted wrong")
-                loads = Counter(lane.run[0] for lane in lanes if lane.run and not lane.ended)
-                hold(+epoch.loads == loads, "lanes that have not ended are counted wrong")
-            nbytes = sum(turn.nbytes for _, turn in stream.production._tickets.values())
-            hold(stream.production.nbytes == nbytes, "bytes are counted wrong")
-            hold(stream.production.nbytes <= stream.reserved, f"stream {stream.number} holds more than it may")
-            # Fewer larger slots may stand beside old ones, and those of readers that left a group beside fewer others'.
+            # Fewer larger slots may stand beside old ones, and those of consumers that left a group beside others'.
             if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):
                 most = stream.share.slots
-                hold(
-                    stream.production.slots <= most,
-                    f"stream {stream.number} holds {stream.production.slots} slots of {most}",
-                )
+                hold(len(stream.slots) <= most, f"stream {stream.number} holds {len(stream.slots)} slots of {most}")
 
     # --- what the host does for the coordinator ---
 
@@ -1176,21 +1205,21 @@ class World:
         count = ENDLESS if feed.endless else len(feed.splits)
         splits = SplitsInfo(self._last_list, count if feed.length is None else 0, bytes(32))
         if run >= IDS_PER_STREAM:
-            self.coordinator.splits_listed(run, splits, None, 0)
+            self.handle(on.SplitsListed(run, splits))
         else:
             nbytes = feed.nbytes(((0, 0, 0),)) - 64 if feed.batch_size is None else 8
-            self.coordinator.splits_listed(run, splits, feed.spec(), nbytes)
+            self.handle(on.SplitsListed(run, splits, feed.spec(), nbytes))
 
     def bury(self, worker: Worker) -> None:
         """The news of a worker's death has come: another takes its place."""
         if self.workers.get(worker.number) is worker:
             self.workers[worker.number] = Worker(self, worker.number)
             self.workers[worker.number].started = False
-            self.coordinator.worker_died(worker.number, "was killed by SIGKILL", worker.blamed)
+            self.handle(on.WorkerDied(worker.number, "was killed by SIGKILL", worker.blamed))
 
     def _started(self, worker: Worker) -> None:
         worker.started = True
-        self.coordinator.worker_ready(worker.number)
+        self.handle(self.imports(worker.number))
 
     # --- faults ---
 
@@ -1234,19 +1263,20 @@ class World:
         old = list(self.consumers.values())
         self.coordinator = self._new_coordinator(len(self.workers), self._memory)
         self.arena = Arena(self._refused)
-        self._waiting, self._lists, self._retries, self._copies = {}, {}, [], []
+        self._waiting, self._lists, self._copies = {}, {}, []
+        self._commands.clear()
         self.ends.clear()
         self._muted.clear()
         self._unkept.clear()
         self.workers = {number: Worker(self, number) for number in range(len(self.workers))}
         self.consumers = {}
         while len(self.coordinator.feeds) != len(self.feeds):
-            self.coordinator.plans([feed.plan() for feed in self.feeds.values()], worker=0)
+            self.handle(self.imports(0))
             self._carry_out()
             self.settle()
         self.consumers = {-1 - number: consumer for number, consumer in enumerate(old)}
         for number, consumer in self.consumers.items():
-            consumer.reader.number = number
+            consumer.number = number
 
     def _full(self) -> None:
         """The disk of the state file is full for some time."""
@@ -1263,27 +1293,21 @@ class World:
             number = min(set(range(len(self.workers) + 1)) - set(self.workers))
             self.workers[number] = Worker(self, number)
             self.workers[number].started = False
-            self.coordinator.add_worker(number)
+            self.handle(on.WorkerAdded(number))
         else:
             number = self.random.choice(staying)
-            self.coordinator.retire_worker(number)
-            if self.random.random() < 0.3:
-                self.coordinator.hurry(number)
-
-    def _retry(self, run: int) -> None:
-        self._retries.remove(run)
-        self.coordinator.retry(run)
+            self.handle(on.RetireWorker(number, now=self.random.random() < 0.2))
 
     # --- commands ---
 
     def _carry_out(self) -> None:
-        while commands := self.coordinator.take():
-            for command in commands:
-                if self._fuse == 0:
-                    self._start_again()
-                    return
-                self._fuse = self._fuse and self._fuse - 1
-                getattr(self, f"_do_{type(command).__name__}")(command)
+        while self._commands:
+            if self._fuse == 0:
+                self._start_again()
+                return
+            self._fuse = self._fuse and self._fuse - 1
+            command = self._commands.popleft()
+            getattr(self, f"_do_{type(command).__name__}")(command)
         self._unkept.clear()
 
     def _tell(self, worker: int, event: Callable[..., object], *values: object) -> None:
@@ -1320,9 +1344,9 @@ class World:
         """Find a slot for the first of these."""
         wish = wishes.popleft()
         if self.arena.take(wish.ticket, wish.nbytes) is None:
-            self.coordinator.no_slot(wish.ticket, MemoryBound("the machine has no memory"))
+            self.handle(on.NoSlot(wish.ticket, MemoryBound("the machine has no memory")))
         else:
-            self.coordinator.slot_found(wish.ticket)
+            self.handle(on.SlotFound(wish.ticket))
 
     def _do_Fill(self, command: do.Fill) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
@@ -1338,8 +1362,18 @@ class World:
     def _do_DropRun(self, command: do.DropRun) -> None:
         self._tell(command.worker, self.workers[command.worker].drop_run, command.run)
 
-    def _do_Retry(self, command: do.Retry) -> None:
-        self._retries.append(command.run)
+    def _do_KillWorker(self, command: do.KillWorker) -> None:
+        if self.workers[command.worker].alive:
+            self.workers[command.worker].die()
+
+    def _do_AcceptWorker(self, command: do.AcceptWorker) -> None:
+        """It had begun already."""
+
+    def _do_RejectWorker(self, command: do.RejectWorker) -> None:
+        raise Broken(f"worker {command.worker} has imported the same feeds as the others, and is rejected")
+
+    def _do_ReportSkipped(self, command: do.ReportSkipped) -> None:
+        """It goes to the log."""
 
     def _do_Retire(self, command: do.Retire) -> None:
         worker = self.workers.pop(command.worker)
@@ -1374,7 +1408,7 @@ class World:
         target.write(command.ticket, position, source.read(command.source, position))
         for slot in (source, target):
             slot.copying -= 1
-        self.coordinator.copied(command.ticket)
+        self.handle(on.Copied(command.ticket))
 
     def _do_SendSlab(self, command: do.SendSlab) -> None:
         consumer, slot = self.consumers.get(command.consumer), self.arena.used[command.ticket]
@@ -1419,9 +1453,8 @@ class World:
             return
         self._cannot_write -= 1
         self._unkept.add(key)
-        stream = self.coordinator.not_kept(*key, self._state.kept(*key), DaemonStopped("the disk is full"))
-        if stream is not None:
-            self._muted.update(reader.number for reader in stream.consumers)
+        self._muted.update(self.coordinator.readers_of_group(*key))
+        self.handle(on.NotSaved(*key, self._state.kept(*key), DaemonStopped("the disk is full")))
 
     def _do_ForgetGroup(self, command: do.ForgetGroup) -> None:
         assert self._state is not None

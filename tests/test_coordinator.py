@@ -28,6 +28,7 @@ from penstock_proto import (
     WorkerDied,
 )
 from penstock_proto.position import pack, unpack
+from penstock_server.coordinator import events as on
 from penstock_server.coordinator.memory import Share
 
 PAGE = 4096
@@ -231,7 +232,7 @@ class TestOrder:
         world.workers[2].hung = True
         world.settle()
         assert consumer.read[0] == list(feed.expected(0))[:2]
-        ready = [turn for turn in consumer.stream._epochs[0].order.window if turn.closed]
+        ready = [turn for turn in consumer.stream._epochs[0].order.window if turn.complete]
         assert len(ready) == consumer.stream.share.production - 3  # turns 2, 6 and 10 are of lanes 2, 6 and 2
 
     def test_epochs_are_numbered_to_the_end_that_the_feed_says(self) -> None:
@@ -428,43 +429,42 @@ class TestConsumers:
     def test_what_breaks_the_protocol_is_refused(self, local: bool) -> None:
         world = World(SimFeed())
         consumer = world.open(reads=[], quota=2 * local, stays=True)
-        coordinator, reader = world.coordinator, consumer.reader
-        coordinator.begin(reader, 0)
+        reader = consumer.reader
+        world.handle(on.Begin(reader.number, 0))
         with pytest.raises(ProtocolError, match="epoch 0 cannot begin: epochs begin one after another"):
-            coordinator.begin(reader, 0)
-        coordinator.leave(reader, 0, 0)
+            world.handle(on.Begin(reader.number, 0))
+        world.handle(on.Leave(reader.number, 0, 0))
         with pytest.raises(ProtocolError, match="epoch 0 cannot begin"):
-            coordinator.begin(reader, 0)
-        coordinator.begin(reader, 1)
+            world.handle(on.Begin(reader.number, 0))
+        world.handle(on.Begin(reader.number, 1))
         while reader.sent < 2:
             assert world.step()
         with pytest.raises(ProtocolError, match=f"{reader.sent + 1} slabs handed of {reader.sent} sent, after 0"):
-            coordinator.acknowledge(reader, reader.sent + 1, (), 0)
+            world.handle(on.Acknowledge(reader.number, reader.sent + 1, (), 0))
         for released in ((1,), (0, 1), (2**62,)):
             with pytest.raises(ProtocolError, match=f"slab {released[-1] if local else released[0]} is released befo"):
-                coordinator.acknowledge(reader, 1, released, 0)
+                world.handle(on.Acknowledge(reader.number, 1, released, 0))
         with pytest.raises(ProtocolError, match="1 Ends of 0, after 0"):
-            coordinator.acknowledge(reader, 2, (), 1)
+            world.handle(on.Acknowledge(reader.number, 2, (), 1))
         if local:
             with pytest.raises(ProtocolError, match="slab 0 is released twice, or was never sent"):
-                coordinator.acknowledge(reader, 2, (0, 0), 0)
+                world.handle(on.Acknowledge(reader.number, 2, (0, 0), 0))
         assert (reader.handed, reader.ended, reader.under_way, len(reader.out)) == (0, 0, reader.sent, reader.sent)
-        coordinator.acknowledge(reader, 2, (0,) if local else (), 0)
+        world.handle(on.Acknowledge(reader.number, 2, (0,) if local else (), 0))
         if local:
             with pytest.raises(ProtocolError, match="slab 0 is released twice, or was never sent"):
-                coordinator.acknowledge(reader, 2, (0,), 0)
-        for event in (coordinator.leave, coordinator.close):
-            values = (1, reader.sent + 1) if event == coordinator.leave else (reader.sent + 1,)
+                world.handle(on.Acknowledge(reader.number, 2, (0,), 0))
+        for event in (on.Leave(reader.number, 1, reader.sent + 1), on.Close(reader.number, reader.sent + 1)):
             with pytest.raises(ProtocolError, match=f"{reader.sent + 1} slabs handed of {reader.sent} sent"):
-                event(reader, *values)
+                world.handle(event)
         assert reader.reading
         with pytest.raises(ProtocolError, match="0 slabs handed"):
-            coordinator.acknowledge(reader, 0, (), 0)
+            world.handle(on.Acknowledge(reader.number, 0, (), 0))
         with pytest.raises(ProtocolError, match="1 Ends of 0, after 0"):
-            coordinator.acknowledge(reader, reader.handed, (), 1)
-        coordinator.close(reader, 0)
+            world.handle(on.Acknowledge(reader.number, reader.handed, (), 1))
+        world.handle(on.Close(reader.number, 0))
         with pytest.raises(ProtocolError, match="cannot begin"):
-            coordinator.begin(reader, 2)
+            world.handle(on.Begin(reader.number, 2))
 
     def test_an_unknown_feed_is_named_with_those_that_there_are(self) -> None:
         world = World(SimFeed(name="train"), SimFeed(name="val"))
@@ -501,7 +501,7 @@ class TestMemory:
             world.open(quota=1)
         world.open(quota=0)
         world.run()
-        assert world.coordinator.reserved == 0
+        assert world.coordinator.budget.reserved == 0
 
     def test_a_batch_that_outgrows_the_memory_fails_the_stream_with_the_figure(self) -> None:
         feed = SimFeed(batch_size=None, splits=(6,), lanes=1, growth=1000)
@@ -740,7 +740,7 @@ class TestWithoutEnd:
             world.step()
         stream = readers[0].stream
         dealt = stream._epochs[0].batches
-        world.coordinator.stop(DaemonStopped("stops"))
+        world.handle(on.Stop(DaemonStopped("stops")))
         for _ in range(2000):
             if stream.error is not None or not world.step():
                 break

@@ -9,12 +9,14 @@ from dataclasses import replace
 from itertools import islice, product
 
 import pytest
-from simulation import SimFeed, World
+from simulation import PATIENCE, SimFeed, World
 
 from penstock_proto import DaemonStopped, GeneratorError, StreamClosed, WorkerDied
+from penstock_proto import messages as m
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.order import Part
-from penstock_server.coordinator.rendezvous import Ask
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.ask import Ask
+from penstock_server.coordinator.failures import LAST_PAUSE
 from penstock_server.coordinator.stream import Stream
 
 
@@ -23,12 +25,11 @@ def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it
     one = world.open(reads=[(0, None)], group="g", stays=True, credit=4)
     two = world.open(reads=[], group="g", stays=True, credit=4)
     two.gone = True  # the world does nothing for it: what it says is said here
-    coordinator = world.coordinator
-    coordinator.begin(two.reader, 0)
+    world.handle(on.Begin(two.reader.number, 0))
     while two.reader.sent < 2:
         assert world.step()
-    coordinator.leave(two.reader, 0, 0)
-    coordinator.lost(two.reader, 0)
+    world.handle(on.Leave(two.reader.number, 0, 0))
+    world.handle(on.Lost(two.reader.number, 0))
     world._carry_out()
     world.settle()
     one.let_go()
@@ -41,13 +42,34 @@ def test_a_daemon_that_stops_waits_until_all_was_handed_over() -> None:
     consumer = world.open(stays=True)
     while not consumer.reader.sent:
         assert world.step()
-    world.coordinator.stop(DaemonStopped("stops"))
+    world.handle(on.Stop(DaemonStopped("stops")))
     while not world.coordinator.stopped and world.step():
         pass
     assert world.coordinator.stopped
     assert consumer.read[0] == list(world.feeds["train"].expected(0))
     assert consumer.reader.handed == consumer.reader.sent
     assert 0 in consumer.ended
+
+
+@pytest.mark.parametrize("share", ["group", "ranks"])
+def test_a_daemon_that_stops_reads_the_epoch_to_its_end_that_one_of_several_consumers_has_begun(share: str) -> None:
+    begun = 0
+    for seed in range(60):
+        world = World(SimFeed(splits=(5, 9, 9, 9)), seed=seed)
+        who = [{"group": "g"} if share == "group" else {"rank": rank, "world_size": 2} for rank in range(2)]
+        ahead = world.open(reads=[(0, 1), (1, None), (2, None)], **who[0])
+        other = world.open(reads=[(0, None), (1, None), (2, None)], **who[1])
+        for _ in range(world.random.randrange(200)):
+            world.step()
+        if ahead.reader.epoch == 1 and ahead.reader.reading and other.reader.epoch == 0:
+            begun += 1
+        world.handle(on.Stop(DaemonStopped("stops")))
+        world.run()
+        for consumer in (ahead, other):
+            assert [type(error) for error in consumer.failures] in ([], [DaemonStopped])
+            read = {epoch for epoch, batches in consumer.read.items() if batches}
+            assert read - consumer.ended.keys() <= {0}, seed  # what was begun was read to its end
+    assert begun > 3
 
 
 @pytest.mark.parametrize("first", ["fails", "is lost"])
@@ -60,9 +82,9 @@ def test_a_groups_stream_that_failed_ends_with_its_last_consumer_also_if_that_is
     if first == "is lost":
         consumer._vanish()
         world.settle()
-        world.coordinator.stop(DaemonStopped("stops"))
+        world.handle(on.Stop(DaemonStopped("stops")))
     else:
-        stream.fail(WorkerDied("for good"))
+        world.handle(on.StreamFailed(stream.number, WorkerDied("for good")))
         world.settle()
         assert world.coordinator.streams
         consumer._vanish()
@@ -79,7 +101,7 @@ def test_of_an_endless_stream_a_daemon_that_stops_deals_again_what_a_lost_consum
                 break
         group[1]._vanish()
         dealt = group[0].stream._epochs[0].batches
-        world.coordinator.stop(DaemonStopped("stops"))
+        world.handle(on.Stop(DaemonStopped("stops")))
         world.run()
         batches = islice(world.feeds["train"].expected(0), dealt)
         assert Counter(batch for one in group for batch in one.read.get(0, [])) == Counter(batches)
@@ -88,19 +110,19 @@ def test_of_an_endless_stream_a_daemon_that_stops_deals_again_what_a_lost_consum
 def test_a_group_waits_for_a_consumer_that_was_cut_off_though_all_others_have_closed() -> None:
     world = World(SimFeed())
     asks = [Ask(2, 1 << 40, 2, group="g", identity=name) for name in (b"one", b"other")]
-    one, other = (world.coordinator.open("train", ask) for ask in asks)
-    world.coordinator.lost(one, 0)
-    world.coordinator.close(other, 0)
-    back = world.coordinator.open("train", replace(asks[0], again=True))
-    assert back.stream is one.stream
-    world.coordinator.lost(back, 0)
-    for now in (1.0, 1000.0):
-        world.coordinator.look_at_the_clock(now)
+    one, other = (world.ask("train", ask) for ask in asks)
+    world.handle(on.Lost(one.number, 0))
+    world.handle(on.Close(other.number, 0))
+    back = world.ask("train", replace(asks[0], again=True))
+    assert back.stream == one.stream
+    world.handle(on.Lost(back.number, 0))
+    world.wait(1.0)
+    world.wait(2 * PATIENCE)
     with pytest.raises(StreamClosed, match="nobody read it for a while"):
-        world.coordinator.open("train", replace(asks[0], again=True))
-    world.coordinator.open("train", asks[1])  # another run begins the group anew
-    with pytest.raises(StreamClosed, match="have to begin anew"):
-        world.coordinator.open("train", replace(asks[0], again=True))
+        world.ask("train", replace(asks[0], again=True))
+    world.ask("train", asks[1])  # another run begins the group anew
+    with pytest.raises(StreamClosed, match="have to start again from the beginning"):
+        world.ask("train", replace(asks[0], again=True))
 
 
 def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None:
@@ -111,7 +133,7 @@ def test_a_second_split_that_is_left_out_does_not_bring_the_first_back() -> None
         while lane.run is None:
             assert world.step()
         worker, run = lane.run
-        world.coordinator.worker_died(worker, "was killed", (run, split, f"split {split}"))
+        world.handle(on.WorkerDied(worker, "was killed", (run, split, f"split {split}")))
     assert lane.skip == (0, 1)
 
 
@@ -124,8 +146,8 @@ def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
         assert world.step()
     worker, run = lane.run
     stream.production._let_go(epoch, lane)
-    assert lane.letting_go == (worker, run)
-    world.coordinator.worker_died(worker, "was killed", (run, 0, "split 0"))
+    assert lane.dropped == (worker, run)
+    world.handle(on.WorkerDied(worker, "was killed", (run, 0, "split 0")))
     assert lane.skip == (0,)
 
 
@@ -145,10 +167,11 @@ def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no
         for _ in range(count):
             assert lane.run is not None
             worker, run = lane.run
-            world.coordinator.worker_died(worker, "was killed", (run, split, "split 0"))
-            found += [command.seconds for command in world.coordinator.take() if isinstance(command, do.Retry)]
-            world.coordinator.worker_ready(worker)
-            world.coordinator.retry(run)
+            world.handle(on.WorkerDied(worker, "was killed", (run, split, "split 0")))
+            timers = world.coordinator.timers
+            found += [round(due - timers.now, 3) for due in timers.times]
+            world.handle(world.imports(worker))
+            world.wait(LAST_PAUSE)
         return found
 
     while lane.run is None:
@@ -156,8 +179,8 @@ def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no
     assert deaths(5) == pauses
     assert lane.run is not None
     _, run = lane.run
-    part = Part(0, 1, 4, (), (1).to_bytes(8))
-    world.coordinator.made(lane.turns[0].ticket, run, part, last=True, record=part.record)
+    ticket, record = lane.turns[0].slot.ticket, (1).to_bytes(8)
+    world.handle(m.Made(run, ticket, first=0, batches=1, rows=4, last=True, record=record))
     assert deaths(2) == pauses[:1], "counted from the batch on that it has got to"
     assert (lane.error is None) == (on_error == "retry" or split == -1 or lane.deaths[0] < 9)
 
@@ -166,15 +189,15 @@ def test_what_a_lane_of_an_indexable_feed_fails_with_is_raised_also_where_its_wo
     """A worker that is to leave has turns that go to one which had none so far."""
     world = World(SimFeed(length=2, batch_size=1), workers=2, memory=3 * 4096)
     consumer = world.open(credit=1)
-    world.coordinator.retire_worker(1)
+    world.handle(on.RetireWorker(1))
     epoch = consumer.stream._epochs[0]
     while not any(lane.run is not None for lane in epoch.lanes.values()):
         assert world.step()
     ((_, run),) = [lane.run for lane in epoch.lanes.values() if lane.run is not None]
-    world.coordinator.retire_worker(0)
-    world.coordinator.add_worker(2)
-    world.coordinator.worker_ready(2)
-    world.coordinator.run_failed(run, GeneratorError("fails"))
+    world.handle(on.RetireWorker(0))
+    world.handle(on.WorkerAdded(2))
+    world.handle(world.imports(2))
+    world.handle(on.RunFailed(run, GeneratorError("fails")))
     assert [turn.error is not None for turn in epoch.order.window if turn.error] == [True]
 
 
@@ -232,8 +255,8 @@ def test_leftovers_are_written_once_though_the_worker_that_had_their_lane_before
         stream = world.open(reads=[(0, None), (1, None), (2, None)]).stream
         for run, before in _runs_that_write_while_their_lane_moves(world, stream):
             world._carry_out()
-            world.coordinator.worker_died(before, "was killed")
-            again = [command for command in world.coordinator.take() if isinstance(command, do.WriteRows)]
+            world.handle(on.WorkerDied(before, "was killed"))
+            again = [command for command in world.take() if isinstance(command, do.WriteRows)]
             assert again
             assert run not in [command.run for command in again], seed
             met += 1
@@ -247,7 +270,7 @@ def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Ite
     while world.step():
         for epoch in stream._epochs:
             for turn, lane in product(list(stream.production._merges(epoch)), list(epoch.lanes.values())):
-                if lane.letting_go is not None and lane.run in turn.fillers:
-                    (worker, run), before = lane.run, lane.letting_go[0]
+                if lane.dropped is not None and lane.run in turn.fillers:
+                    (worker, run), before = lane.run, lane.dropped[0]
                     if worker != before and before in (writer for writer, _ in turn.fillers):
                         yield run, before

@@ -11,7 +11,7 @@ from simulation import SimFeed, World
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto.messages import Had
 from penstock_proto.position import EndedLane, Place, Position
-from penstock_server.coordinator.rendezvous import Ask
+from penstock_server.coordinator.ask import Ask
 
 ASK = Ask(4, 1 << 40, 0)
 
@@ -33,11 +33,11 @@ def test_who_is_refused_leaves_nothing_behind(ask: Ask) -> None:
     world = World(SimFeed(), memory=1 << 20)
     for _ in range(2):
         with pytest.raises(PenstockError):
-            world.coordinator.open("train", ask)
-        assert not world.coordinator.take()
+            world.ask("train", ask)
+        assert not world.take()
         assert not world.coordinator.streams
-        assert not world.coordinator._gatherings
-        assert world.coordinator.reserved == 0
+        assert not world.coordinator._admission.waiting
+        assert world.coordinator.budget.reserved == 0
 
 
 def test_a_job_has_its_own_settings_and_not_those_of_a_rank_that_was_refused_or_left() -> None:
@@ -47,7 +47,7 @@ def test_a_job_has_its_own_settings_and_not_those_of_a_rank_that_was_refused_or_
     with pytest.raises(ProtocolError):
         world.open(rank=5, **asks)
     gone = world.open(rank=0, **asks)
-    assert world.coordinator.reserved > 0
+    assert world.coordinator.budget.reserved > 0
     gone._vanish()
     world.run()
     assert not world.coordinator.streams

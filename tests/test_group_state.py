@@ -25,7 +25,7 @@ from penstock import StateMismatch, StreamClosed
 from penstock_proto import DaemonStopped, StartError
 from penstock_server import statefile
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.rendezvous import Ask
+from penstock_server.coordinator.ask import Ask
 from penstock_server.statefile import StateFile
 
 FEED = """
@@ -124,7 +124,7 @@ def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path
 def test_without_a_state_file_the_error_tells_of_it() -> None:
     ask = Ask(credit=4, credit_bytes=0, quota=0, again=True, group="g")
     with pytest.raises(StreamClosed, match=r"'g' is not here any more.*`penstock serve --state FILE`"):
-        World(SimFeed()).coordinator.open("train", ask)
+        World(SimFeed()).ask("train", ask)
 
 
 def test_without_a_state_file_the_consumers_of_a_killed_daemon_fail_at_once(serve: Serve) -> None:

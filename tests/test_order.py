@@ -1,4 +1,4 @@
-"""The order of an epoch alone: turns that are closed in any sequence come out as the reference says."""
+"""The order of an epoch alone: turns that are complete in any sequence come out as the reference says."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from reference import batches_of_lanes, epoch_length
 
 from penstock_proto import GeneratorError
 from penstock_proto.layout import TAIL_LANE
-from penstock_server.coordinator.order import (
-    EpochOrder,
-    ExactOrder,
-    FastOrder,
-    LaneVisits,
-    Leftover,
-    Part,
-    RangeVisits,
-    Turn,
-)
+from penstock_server.coordinator.order import EpochOrder, ExactOrder, FastOrder, LaneVisits, RangeVisits
+from penstock_server.coordinator.turn import Leftover, Part, Turn, TurnState
 
 quick = settings(derandomize=True, deadline=None, max_examples=300)
 
@@ -31,10 +23,10 @@ lengths_of_lanes = st.lists(st.integers(0, 20), max_size=8)
 def close(order: EpochOrder, turn: Turn, length: int, batch_size: int) -> None:
     """What a worker would tell of this visit to a lane of so many samples."""
     full, rest = divmod(length, batch_size)
-    turn.closed = True
+    turn.state = TurnState.COMPLETE
     turn.ended = full < turn.index + turn.batches
     turn.leftover = rest if turn.ended else 0
-    order.closed(turn)
+    order.completed(turn)
 
 
 def rows_of(turn: Turn, length: int, batch_size: int) -> list[tuple[tuple[int, int], ...]]:
@@ -64,12 +56,12 @@ def play(
     while not order.finished:
         while order.more and len(order.window) < ahead:
             assert order.visit() is not None
-        open_turns = [turn for turn in order.window if not turn.closed]
+        open_turns = [turn for turn in order.window if not turn.complete]
         if open_turns:
             turn = chance.choice(open_turns)
             if turn.lane == TAIL_LANE:
-                turn.closed = True
-                order.closed(turn)
+                turn.state = TurnState.COMPLETE
+                order.completed(turn)
             else:
                 close(order, turn, lengths[turn.lane], batch_size)
         while (ready := order.next()) is not None and (ahead % 2 or chance.random() < 0.7):
@@ -111,7 +103,7 @@ def test_fast_order_has_every_sample_once_in_as_many_batches(
 def test_leftovers_come_right_behind_the_visit_that_completes_a_batch() -> None:
     order = ExactOrder(LaneVisits(3, 1), batch_size=4, drop_remainder=False)
     turns = [order.visit() for _ in range(3)]
-    for turn, length in zip(reversed(turns), (9, 2, 3), strict=True):  # lanes 2, 1, 0: the head is closed last
+    for turn, length in zip(reversed(turns), (9, 2, 3), strict=True):  # lanes 2, 1, 0: the head is complete last
         assert turn is not None
         close(order, turn, length, 4)
     assert [turn.lane for turn in order.window] == [0, 1, TAIL_LANE, 2]
@@ -130,16 +122,16 @@ def test_in_fast_order_visits_come_as_they_are_ready_and_merged_batches_one_afte
         order.taken(turn)
     first, second = order.ungranted
     assert [part.lane for part in (*first.leftovers, *second.leftovers)] == [3, 2, 1, 0]
-    second.closed = True
-    order.closed(second)
+    second.state = TurnState.COMPLETE
+    order.completed(second)
     assert order.next() is None
     first.parts.append(Part(0, 1, 2, ()))
     order.came(first)
     assert order.next() is first
     first.parts.clear()
     assert order.next() is None
-    first.closed = True
-    order.closed(first)
+    first.state = TurnState.COMPLETE
+    order.completed(first)
     for turn in (first, second):
         assert order.next() is turn
         order.taken(turn)
@@ -173,8 +165,8 @@ def test_nothing_is_merged_behind_an_error(kind: type[ExactOrder | FastOrder]) -
     assert second is not None
     close(order, second, 3, 4)
     first.error = GeneratorError("no")
-    first.closed = True
-    order.closed(first)
+    first.state = TurnState.COMPLETE
+    order.completed(first)
     assert list(order.window) == [first, second]
     assert order.more
 

@@ -26,8 +26,9 @@ import penstock
 from penstock import dial, tally
 from penstock_proto import DaemonStopped, EndOfStream, ProtocolError, StateMismatch, StreamClosed, WorkerDied
 from penstock_proto.position import Position, pack, unpack
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import Consumer as Reader
-from penstock_server.coordinator.rendezvous import Ask
 
 __all__ = ["start"]
 
@@ -174,7 +175,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
         Ask(4, 1 << 40, 0, position=position, rank=rank, world_size=2, again=True, identity=bytes([rank]))
         for rank in range(2)
     ]
-    again = world.coordinator.open("train", asks[1])
+    again = world.ask("train", asks[1])
     world._carry_out()
     world.settle()
     (error,) = waiting.failures
@@ -182,9 +183,9 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
     assert f"{says}: all ranks begin anew" in error.message
     with pytest.raises(StateMismatch, match=says):
         world.open(rank=0, world_size=2)
-    back = world.coordinator.open("train", asks[0])
-    assert back.stream is again.stream
-    assert back.stream.consumers == [back, again]
+    back = world.ask("train", asks[0])
+    assert back.stream == again.stream
+    assert world.coordinator.streams[back.stream].consumers == [back, again]
 
 
 @pytest.mark.parametrize("first", ["again", "begins"])
@@ -194,9 +195,9 @@ def test_a_rank_that_begins_joins_one_that_comes_again_where_it_begins(first: st
     ranks: list[Reader] = []
     for again in (True, False) if first == "again" else (False, True):
         ask = Ask(4, 1 << 40, 0, rank=len(ranks), world_size=2, again=again, identity=bytes([len(ranks)]))
-        ranks.append(world.coordinator.open("train", ask))
-    assert ranks[0].stream is ranks[1].stream
-    assert ranks[0].stream.consumers == ranks
+        ranks.append(world.ask("train", ask))
+    assert ranks[0].stream == ranks[1].stream
+    assert world.coordinator.streams[ranks[0].stream].consumers == ranks
 
 
 @pytest.mark.parametrize("fault", ["epochs", "workers", "stop"])
@@ -204,11 +205,11 @@ def test_ranks_that_wait_hear_what_ends_their_wait(fault: str) -> None:
     world = World(SimFeed(epochs=2), workers=1)
     waiting = [world.open(rank=rank, world_size=3, reads=[], stays=True) for rank in range(2)]
     if fault == "epochs":
-        world.coordinator.begin(waiting[0].reader, 2)
+        world.handle(on.Begin(waiting[0].reader.number, 2))
     elif fault == "workers":
-        world.coordinator.worker_gone(0, "was killed")
+        world.handle(on.WorkerGone(0, "was killed"))
     else:
-        world.coordinator.stop(DaemonStopped("stops"))
+        world.handle(on.Stop(DaemonStopped("stops")))
     world._carry_out()
     world.settle()
     kinds = {"epochs": EndOfStream, "workers": WorkerDied, "stop": DaemonStopped}

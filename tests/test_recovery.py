@@ -212,9 +212,7 @@ class Flags:
 @pytest.fixture
 def serve(serve: Serve) -> Serve:
     """Daemons that start a worker again, and try a split again, after pauses that do not grow."""
-    return functools.partial(
-        serve, patched={"host.supervisor.LAST_PAUSE": 0.1, "coordinator.production.LAST_PAUSE": 0.2}
-    )
+    return functools.partial(serve, patched={"host.supervisor.LAST_PAUSE": 0.1, "coordinator.failures.LAST_PAUSE": 0.2})
 
 
 @pytest.fixture

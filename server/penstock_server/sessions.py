@@ -12,11 +12,12 @@ is sent goes through one place too (`_send`): a message that cannot be encoded f
 from __future__ import annotations
 
 import hmac
+import itertools
 import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,10 +30,9 @@ from penstock_proto.position import unpack
 from . import greeted
 from .bugs import Bugs
 from .coordinator import Coordinator, a_bug
+from .coordinator import events as on
+from .coordinator.ask import Ask
 from .coordinator.commands import SendSlab
-from .coordinator.consumer import Consumer
-from .coordinator.rendezvous import Ask
-from .coordinator.stream import Stream
 from .greeted import Greeted
 from .host.arena import Segment
 from .host.local import LocalPeer
@@ -61,15 +61,18 @@ class Session:
     routing_id: bytes
     heard: float
     peer: LocalPeer | None = None
-    reader: Consumer | None = None
+    consumer: int | None = None
+    """Its number, by which the coordinator knows the consumer; None until it is opened."""
     position: bytearray = field(default_factory=bytearray)
     """What has come of the packed position from which its stream shall begin."""
-    consumer: bytes = b""
-    """The same in all sessions of one consumer."""
+    identity: bytes = b""
+    """The same in all sessions of one client."""
     shares: bool = False
     """It takes from a group's stream. When its connection breaks, it may come back and tell what it was handed."""
     sending: deque[tuple[int, Segment]] = field(default_factory=deque)
     """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
+    opened: bool = False
+    """Its stream exists."""
     failed: bool = False
     """Over a connection on this host: nothing that it says counts now, and its slots come back at end of file."""
     muted: bool = False
@@ -81,11 +84,12 @@ class Session:
         return "tcp" if self.peer is None else "local"
 
 
-class Consumers:
+class Sessions:
     """All sessions.
 
     Args:
-        coordinator: what decides.
+        coordinator: what decides; to look at.
+        tell: tells the coordinator of an event, and carries out what it decides.
         router: consumers over ZeroMQ.
         unix: the abstract unix address for consumers on this host.
         ready: tells whether all feeds are ready; until then Hellos wait.
@@ -103,6 +107,7 @@ class Consumers:
     def __init__(
         self,
         coordinator: Coordinator,
+        tell: Callable[[on.Event], None],
         router: Router,
         unix: str,
         *,
@@ -118,6 +123,8 @@ class Consumers:
         self._bugs = bugs
         self._log = Sparing(log)
         self._coordinator = coordinator
+        self._tell = tell
+        self._numbers = itertools.count(1)
         self._router = router
         self._unix = unix
         self._ready = ready
@@ -126,7 +133,7 @@ class Consumers:
         self._scale = scale
         self._by_routing_id: dict[bytes, Session] = {}
         self._by_peer: dict[LocalPeer, Session] = {}
-        self._by_reader: dict[int, Session] = {}
+        self._by_consumer: dict[int, Session] = {}
         self._early: dict[bytes, m.Hello] = {}
         self._asked: dict[bytes, bool] = {}
         """Who was sent a status since the clock was last looked at, and whether it has asked again."""
@@ -155,10 +162,11 @@ class Consumers:
             failed = error
         except Exception as error:
             failed = a_bug(error)
-            if session is not None and session.reader is not None:
-                self._coordinator.broken(session.reader.stream, error)
-            else:
+            stream = None if session is None or session.consumer is None else self.stream_of(session.consumer)
+            if stream is None:
                 self._bugs.note(error)
+            else:
+                self._tell(on.StreamFailed(stream, error))
         else:
             return
         if session is None:
@@ -225,7 +233,7 @@ class Consumers:
         """A consumer on this host is gone: this, and nothing else, gives its slots back."""
         session = self._by_peer.pop(peer, None)
         if session is not None:
-            self._gone(session, _handed(session))
+            self._gone(session, self._handed(session))
 
     def connection_ended(self, routing_id: bytes) -> None:
         """A connection over ZeroMQ has ended, and its session with it.
@@ -238,10 +246,10 @@ class Consumers:
         session = self._by_routing_id.get(routing_id)
         if session is None:
             return
-        if session.reader is None or session.shares:
+        if session.consumer is None or session.shares:
             session.heard = time.monotonic()
         else:
-            self._gone(session, _handed(session))
+            self._gone(session, self._handed(session))
 
     def feeds_ready(self) -> None:
         """All feeds are ready: answer the Hellos that came early."""
@@ -266,20 +274,20 @@ class Consumers:
 
     def _look_for(self, session: Session, now: float) -> None:
         if now - session.heard > PATIENCE:
-            if session.reader is not None:
+            if session.consumer is not None:
                 self._log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
                 silence = f"which was silent for more than {PATIENCE:.0f} s"
                 error = ConnectionLost(f"the daemon let go of this session, {silence}: connect again")
                 self._answer(session.routing_id, m.Failed(m.ErrorReport.of(error)))
-            self._gone(session, _handed(session))
+            self._gone(session, self._handed(session))
         elif now - session.heard > SILENT and not self._answer(session.routing_id, m.Pong()):
-            self._gone(session, _handed(session))  # its connection has ended
+            self._gone(session, self._handed(session))  # its connection has ended
 
     # --- what goes ---
 
     def deliver(self, slab: SendSlab, segment: Segment) -> None:
         """Send one slab."""
-        session = self._by_reader.get(slab.consumer)
+        session = self._by_consumer.get(slab.consumer)
         if session is None:
             return
         local = session.peer is not None
@@ -305,21 +313,36 @@ class Consumers:
             for start, stop in layout.regions(slab.first, slab.batches):
                 self._router.send_bytes(session.routing_id, slab.seq, start, segment.view(start, stop))
 
-    def send(self, reader: int, message: m.Message) -> None:
-        """Send a message to a reader."""
-        session = self._by_reader.get(reader)
+    def send(self, consumer: int, message: m.Message) -> None:
+        """Send a message to a consumer."""
+        session = self._by_consumer.get(consumer)
         if session is not None:
             self._send(session, message)
 
-    def stream_of(self, reader: int) -> Stream | None:
-        """What the session of this reader reads, if it is still there."""
-        session = self._by_reader.get(reader)
-        return None if session is None or session.reader is None else session.reader.stream
+    def refuse(self, consumer: int, error: PenstockError) -> None:
+        """End the session of a consumer that said what cannot be."""
+        session = self._by_consumer.get(consumer)
+        if session is None:
+            return
+        if session.opened:
+            self._end(session, error)
+            return
+        self._answer(session.peer or session.routing_id, m.Failed(m.ErrorReport.of(error)))
+        del self._by_consumer[consumer]
+        if session.peer is not None:
+            del self._by_peer[session.peer]
+        session.consumer = None
+        self._gone(session, 0)
 
-    def mute(self, stream: Stream) -> None:
-        """Send nothing to who reads the stream, whatever the coordinator has decided by now, but for why it failed."""
-        for session in self._by_reader.values():
-            if session.reader is not None and session.reader.stream is stream:
+    def stream_of(self, consumer: int) -> int | None:
+        """The number of the stream that the consumer reads, if its session still exists."""
+        reads = self._coordinator.consumers.get(consumer)
+        return None if reads is None else reads.stream
+
+    def mute(self, consumers: Iterable[int]) -> None:
+        """Send these consumers nothing but why their stream failed, whatever the coordinator has decided by now."""
+        for consumer in consumers:
+            if (session := self._by_consumer.get(consumer)) is not None:
                 session.muted = True
 
     def segment_gone(self, segment: Segment) -> None:
@@ -375,28 +398,30 @@ class Consumers:
         session = self.sessions.get(message.session)
         if session is None:
             raise ConnectionLost("there is no such session, or it has ended: connect again")
-        if session.reader is not None:
+        if session.consumer is not None:
             raise ProtocolError("this session has been opened already")
         if peer is not None and not hmac.compare_digest(message.proof, peer.nonce):
             raise ProtocolError("the proof is wrong: the ledger has not been mapped")
         if peer is None and routing_id != session.routing_id:
             raise ProtocolError("this session was greeted on another connection")
-        try:
-            session.reader = self._coordinator.open(session.feed, self._ask(message, session, peer))
-        except PenstockError:
-            self._gone(session, 0)
-            raise
+        ask = self._ask(message, session, peer)
+        session.consumer = number = next(self._numbers)
+        session.peer = peer
+        self._by_consumer[number] = session
+        if peer is not None:
+            self._by_peer[peer] = session
+        self._tell(on.Open(number, session.feed, ask))
+        if session.consumer is None:  # it was refused
+            return
+        session.opened = True
         self.greeted.remove(session)
         if message.world_size:
             group = f" of group {message.group!r}" if message.group else ""
             session.client += f" (rank {message.rank} of {message.world_size}{group})"
-        session.consumer = message.consumer
+        session.identity = message.consumer
         session.shares = bool(message.group) and not message.world_size
-        session.peer = peer
-        self._by_reader[session.reader.number] = session
         if peer is not None:
             peer.opened()
-            self._by_peer[peer] = session
             self._by_routing_id.pop(session.routing_id, None)
         self._log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
 
@@ -426,15 +451,15 @@ class Consumers:
         if not message.consumer:
             return
         for session in list(self.sessions.values()):
-            if session.consumer == message.consumer and session.reader is not None:
+            if session.identity == message.consumer and session.consumer is not None:
                 handed = message.handed if session.token == message.last else 0
                 if session.peer is None:
                     self._gone(session, handed)
                 else:  # its slots come back at end of file
-                    self._tell_coordinator(session.reader, self._coordinator.cut, handed)
+                    self._tell(on.Cut(session.consumer, handed))
 
     def _resume(self, message: m.Resume, session: Session | None) -> None:
-        if session is None or session.reader is not None or session.token != message.session:
+        if session is None or session.consumer is not None or session.token != message.session:
             raise ProtocolError("Resume in a session that is not waiting to be opened")
         info = self._coordinator.feeds[session.feed].info
         try:
@@ -444,22 +469,22 @@ class Consumers:
             raise
 
     def _said(self, session: Session, message: m.ClientMessage) -> None:
-        reader = session.reader
-        if reader is None:
+        consumer = session.consumer
+        if consumer is None:
             if isinstance(message, m.Bye):
                 self._gone(session, 0)
             return
         match message:
             case m.Begin():
-                self._coordinator.begin(reader, message.epoch)
+                self._tell(on.Begin(consumer, message.epoch))
             case m.Ack():
-                self._coordinator.acknowledge(reader, message.handed, message.released, message.ended)
+                self._tell(on.Acknowledge(consumer, message.handed, message.released, message.ended))
                 while session.sending and session.sending[0][0] < message.handed:
                     session.sending.popleft()
             case m.Leave():
-                self._coordinator.leave(reader, message.epoch, message.handed)
+                self._tell(on.Leave(consumer, message.epoch, message.handed))
             case m.Bye():
-                self._coordinator.close(reader, message.handed)  # slots come back as tensors die, or at end of file
+                self._tell(on.Close(consumer, message.handed))  # slots come back as tensors die, or at end of file
                 if session.peer is None:
                     self._gone(session, message.handed)
             case _:
@@ -468,14 +493,14 @@ class Consumers:
     def _end(self, session: Session, error: PenstockError) -> None:
         """The session has failed: its consumer hears why, and nothing more. Others that share its stream go on."""
         error.feed = error.feed or session.feed
-        if session.reader is not None:
+        if session.consumer is not None:
             self._log.warning("feed %s: the session of %s failed: %s", session.feed, session.client, error.message)
         self._send(session, m.Failed(m.ErrorReport.of(error)))
-        if session.peer is None or session.reader is None:
-            self._gone(session, _handed(session))
+        if session.peer is None or session.consumer is None:
+            self._gone(session, self._handed(session))
         else:  # tensors may live over its slots
             session.failed = session.muted = True
-            self._tell_coordinator(session.reader, self._coordinator.cut, _handed(session))
+            self._tell(on.Cut(session.consumer, self._handed(session)))
 
     def _gone(self, session: Session, handed: int) -> None:
         """The session has ended; the first `handed` slabs that it was sent were handed over."""
@@ -483,22 +508,15 @@ class Consumers:
         self.greeted.remove(session)
         if self._by_routing_id.get(session.routing_id) is session:
             del self._by_routing_id[session.routing_id]
-        reader, session.reader = session.reader, None
-        if reader is not None:
+        consumer, session.consumer = session.consumer, None
+        if consumer is not None:
             self._log.info("feed %s: %s is gone", session.feed, session.client)
-            self._by_reader.pop(reader.number, None)
+            self._by_consumer.pop(consumer, None)
             for _, segment in session.sending:
                 segment.retired = True
             if session.sending:  # bytes that still wait must not keep their slots for ever
                 self._router.drop(session.routing_id)
-            self._tell_coordinator(reader, self._coordinator.lost, handed)
-
-    def _tell_coordinator(self, reader: Consumer, event: Callable[[Consumer, int], None], handed: int) -> None:
-        """Tell the coordinator that a reader goes, which it can at any time."""
-        try:
-            event(reader, handed)
-        except Exception as error:
-            self._coordinator.broken(reader.stream, error)
+            self._tell(on.Lost(consumer, handed))
 
     def _send(self, session: Session, message: m.Message) -> bool:
         """Send a message to a session; whether that could be done."""
@@ -507,8 +525,9 @@ class Consumers:
         try:
             return self._put(session.peer or session.routing_id, message)
         except ProtocolError as error:
-            if session.reader is not None:
-                self._coordinator.fail(session.reader.stream, error)
+            stream = None if session.consumer is None else self.stream_of(session.consumer)
+            if stream is not None:
+                self._tell(on.StreamFailed(stream, error))
             return False
 
     def _answer(self, to: bytes | LocalPeer, message: m.Message) -> bool:
@@ -524,6 +543,13 @@ class Consumers:
             return self._router.send(to, message)
         to.send(message)
         return True
+
+    def _handed(self, session: Session) -> int:
+        """How many slabs a session handed over that has ended without a word, as far as can be known."""
+        if session.consumer is None:
+            return 0
+        said = self._coordinator.consumers[session.consumer].handed
+        return said if session.peer is None else max(said, session.peer.handed)
 
     def _other_version(self, routing_id: bytes, data: bytes) -> bool:
         """Answer a Hello that our version cannot read, so that the other side learns why."""
@@ -549,11 +575,3 @@ def _another_version(version: int) -> ProtocolError:
         f"the client speaks protocol version {version}, the daemon version {m.VERSION}: "
         "install the same release of penstock on both sides"
     )
-
-
-def _handed(session: Session) -> int:
-    """How many slabs a session handed over that has ended without a word, as far as can be known."""
-    if session.reader is None:
-        return 0
-    said = session.reader.handed
-    return said if session.peer is None else max(said, session.peer.handed)

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from penstock_proto import PenstockError
 
+from .coordinator import Coordinator
 from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
+from .coordinator.stream import Stream
 from .host.place import Worker
 from .sessions import Session
 
@@ -55,29 +57,32 @@ def of_worker(worker: Worker, *, leaving: bool) -> dict[str, object]:
     }
 
 
-def of_streams(sessions: Iterable[Session]) -> dict[str, object]:
+def of_streams(sessions: Iterable[Session], coordinator: Coordinator) -> dict[str, object]:
     """The consumers that read, not more than `_MOST_STREAMS` of them, and how many more there are."""
-    reading = [(session, session.reader) for session in sessions if session.reader is not None]
+    consumers = coordinator.consumers
+    reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
     return {
-        "streams": [_stream(session, reader) for session, reader in reading[:_MOST_STREAMS]],
+        "streams": [
+            _stream(session, consumer, coordinator.stream_read_by(consumer))
+            for session, consumer in reading[:_MOST_STREAMS]
+        ],
         "more_streams": max(0, len(reading) - _MOST_STREAMS),
     }
 
 
-def _stream(session: Session, reader: Consumer) -> dict[str, object]:
-    stream = reader.stream
+def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, object]:
     return {
         "feed": session.feed,
         "client": session.client,
         "transport": session.transport,
-        "epoch": reader.begun,
-        "reading": reader.reading,
+        "epoch": consumer.begun,
+        "reading": consumer.reading,
         "batches": stream.epoch_batches,
-        "sent": reader.sent,
-        "handed": reader.handed,
-        "slots": stream.production.slots,
+        "sent": consumer.sent,
+        "handed": consumer.handed,
+        "slots": len(stream.slots),
         "slot_bytes": stream.production.slot_nbytes,
-        "rank": reader.rank if stream.share.consumers > 1 else None,
+        "rank": consumer.rank if stream.share.consumers > 1 else None,
         "error": _short(stream.error),
     }
 

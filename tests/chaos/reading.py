@@ -90,7 +90,10 @@ class Reading:
         self._steps = list(plan.steps)
         while batches and self._steps:  # those that were done when it was killed
             step = self._steps.pop(0)
-            batches = max(0, batches - (step.batches or 10**9))
+            if step.batches is not None and batches <= step.batches:
+                self._steps.insert(0, Step(max(1, step.batches - batches), step.then))
+                break
+            batches -= step.batches or batches
         self._consumed = self._loaded = 0
         self._kept: list[tuple[Any, list[list[int]]]] = []
         self._failures = 0

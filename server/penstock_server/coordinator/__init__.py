@@ -1,5 +1,6 @@
-"""The state machine that deals lanes to workers, grants slots, orders batches and deals them out. No I/O in here."""
+"""The state machine that gives lanes to workers, grants slots, orders batches and delivers them. No I/O in here."""
 
-from .coordinator import Coordinator, a_bug, size
+from .budget import size
+from .coordinator import Coordinator, a_bug
 
 __all__ = ["Coordinator", "a_bug", "size"]

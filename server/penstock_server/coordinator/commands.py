@@ -55,7 +55,7 @@ class StartRun(Struct, frozen=True):
 
 
 class FindSlot(Struct, frozen=True):
-    """Give `ticket` a slot of at least `nbytes`; answered by `Coordinator.slot_found` or `no_slot`.
+    """Give `ticket` a slot of at least `nbytes`; answered by `SlotFound` or `NoSlot`.
 
     Slots are found for the tickets of one stream in the order of these commands. A ticket that has a slot already (too
     small for the batch) loses it for the new one.
@@ -99,7 +99,7 @@ class DropRun(Struct, frozen=True):
 
 class Copy(Struct, frozen=True):
     """Copy these regions of the slot of ticket `source` to the same places of the ticket's own; answered by
-    `Coordinator.copied`."""
+    `Copied`."""
 
     ticket: int
     source: int
@@ -143,6 +143,13 @@ class Tell(Struct, frozen=True):
     message: Said
 
 
+class Refuse(Struct, frozen=True):
+    """What the consumer said last cannot be, and has changed nothing: end its session with this error."""
+
+    consumer: int
+    error: PenstockError
+
+
 class SaveGroup(Struct, frozen=True):
     """Write to the state file where the group stands, before any command behind this one is carried out.
 
@@ -176,11 +183,22 @@ class ForgetGroup(Struct, frozen=True):
     group: str
 
 
-class Retry(Struct, frozen=True):
-    """Call `Coordinator.retry(run)` in so many seconds."""
+class AcceptWorker(Struct, frozen=True):
+    """The worker serves the same feeds as the others, and gets work."""
 
-    seconds: float
-    run: int
+    worker: int
+
+
+class RejectWorker(Struct, frozen=True):
+    """The worker has imported other feeds than those that are served: end it."""
+
+    worker: int
+
+
+class KillWorker(Struct, frozen=True):
+    """The worker was to leave, and its time is over: kill it."""
+
+    worker: int
 
 
 class Retire(Struct, frozen=True):
@@ -194,6 +212,16 @@ class FeedReady(Struct, frozen=True):
 
     feed: str
     splits: int
+
+
+class ReportSkipped(Struct, frozen=True):
+    """The rest of a split of this feed is left out after `samples` samples, which is to be logged."""
+
+    feed: str
+    split: str
+    samples: int
+    why: str
+    traceback: str
 
 
 class FailStart(Struct, frozen=True):
@@ -223,7 +251,11 @@ Command: TypeAlias = (
     | Tell
     | SaveGroup
     | ForgetGroup
-    | Retry
+    | AcceptWorker
+    | RejectWorker
+    | KillWorker
+    | Refuse
+    | ReportSkipped
     | Retire
     | FeedReady
     | FailStart

@@ -4,27 +4,48 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from enum import Enum
 
 from msgspec import Struct
 
 from penstock_proto import ProtocolError
 
 from .memory import Share
-from .order import Part, Turn
-
-if TYPE_CHECKING:
-    from .stream import Stream
+from .slots import Lease
+from .transitions import Table, check
+from .turn import Part, Source
 
 
 class Sent(Struct, frozen=True):
-    """A slab that was sent: its number, its bytes, and what it holds of which epoch."""
+    """A slab that was sent: its number, its bytes, and what is in it."""
 
     seq: int
     nbytes: int
     epoch: int
-    turn: Turn
+    source: Source
     part: Part
+
+
+class ConsumerState(Enum):
+    """What a consumer wants."""
+
+    IDLE = "it reads no epoch"
+    READING = "it has begun an epoch, and wants its batches"
+    GONE = "it wants nothing more; tensors may still live over its slots"
+
+
+CONSUMER_STATES: Table[ConsumerState] = {
+    ConsumerState.IDLE: {
+        ConsumerState.READING: "Begin",
+        ConsumerState.GONE: "Close, or its connection is cut",
+    },
+    ConsumerState.READING: {
+        ConsumerState.IDLE: "Leave, or End was sent, or the stream failed",
+        ConsumerState.GONE: "Close, or its connection is cut",
+    },
+    ConsumerState.GONE: {},
+}
+"""From which state a consumer goes to which other, and by what."""
 
 
 class Consumer:
@@ -32,29 +53,32 @@ class Consumer:
 
     Args:
         number: the consumer's id.
-        stream: what it reads, whose share says how many slabs may be under way (`credit`) and under tensors (`quota`).
+        stream: the number of the stream that it reads.
+        feed: the name of the stream's feed.
+        share: says how many slabs may be under way to it (`credit`) and under its tensors (`quota`).
         credit_bytes: most bytes under way; one slab is always allowed.
         holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
         rank: which batch of each round is its own.
         identity: the same for a client that comes back, and so has several consumers one after another.
 
     Attributes:
+        state: what it wants.
         epoch: the one that it reads, or would read next.
-        reading: whether it has begun that.
         begun: the one that it began last, or None.
         slabs, batches, rows: sent of that epoch.
         first: the epoch and the round in it from which on it is sent batches.
         told: the epoch and the number of batches of it that it knows of.
-        gone: whether it wants nothing more.
         sent, handed: slabs.
         ends, ended: Ends that were sent, and that the consumer says came.
-        out: the turns whose slabs have not come back, by sequence number.
+        out: the slots of slabs that have not come back, by sequence number.
     """
 
     def __init__(
         self,
         number: int,
-        stream: Stream,
+        stream: int,
+        feed: str,
+        share: Share,
         *,
         credit_bytes: int,
         holds_handed: bool,
@@ -64,21 +88,20 @@ class Consumer:
         self.number = number
         self.identity = identity
         self.stream = stream
-        self.share = stream.share
+        self.share = share
         self.rank = rank
         self.epoch = 0
-        self.reading = False
+        self.state = ConsumerState.IDLE
         self.begun: int | None = None
         self.slabs = self.batches = self.rows = 0
         self.first = (0, 0)
         self.told = (0, 0)
-        self.gone = False
         self.sent = 0
         self.handed = 0
         self.ends = 0
         self.ended = 0
-        self.out: dict[int, Turn] = {}
-        self._feed = stream.feed.name
+        self.out: dict[int, Lease] = {}
+        self._feed = feed
         self._credit_bytes = credit_bytes
         self._holds_handed = holds_handed
         self._unhanded: deque[Sent] = deque()
@@ -86,6 +109,25 @@ class Consumer:
         self._resized_at = 0
         self._out_before = 0
         self._given_back = 0
+
+    def become(self, state: ConsumerState) -> None:
+        """Go to this state.
+
+        Raises:
+            ImpossibleTransition: the table has no such transition.
+        """
+        check(CONSUMER_STATES, self.state, state)
+        self.state = state
+
+    @property
+    def reading(self) -> bool:
+        """Whether it has begun its epoch."""
+        return self.state is ConsumerState.READING
+
+    @property
+    def gone(self) -> bool:
+        """Whether it wants nothing more."""
+        return self.state is ConsumerState.GONE
 
     @property
     def under_way(self) -> int:
@@ -118,13 +160,24 @@ class Consumer:
         """
         if self.gone or self.reading or epoch < self.epoch:
             raise ProtocolError(f"epoch {epoch} cannot begin: epochs begin one after another", feed=self._feed)
+        self.become(ConsumerState.READING)
         self.epoch = self.begun = epoch
-        self.reading = True
         self.slabs = self.batches = self.rows = 0
 
     def leave(self) -> None:
         """It has read its epoch, or wants no more of it."""
-        self.epoch, self.reading = self.epoch + 1, False
+        self.become(ConsumerState.IDLE)
+        self.epoch += 1
+
+    def stop_reading(self) -> None:
+        """The stream has failed, or has ended."""
+        if self.reading:
+            self.become(ConsumerState.IDLE)
+
+    def go(self) -> None:
+        """It wants nothing more."""
+        if not self.gone:
+            self.become(ConsumerState.GONE)
 
     def has_credit_for(self, nbytes: int) -> bool:
         """Whether a slab of so many bytes may be sent now."""
@@ -134,17 +187,16 @@ class Consumer:
             self.under_way < self.share.credit and self._unhanded_bytes + nbytes <= self._credit_bytes
         )
 
-    def send(self, epoch: int, turn: Turn, part: Part, nbytes: int) -> int:
-        """A slab with this part of the turn is sent; returns its sequence number."""
+    def send(self, epoch: int, source: Source, part: Part, nbytes: int) -> int:
+        """A slab with this part of the source is sent, whose slot is held for it; returns its sequence number."""
         seq = self.sent
         self.sent += 1
         self.slabs += 1
         self.batches += part.batches
         self.rows += part.rows
-        self._unhanded.append(Sent(seq, nbytes, epoch, turn, part))
+        self._unhanded.append(Sent(seq, nbytes, epoch, source, part))
         self._unhanded_bytes += nbytes
-        self.out[seq] = turn
-        turn.out += 1
+        self.out[seq] = source.slot
         return seq
 
     def check(self, handed: int) -> None:
@@ -179,35 +231,28 @@ class Consumer:
                 raise ProtocolError(f"slab {seq} is released twice, or was never sent", feed=self._feed)
             before.add(seq)
 
-    def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> list[Turn]:
+    def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> list[Lease]:
         """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came: as
-        `check_acknowledged` has found possible. Returns the turns of which no slab is out any more."""
+        `check_acknowledged` has found possible. Returns the slots of the slabs that came back."""
         self.handed, self.ended = handed, ended
-        back: list[Turn] = []
+        back: list[Lease] = []
         while self._unhanded and self._unhanded[0].seq < handed:
             sent = self._unhanded.popleft()
             self._unhanded_bytes -= sent.nbytes
             if not self._holds_handed:
-                self._take_back(sent.seq, back)
-        for seq in released:
-            self._take_back(seq, back)
+                back.append(self._take_back(sent.seq))
+        back += [self._take_back(seq) for seq in released]
         return back
 
-    def lost(self) -> list[Turn]:
-        """The consumer is gone, and every tensor with it. Returns the turns of which slabs were out."""
-        back: list[Turn] = []
-        for seq in list(self.out):
-            self._take_back(seq, back)
-        return back
+    def lost(self) -> list[Lease]:
+        """The consumer is gone, and every tensor with it. Returns the slots of the slabs that were out."""
+        return [self._take_back(seq) for seq in list(self.out)]
 
     def resize(self, share: Share) -> None:
-        """From now on it has this share. What is out stays out till it is released."""
+        """From now on it has this share. Slots that it has stay with it until it releases them."""
         self.share = share
         self._resized_at, self._out_before = self.sent, len(self.out)
 
-    def _take_back(self, seq: int, back: list[Turn]) -> None:
-        turn = self.out.pop(seq)
-        turn.out -= 1
+    def _take_back(self, seq: int) -> Lease:
         self._out_before -= seq < self._resized_at
-        if not turn.out:
-            back.append(turn)
+        return self.out.pop(seq)

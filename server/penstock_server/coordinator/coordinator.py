@@ -1,66 +1,56 @@
-"""The coordinator: feeds, workers and streams, as a state machine without I/O.
+"""The coordinator: decides what is made, by whom, in which slots, and what is sent to whom. It does no I/O.
 
-Two rules. All that changes state is a method here or in stream.py, called with values; and nothing here knows a socket,
-a clock, a process or an address. Events come in as method calls, and `take()` gives what is to be done. A daemon drives
-it, and so does a simulation.
+Theory of operation. The coordinator has one door: `handle(event, now)` takes something that has happened (events.py)
+and returns what is to be done, in order (commands.py). Nothing else changes its state, and nothing in this package
+knows a socket, a process or a clock: `now` comes with each event, and `next_tick` says when time alone matters. The
+daemon drives it so, and so do the simulation and the tests.
 
-Life of a feed: `plans` (a worker has imported it) -> its splits and first sample are asked for -> `splits_listed` ->
-it is ready, or the start is refused. Life of a stream: `open` -> `begin`/`acknowledge`/`leave` ... -> `close` or
-`lost` -> gone when its last slot has come back. Runs and tickets tell by their number to which stream they belong.
+An event is about a consumer, a run, a ticket, or a worker. A consumer reads one stream, and the runs and tickets of
+stream s are numbered from s * IDS_PER_STREAM. So an event goes to its stream, and that stream is then settled once: it
+sends what it can, and grants what it can (stream.py). What concerns all streams (a worker that died, the end of the
+daemon) goes to each of them.
 
-An event that cannot be is refused with a PenstockError before anything has changed. Any other exception is a bug, after
-which it is not known where a stream stands. All state is a stream's own, but for sums over streams. So that stream is
-`broken`: it fails, and nothing is sent or made for it any more. Its slots come back as workers and consumers let go of
+Life of a feed: `Imported` -> its splits and first sample are asked for -> `SplitsListed` -> it can be read, or the
+start fails (starting.py). Life of a stream: `Open` (admission.py) -> `Begin`, `Acknowledge`, `Leave` ... -> `Close` or
+`Lost` -> it is gone when its last slot has come back.
+
+Failures. What a consumer says that cannot be is refused before anything has changed (`Refuse`). Any other PenstockError
+fails the stream that the event is about. Any other exception is a bug, after which nobody knows where that stream
+stands: it fails, and nothing is sent or made for it any longer. Its slots come back as workers and consumers let go of
 them, and a worker that fills one is never told of another use of it before that. Other streams go on.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
 
-from msgspec import Struct
-
-from penstock_proto import (
-    DaemonStopped,
-    GeneratorError,
-    MemoryBound,
-    PenstockError,
-    ProtocolError,
-    StateMismatch,
-    UnknownFeed,
-    WorkerDied,
-)
-from penstock_proto.messages import IDS_PER_STREAM, FeedPlan, FirstSample, Opened
-from penstock_proto.position import Position, differences
-from penstock_proto.spec import Spec
+from penstock_proto import DaemonStopped, MemoryBound, PenstockError, ProtocolError, WorkerDied
+from penstock_proto.messages import IDS_PER_STREAM, Made, NeedRoom, Opened, RowsWritten
 
 from . import commands as do
+from . import events as on
+from .admission import Admission
+from .ask import Ask
+from .budget import Budget
 from .consumer import Consumer
-from .delivery import Delivery, GroupDelivery, RankDelivery, SingleDelivery
-from .epoch import check, check_counts
-from .feeds import ServedFeed, Skipped, SplitsInfo, whole_pages
-from .first_samples import FirstSampleChecks
-from .group_log import SavedGroup, check_had
+from .group_log import SavedGroup
 from .groups import Groups
-from .memory import MANY, Share, least_slots, regrown, share, with_consumers
-from .order import Part
-from .production import pause
-from .rendezvous import Ask, Rendezvous
-from .stream import MOST_STREAMS, Stream
+from .invariants import check
+from .memory import MANY
+from .starting import Starting
+from .stream import Stream
+from .timers import Timers
 from .workers import Workers
 
-NOBODY = -1
-"""In place of a worker's number: the feed waits for its next try."""
+LOOK_AROUND = 1.0
+"""Seconds between two looks at groups that nobody reads, and at ranks that are missing."""
 
+HAND_OVER = 60.0
+"""Seconds that a worker which is to leave may go on until its lanes come to a border."""
 
-class Failing(Struct, frozen=True):
-    """Why a feed cannot be started yet, and how often it was tried."""
-
-    times: int
-    error: PenstockError
+HURRY = 10.0
+"""Seconds that it then has for the batch that it is making, before it is killed."""
 
 
 class Coordinator:
@@ -69,8 +59,13 @@ class Coordinator:
     Args:
         workers: how many worker processes there are; they are numbered from 0.
         memory: bytes that slots and shuffle blocks may take in all.
-        kept: what the state file has of groups, by feed and name; None without such a file.
+        saved: what the state file has of groups, by feed and name; None without such a file.
         slots: how many slots there may be in all.
+        patience: seconds for which a group waits for a consumer (default: groups.PATIENCE).
+
+    Attributes:
+        workers, budget, streams, consumers, starting, timers: to look at, not to change.
+        stopping: why the daemon wants to stop, or None.
     """
 
     def __init__(
@@ -78,676 +73,480 @@ class Coordinator:
         *,
         workers: int,
         memory: int,
-        kept: Mapping[tuple[str, str], SavedGroup] | None = None,
+        saved: Mapping[tuple[str, str], SavedGroup] | None = None,
         slots: int = MANY,
+        patience: float | None = None,
     ) -> None:
         self.workers = Workers(workers)
-        self.memory = memory
-        self.slots = slots
-        self.feeds: dict[str, ServedFeed] = {}
         self.streams: dict[int, Stream] = {}
-        self._plans: dict[str, FeedPlan] = {}
-        self._listings: dict[int, tuple[int, str]] = {}
-        """The worker that lists the splits, and the feed, by run, until the feed is ready."""
-        self.failing: dict[str, Failing] = {}
-        """The feeds that cannot be started yet, where they say "retry"."""
+        self.consumers: dict[int, Consumer] = {}
         self.stopping: DaemonStopped | None = None
-        self._rendezvous: dict[tuple[str, str, int], Rendezvous] = {}
-        self._groups = Groups(kept, self._do)
-        self._last_stream = 0
-        self._last_consumer = 0
+        self.timers = Timers()
+        self.budget = Budget(memory, slots, self.streams)
+        self.starting = Starting(self.workers, self.budget, self.timers, self._do)
+        self.feeds = self.starting.feeds
         self._commands: list[do.Command] = []
-        self._comparisons = FirstSampleChecks(self._do)
+        self._read: dict[int, Stream] = {}
+        """The stream that each consumer reads, also when that has ended."""
+        self._touched: dict[Stream, None] = {}
+        """The streams that the event in hand is about."""
+        self._looks_around = False
+        self._groups = Groups(saved, self._do, patience)
+        self._admission = Admission(
+            self.feeds,
+            self.streams,
+            workers=self.workers,
+            budget=self.budget,
+            groups=self._groups,
+            later=self._retry_later,
+            out=self._do,
+        )
+        self._handlers: dict[type[on.Event], Callable[..., None]] = {
+            on.Open: self._open,
+            on.Begin: self._begin,
+            on.Acknowledge: self._acknowledge,
+            on.Leave: self._leave,
+            on.Close: self._close,
+            on.Cut: self._cut,
+            on.Lost: self._lost,
+            Made: self._made,
+            RowsWritten: self._rows_written,
+            NeedRoom: self._need_room,
+            on.SlotFound: self._slot_found,
+            on.NoSlot: self._no_slot,
+            on.Copied: self._copied,
+            on.SplitsListed: self._splits_listed,
+            on.RunFailed: self._run_failed,
+            on.SplitSkipped: self._split_skipped,
+            on.Imported: self._imported,
+            on.WorkerDied: self._worker_died,
+            on.WorkerAdded: self._worker_added,
+            on.RetireWorker: self._retire_worker,
+            on.WorkerGone: self._worker_gone,
+            on.SlotsAllowed: self._slots_allowed,
+            on.Stop: self._stop,
+            on.NotSaved: self._not_saved,
+            on.StreamFailed: self._stream_failed,
+            on.Tick: self._tick,
+        }
 
-    def take(self) -> list[do.Command]:
-        """What is to be done since the last call, in order."""
+    # --- the door ---
+
+    def handle(self, event: on.Event, now: float) -> list[do.Command]:
+        """Take the event in. Returns what is to be done, in order.
+
+        Args:
+            event: what has happened.
+            now: the time in seconds from anywhere; it never goes back.
+
+        Raises:
+            Exception: a bug showed that is about no stream. Nobody knows then where the coordinator stands.
+        """
+        self.timers.now = now
+        self._handle(event)
+        self._settle()
+        if not self._looks_around and (self._groups.any or self._admission.waiting):
+            self._looks_around = True
+            self.timers.later(LOOK_AROUND, self._look_around)
         commands, self._commands = self._commands, []
         return commands
 
     @property
-    def reserved(self) -> int:
-        """Bytes that the streams' shares add up to."""
-        return sum(stream.reserved for stream in self.streams.values())
+    def next_tick(self) -> float | None:
+        """When it wants to hear a Tick, unless another event comes first; None: not at all."""
+        return self.timers.next
 
-    @property
-    def slots_reserved(self) -> int:
-        """Slots that the streams' shares add up to."""
-        return sum(stream.slots_reserved for stream in self.streams.values())
+    def check(self) -> list[str]:
+        """What is wrong with the state, in words: promises that a bug has broken. It is slow: for tests and debugging."""
+        return check(self.budget, self.streams)
 
-    def allow_slots(self, slots: int) -> None:
-        """There may be so many slots from now on; streams keep those that they have."""
-        self.slots = slots
-
-    # --- feeds ---
-
-    def plans(self, plans: Iterable[FeedPlan], worker: int) -> bool:
-        """A worker has imported the feeds. The first one to do so is asked for splits and samples.
-
-        Returns:
-            Whether they are the same as the first worker's.
-        """
-        if self._plans:
-            same = list(plans) == list(self._plans.values())
-            if same:
-                self._comparisons.worker_ready(worker)
-                self._compare()
-            return same
-        self._comparisons.worker_ready(worker)
-        for run, plan in enumerate(plans):
-            self._plans[plan.name] = plan
-            self._list(worker, run, plan.name)
-        return True
-
-    def _list(self, worker: int, run: int, feed: str) -> None:
-        self._listings[run] = worker, feed
-        self._do(do.ListSplits(worker, run, feed, 0))
-
-    @property
-    def retries(self) -> bool:
-        """Whether every feed that is not ready is tried again when its start fails, and there is such a feed."""
-        return bool(self._listings) and all(
-            self._plans[feed].on_error == "retry" for _, feed in self._listings.values()
-        )
-
-    def _start_failed(self, run: int, error: PenstockError) -> None:
-        _, feed = self._listings[run]
-        if self._plans[feed].on_error != "retry" or not isinstance(error, GeneratorError | WorkerDied):
-            self._do(do.FailStart(error))
-            return
-        error.feed = feed
-        times = self.failing[feed].times + 1 if feed in self.failing else 1
-        self.failing[feed] = Failing(times, error)
-        self._listings[run] = NOBODY, feed
-        self._do(do.Retry(pause(times), run))
-
-    def splits_listed(
-        self,
-        run: int,
-        splits: SplitsInfo,
-        spec: Spec | None,
-        sample_nbytes: int,
-        first: FirstSample | None = None,
-    ) -> None:
-        """A list of splits is there, and for the first of a feed its spec and the bytes of a sample."""
-        if run in self._listings:
-            worker, feed = self._listings.pop(run)
-            self.failing.pop(feed, None)
-            self._feed_seen(run, worker, self._plans[feed], splits, spec, sample_nbytes, first)
-        elif (stream := self.stream_of(run)) is not None:
-            stream.splits_listed(run, splits)
-            self._settle(stream)
-        else:
-            self._do(do.ForgetSplits(splits.number))
-
-    def _feed_seen(
-        self,
-        run: int,
-        worker: int,
-        plan: FeedPlan,
-        splits: SplitsInfo,
-        spec: Spec | None,
-        sample_nbytes: int,
-        first: FirstSample | None,
-    ) -> None:
-        spec = plan.spec or spec
-        if spec is None:
-            error = ProtocolError("the worker did not say what a sample looks like", feed=plan.name)
-            self._do(do.FailStart(error))
-            return
-        static = plan.static_splits or plan.length is not None
-        self._comparisons.seen(plan.name, run, splits.number, not static, first, worker)
-        feed = ServedFeed(plan, spec, sample_nbytes, splits if static else None)
-        self.feeds[plan.name] = feed
-        needed = sum(served.least_nbytes for served in self.feeds.values())
-        if needed <= self.memory:
-            self._do(do.FeedReady(plan.name, splits.count))
-            self._compare()
-        elif not self._listings:  # else the figure is not complete
-            self._do(do.FailStart(self._too_small(needed)))
-
-    def _compare(self) -> None:
-        if self.feeds and not self._listings:
-            self._comparisons.ask(len(self.workers))
-
-    def _too_small(self, needed: int) -> MemoryBound:
-        needs = []
-        for feed in self.feeds.values():
-            blocks = f" and {size(feed.blocks_nbytes)} of shuffle blocks" if feed.blocks_nbytes else ""
-            needs.append(f"feed {feed.name}: {least_slots(1)} slots of {size(feed.slot_nbytes)}{blocks}")
-        return MemoryBound(
-            f"--memory {self.memory} is too small: {needed} bytes are needed at the least ({'; '.join(needs)}); "
-            f"give --memory {needed} or more, or make the batches, `turn` or `shuffle` smaller"
-        )
-
-    # --- consumers ---
-
-    def unknown_feed(self, name: str) -> UnknownFeed:
-        """The error for a feed that is not served; it names those that are."""
-        served = ", ".join(sorted(self.feeds)) or "none is ready yet"
-        return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
-
-    def open(self, feed_name: str, ask: Ask) -> Consumer:
-        """A new consumer, with a stream of its own, or as one of the ranks that share one; that begins with the last.
-
-        Raises:
-            UnknownFeed: names the feeds that there are.
-            StateMismatch: the position is not one of this feed, or not that of the other ranks; says in what they
-                differ.
-            DaemonStopped: the daemon serves its present consumers to the end of their epochs, and nobody else.
-            MemoryBound: other streams hold the memory; says how much is needed.
-            StreamClosed: the consumer comes back to a group's stream that is not here.
-        """
-        before = set(self.streams)
+    def _handle(self, event: on.Event) -> None:
         try:
-            return self._open(feed_name, ask)
-        except PenstockError:
-            raise
+            self._handlers[type(event)](event)
+        except PenstockError as error:
+            if isinstance(event, on.Open | on.ConsumerEvent):
+                self._do(do.Refuse(event.consumer, error))
+                return
+            self._failed(event, error)
         except Exception as error:
-            shared = self._shared(feed_name, ask)
-            for stream in self._each():
-                new = stream.number not in before
-                if new or stream is shared:
-                    self.broken(stream, error)
-                if new:
-                    with contextlib.suppress(Exception):
-                        stream.end()  # nobody reads it
-                        self._settle(stream)
-            raise a_bug(error) from error
+            self._failed(event, error)
 
-    def _shared(self, feed: str, ask: Ask) -> Stream | None:
-        """The stream that others read and `ask` was to join."""
-        if ask.world_size:
-            rendezvous = self._rendezvous.get((feed, ask.group, ask.world_size))
-            return None if rendezvous is None else rendezvous.stream
-        return self._groups.stream_of(feed, ask.group)
+    def _failed(self, event: on.Event, error: Exception) -> None:
+        """Let the stream fail that the event is about."""
+        match event:
+            case on.Begin() | on.Acknowledge() | on.Leave() | on.Close() | on.Cut() | on.Lost():
+                stream = self._read.get(event.consumer)
+            case Made() | RowsWritten() | NeedRoom() | on.SlotFound() | on.NoSlot() | on.Copied():
+                stream = self.stream_of(event.ticket)
+            case on.RunFailed() | on.SplitSkipped() | on.SplitsListed() if event.run >= IDS_PER_STREAM:
+                stream = self.stream_of(event.run)
+            case _:
+                raise error
+        if stream is not None:
+            self._fail(stream, error)
+        else:  # it has ended
+            self._do(do.ReportBug(error))
 
-    def _open(self, feed_name: str, ask: Ask) -> Consumer:
-        feed = self.feeds.get(feed_name)
-        if feed is None:
-            raise self.unknown_feed(feed_name)
-        if self.stopping is not None:
-            raise self.stopping
-        if not self.workers.numbers:
-            raise WorkerDied("no worker process can start any more: the daemon's log says why", feed=feed_name)
-        if ask.position is not None:
-            self._check(ask.position, feed)
-        if ask.world_size:
-            consumer = self._join_ranks(feed, ask)
-        elif ask.group:
-            check_had(ask.had, feed.name)
-            consumer = self._join(feed, ask)
-        else:
-            stream = self._new_stream(feed, ask, SingleDelivery)
-            consumer = self._new_consumer(stream, ask)
-            stream.start([consumer], [ask.position])
-        self._do(do.Tell(consumer.number, Opened(consumer.share.credit, consumer.share.quota, consumer.epoch)))
-        self._settle(consumer.stream)
-        return consumer
+    def _settle(self) -> None:
+        """Let the streams that the event has touched send and grant what they can."""
+        failed: set[Stream] = set()
+        while self._touched:
+            stream = next(iter(self._touched))
+            del self._touched[stream]
+            try:
+                stream.settle()
+            except Exception as error:
+                if stream not in failed:
+                    failed.add(stream)
+                    self._fail(stream, error)
+            if stream.done and self.streams.get(stream.number) is stream:
+                del self.streams[stream.number]
+            if self.workers.leaving:
+                self._retire()
 
-    def _join(self, feed: ServedFeed, ask: Ask) -> Consumer:
-        group = self._groups.find(feed, ask)
-        if group is None:
-            return self._begin_group(feed, ask)
-        stream = group.stream
-        share = with_consumers(
-            stream.share,
-            len(stream.consumers) + 1,
-            free=self.memory - self.reserved,
-            slot=stream.production.slot_nbytes,
-            most=self.slots - self.slots_reserved,
-        )
-        if share is None:
-            raise MemoryBound(
-                f"there is no memory (or there are no file descriptors) for one more consumer of group {ask.group!r}: "
-                "give the daemon more, or close one",
-                feed=feed.name,
-            )
-        consumer = self._new_consumer(stream, ask)
-        stream.join(consumer, share)
-        group.came(ask)
-        return consumer
+    # --- queries ---
 
-    def _begin_group(self, feed: ServedFeed, ask: Ask) -> Consumer:
-        kept = self._groups.kept(feed, ask.group)
-        if kept is not None:
-            mend = "give the group another name"
-            self._check(kept.position, feed, f"group {ask.group!r} cannot go on from the state file", mend)
-        delivery = partial(GroupDelivery, group_log=self._groups.group_log(feed, ask.group))
-        stream = self._new_stream(feed, ask, delivery)
-        group = self._groups.begin(stream, ask.group)
-        consumer = self._new_consumer(stream, ask)
-        stream.start([consumer], [kept.position if kept else None])
-        group.came(ask)
-        return consumer
+    def unknown_feed(self, name: str) -> PenstockError:
+        """The error for a feed that is not served; it names those that are."""
+        return self._admission.unknown_feed(name)
 
-    def _join_ranks(self, feed: ServedFeed, ask: Ask) -> Consumer:
-        if not ask.rank < ask.world_size:
-            raise ProtocolError(f"rank {ask.rank} of {ask.world_size}: ranks go from 0", feed=feed.name)
-        key = feed.name, ask.group, ask.world_size
-        rendezvous = self._rendezvous.get(key)
-        if rendezvous is not None and not rendezvous.over:
-            rendezvous.check(ask)
-            rendezvous.give_way(ask)
-        if rendezvous is None or rendezvous.over:
-            delivery = partial(RankDelivery, pad=ask.pad) if ask.world_size > 1 else SingleDelivery
-            rendezvous = self._rendezvous[key] = Rendezvous(self._new_stream(feed, ask, delivery), ask.world_size)
-        rendezvous.compare(ask)
-        consumer = self._new_consumer(rendezvous.stream, ask)
-        rendezvous.join(consumer, ask)
-        return consumer
+    def stream_of(self, number: int) -> Stream | None:
+        """The stream to which a run or a ticket belongs, if it still exists."""
+        return self.streams.get(number // IDS_PER_STREAM)
 
-    def _new_stream(self, feed: ServedFeed, ask: Ask, delivery: Callable[[Stream], Delivery]) -> Stream:
-        granted = self._share(feed, ask.credit, ask.quota, max(1, ask.world_size))
-        self._last_stream = next(
-            number
-            for number in chain(range(self._last_stream + 1, MOST_STREAMS), range(1, MOST_STREAMS))
-            if number not in self.streams
-        )
-        stream = Stream(self._last_stream, feed, granted, delivery=delivery, workers=self.workers, out=self._do)
-        self.streams[stream.number] = stream
-        return stream
+    def readers_of_group(self, feed: str, group: str) -> list[int]:
+        """The consumers that read a group's stream now, if that has not ended."""
+        stream = self._groups.stream_of(feed, group)
+        if stream is None or stream.closing or stream.error is not None:
+            return []
+        return [consumer.number for consumer in stream.consumers]
 
-    def _new_consumer(self, stream: Stream, ask: Ask) -> Consumer:
-        self._last_consumer += 1
-        return Consumer(
-            self._last_consumer,
-            stream,
-            credit_bytes=ask.credit_bytes,
-            holds_handed=ask.quota > 0,
-            rank=ask.rank,
-            identity=ask.identity,
-        )
-
-    def _check(
-        self,
-        position: Position,
-        feed: ServedFeed,
-        what: str = "the stream cannot go on from this state",
-        mend: str = "begin anew",
-    ) -> None:
-        found = list(differences(position.feed, feed.info))
-        if found:
-            raise StateMismatch(
-                f"{what}, which was made with another feed: {'; '.join(found)}. Serve the feed as it was, or {mend}",
-                feed=feed.name,
-            )
-        check_counts(position, feed.info)
-        if feed.static_splits is not None:
-            check(position, feed.plan, feed.static_splits)
-
-    def _share(self, feed: ServedFeed, credit: int, quota: int, consumers: int) -> Share:
-        reading = {stream.feed for stream in self.streams.values()}
-        granted = share(
-            free=self.memory - self.reserved,
-            kept=sum(other.least_nbytes for other in self.feeds.values() if other not in reading | {feed}),
-            slot=feed.slot_nbytes,
-            blocks=feed.blocks_nbytes,
-            workers=len(self.workers),
-            credit=credit,
-            quota=quota,
-            consumers=consumers,
-            most=self.slots - self.slots_reserved,
-        )
-        if granted is None and least_slots(quota, consumers) > self.slots - self.slots_reserved:
-            raise MemoryBound(
-                f"a stream needs {least_slots(quota, consumers)} slots, but {len(self.streams)} others hold "
-                f"{self.slots_reserved} of the {self.slots} for which the daemon may have files open: close one, or "
-                "give it a higher limit of open files (ulimit -n)",
-                feed=feed.name,
-            )
-        if granted is None:
-            needed = feed.blocks_nbytes + least_slots(quota, consumers) * feed.slot_nbytes
-            raise MemoryBound(
-                f"a stream needs {size(needed)}, but {len(self.streams)} others hold {size(self.reserved)} of the "
-                f"{size(self.memory)} that --memory allows: close one, or give the daemon more",
-                feed=feed.name,
-            )
-        return granted
-
-    def stop(self, reason: DaemonStopped) -> None:
-        """Let the epochs that are being read go on to their ends, and begin nothing new; each stream then fails with
-        this reason."""
-        self.stopping = reason
-        for stream in self._each():
-            with self._alone(stream):
-                stream.stop(reason)
-                self._settle(stream)
+    def stream_read_by(self, consumer: Consumer) -> Stream:
+        """The stream that the consumer reads, also if it has ended."""
+        return self._read[consumer.number]
 
     @property
     def stopped(self) -> bool:
         """Whether every consumer has all that was promised to it."""
         return all(stream.error is not None or stream.delivered for stream in self.streams.values())
 
-    def begin(self, consumer: Consumer, epoch: int) -> None:
-        """The consumer wants this epoch.
+    # --- consumers ---
 
-        Raises:
-            ProtocolError: it reads an epoch, has read this one before, or is gone. Nothing has changed then.
-            EndOfStream: the feed has no such epoch. (Who has a stream alone is told by its failure.)
-        """
-        stream = consumer.stream
-        if stream.ends_before(epoch) and self._groups.of(stream) is not None:
+    def _open(self, event: on.Open) -> None:
+        if event.feed not in self.feeds:
+            raise self._admission.unknown_feed(event.feed)
+        if self.stopping is not None:
+            raise self.stopping
+        before = set(self.streams)
+        try:
+            consumer = self._admission.open(event.consumer, event.feed, event.ask)
+        except PenstockError:
+            raise
+        except Exception as error:
+            self._open_broke(event, before, error)
+            raise a_bug(error) from error
+        finally:
+            self._touch_new(before, event.feed, event.ask)
+        self.consumers[consumer.number] = consumer
+        self._read[consumer.number] = self.streams[consumer.stream]
+        share = consumer.share
+        self._do(do.Tell(consumer.number, Opened(share.credit, share.quota, consumer.epoch)))
+        self._touch(self.streams[consumer.stream])
+
+    def _touch_new(self, before: set[int], feed: str, ask: Ask) -> None:
+        """An attempt to open may have made a stream, and ended another."""
+        shared = self._admission.shared(feed, ask)
+        for stream in self.streams.values():
+            if stream.number not in before or stream is shared:
+                self._touch(stream)
+
+    def _open_broke(self, event: on.Open, before: set[int], error: Exception) -> None:
+        """A bug: the streams fail that were being opened or joined."""
+        shared = self._admission.shared(event.feed, event.ask)
+        for stream in self._each():
+            new = stream.number not in before
+            if new or stream is shared:
+                self._fail(stream, error)
+            if new:
+                with contextlib.suppress(Exception):
+                    stream.end()  # nobody reads it
+
+    def _begin(self, event: on.Begin) -> None:
+        consumer, stream = self._read_by(event.consumer)
+        if stream.ends_before(event.epoch) and self._groups.of(stream) is not None:
             raise stream.end_of_stream()
-        stream.begin(consumer, epoch)
-        self._settle(stream)
+        stream.begin(consumer, event.epoch)
 
-    def acknowledge(self, consumer: Consumer, handed: int, released: tuple[int, ...], ended: int) -> None:
-        """The consumer was handed so many slabs, released these, and saw so many epochs end."""
-        consumer.stream.acknowledge(consumer, handed, released, ended)
-        self._settle(consumer.stream)
+    def _acknowledge(self, event: on.Acknowledge) -> None:
+        consumer, stream = self._read_by(event.consumer)
+        stream.acknowledge(consumer, event.handed, event.released, event.ended)
 
-    def leave(self, consumer: Consumer, epoch: int, handed: int) -> None:
-        """The consumer leaves the epoch early, and hands over only the first `handed` slabs."""
-        consumer.stream.leave(consumer, epoch, handed)
-        self._settle(consumer.stream)
+    def _leave(self, event: on.Leave) -> None:
+        consumer, stream = self._read_by(event.consumer)
+        stream.leave(consumer, event.epoch, event.handed)
 
-    def close(self, consumer: Consumer, handed: int) -> None:
-        """The consumer wants nothing more, but may still have tensors over slots; `handed` as in `leave`.
-
-        Raises:
-            ProtocolError: so many slabs were not sent. Nothing has changed then.
-        """
-        consumer.check(handed)
-        self._leave_rendezvous(consumer)
-        stream = consumer.stream
-        stream.close(consumer, handed)
-        self._parted(consumer)
+    def _close(self, event: on.Close) -> None:
+        consumer, stream = self._read_by(event.consumer)
+        consumer.check(event.handed)
+        self._admission.leave(consumer)
+        stream.close(consumer, event.handed)
+        self._groups.parted(consumer, stream)
         group = self._groups.of(stream)
         if group is not None and group.left:
             stream.end()
-        self._settle(stream)
 
-    def cut(self, consumer: Consumer, handed: int) -> None:
-        """The consumer is cut off, but may still have tensors over slots; `handed` as in `leave`."""
-        handed = consumer.believed(handed)
-        self._leave_rendezvous(consumer)
-        if (group := self._groups.of(consumer.stream)) is not None:
+    def _cut(self, event: on.Cut) -> None:
+        consumer, stream = self._read_by(event.consumer)
+        handed = consumer.believed(event.handed)
+        self._admission.leave(consumer)
+        if (group := self._groups.of(stream)) is not None:
             group.lost(consumer)
-        consumer.stream.cut(consumer, handed)
-        self._settle(consumer.stream)
+        stream.cut(consumer, handed)
 
-    def lost(self, consumer: Consumer, handed: int) -> None:
-        """The consumer is gone without a word; `handed` as in `leave`."""
-        handed = consumer.believed(handed)
-        self._leave_rendezvous(consumer)
-        group = self._groups.of(consumer.stream)
+    def _lost(self, event: on.Lost) -> None:
+        consumer, stream = self._read_by(event.consumer)
+        del self.consumers[event.consumer], self._read[event.consumer]
+        handed = consumer.believed(event.handed)
+        self._admission.leave(consumer)
+        group = self._groups.of(stream)
         if group is not None:
             group.lost(consumer)
-        consumer.stream.lost(consumer, handed)
-        self._parted(consumer)
+        stream.lost(consumer, handed)
+        self._groups.parted(consumer, stream)
         if group is not None:
-            self._part(consumer)
-        self._settle(consumer.stream)
+            stream.part(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
 
-    def _parted(self, consumer: Consumer) -> None:
-        """What the consumer's consumer was not handed is not its own any more, unless it has come again."""
-        group_log, consumers = consumer.stream.group_log, consumer.stream.consumers
-        if group_log is not None and not any(one.identity == consumer.identity and not one.gone for one in consumers):
-            group_log.parted(consumer.identity)
+    # --- tickets and runs ---
 
-    def _part(self, consumer: Consumer) -> None:
-        """A group's stream has one consumer fewer."""
-        stream = consumer.stream
-        stream.consumers.remove(consumer)
-        free = self.memory - self.reserved
-        share = with_consumers(stream.share, len(stream.consumers), free=free, slot=stream.production.slot_nbytes)
-        assert share is not None, "it needs less"
-        stream.share = share
+    def _made(self, event: Made) -> None:
+        if (stream := self._of(event.ticket)) is not None:
+            stream.production.made(event)
 
-    def _leave_rendezvous(self, consumer: Consumer) -> None:
-        """The consumer waits for other ranks no more, if it does."""
-        for rendezvous in self._rendezvous.values():
-            if rendezvous.stream is consumer.stream:
-                rendezvous.leave(consumer)
-        self._rendezvous = {key: rendezvous for key, rendezvous in self._rendezvous.items() if not rendezvous.over}
+    def _rows_written(self, event: RowsWritten) -> None:
+        if (stream := self._of(event.ticket)) is not None:
+            stream.production.rows_written(event.ticket, event.run)
 
-    def look_at_the_clock(self, now: float) -> None:
-        """Time has passed; `now` is in seconds from anywhere."""
-        if self._plans and len(self.feeds) == len(self._plans):
-            for stream in self._groups.given_up(now):
+    def _need_room(self, event: NeedRoom) -> None:
+        """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
+        stream = self._of(event.ticket)
+        if stream is None or not stream.production.needs(event.ticket, event.run):
+            return
+        if event.nbytes > stream.production.slot_nbytes:
+            missing = self.budget.grow(stream, event.nbytes)
+            if missing is not None:
+                stream.fail(missing)
+                return
+        stream.production.enlarge(event.ticket)
+
+    def _slot_found(self, event: on.SlotFound) -> None:
+        if (stream := self._of(event.ticket)) is not None:
+            stream.production.slot_found(event.ticket)
+
+    def _no_slot(self, event: on.NoSlot) -> None:
+        stream = self._of(event.ticket)
+        if stream is not None and event.ticket in stream.slots:
+            stream.fail(event.error)
+
+    def _copied(self, event: on.Copied) -> None:
+        if (stream := self._of(event.ticket)) is not None:
+            stream.production.copied(event.ticket)
+
+    def _splits_listed(self, event: on.SplitsListed) -> None:
+        if self.starting.lists(event.run):
+            self.starting.listed(event)
+        elif (stream := self._of(event.run)) is not None:
+            stream.splits_listed(event.run, event.splits)
+        else:
+            self._do(do.ForgetSplits(event.splits.number))
+
+    def _run_failed(self, event: on.RunFailed) -> None:
+        if self.starting.lists(event.run):
+            self.starting.failed(event.run, event.error)
+        elif (stream := self._of(event.run)) is not None:
+            stream.run_failed(event.run, event.error)
+
+    def _split_skipped(self, event: on.SplitSkipped) -> None:
+        stream = self._of(event.run)
+        if stream is not None and stream.production.split_skipped(event.run, event.number, event.skipped):
+            skipped = event.skipped
+            said = do.ReportSkipped(stream.feed.name, skipped.split, skipped.samples, skipped.why, skipped.traceback)
+            self._do(said)
+
+    def _retry_later(self, seconds: float, run: int) -> None:
+        """A run has failed, and its work is tried again in this many seconds."""
+
+        def retry() -> None:
+            if (stream := self._of(run)) is not None:
                 with self._alone(stream):
-                    stream.give_up_waiting()
-                    self._settle(stream)
-        for rendezvous in list(self._rendezvous.values()):
-            with self._alone(rendezvous.stream):
-                rendezvous.look_at_the_clock()
-        for group in self._groups:
-            with self._alone(group.stream):
-                if group.deserted(now):
-                    group.stream.end()
-                    self._settle(group.stream)
-        self._groups.tidy()
+                    stream.retry(run)
+
+        self.timers.later(seconds, retry)
 
     # --- workers ---
 
-    def made(
-        self,
-        ticket: int,
-        run: int,
-        part: Part | None,
-        *,
-        last: bool = False,
-        ended: bool = False,
-        leftover: int = 0,
-        record: bytes = b"",
-        border: bool = False,
-    ) -> None:
-        """Batches are in a slot."""
-        if (stream := self.stream_of(ticket)) is not None:
-            stream.production.made(
-                ticket, run, part, last=last, ended=ended, leftover=leftover, record=record, border=border
-            )
-            self._settle(stream)
-
-    def rows_written(self, ticket: int, run: int) -> None:
-        """Leftover rows are in a slot."""
-        if (stream := self.stream_of(ticket)) is not None:
-            stream.production.rows_written(ticket, run)
-            self._settle(stream)
-
-    def need_room(self, ticket: int, run: int, nbytes: int) -> None:
-        """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
-        stream = self.stream_of(ticket)
-        if stream is None or not stream.production.needs(ticket, run):
+    def _imported(self, event: on.Imported) -> None:
+        if not self.starting.imported(event.worker, event.feeds):
+            self._do(do.RejectWorker(event.worker))
             return
-        if nbytes > stream.production.slot_nbytes and not self._grow(stream, nbytes):
-            needed = (
-                least_slots(stream.share.quota, stream.share.consumers) * whole_pages(nbytes)
-                + stream.production.nbytes
-                + stream.feed.blocks_nbytes
-            )
-            missing = needed - stream.share.nbytes - (self.memory - self.reserved)
-            stream.fail(
-                MemoryBound(
-                    f"a batch of {size(nbytes)} came, with which the stream needs {size(needed)}, {size(missing)} more "
-                    f"than is left to it. Give --memory {2 * (self.memory + missing)} or make the batches smaller",
-                    feed=stream.feed.name,
-                )
-            )
-        else:
-            stream.production.need_room(ticket)
-        self._settle(stream)
-
-    def _grow(self, stream: Stream, nbytes: int) -> bool:
-        """Let the stream's slots hold `nbytes`, with some to spare if there is room for it."""
-        for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
-            larger = regrown(
-                stream.share,
-                free=self.memory - self.reserved,
-                held=stream.production.nbytes,
-                blocks=stream.feed.blocks_nbytes,
-                slot=slot,
-            )
-            if larger is not None:
-                stream.resize(larger, slot)
-                return True
-        return False
-
-    def run_failed(self, run: int, error: PenstockError) -> None:
-        """User code failed in a worker."""
-        if run in self._listings:
-            self._start_failed(run, error)
-        elif (stream := self.stream_of(run)) is not None:
-            stream.run_failed(run, error)
-            self._settle(stream)
-
-    def split_skipped(self, run: int, number: int, skipped: Skipped) -> ServedFeed | None:
-        """A worker leaves out the rest of a split, whose number within its lane is `number`.
-
-        Returns:
-            The feed, if the stream lives and this was not known yet.
-        """
-        stream = self.stream_of(run)
-        if stream is None or not stream.production.split_skipped(run, number, skipped):
-            return None
-        return stream.feed
-
-    def retry(self, run: int) -> None:
-        """The pause that `Retry` asked for is over."""
-        if run in self._listings:
-            _, feed = self._listings[run]
-            self._list(self.workers.pick(self.failing[feed].times), run, feed)
-        elif (stream := self.stream_of(run)) is not None:
-            stream.retry(run)
-            self._settle(stream)
-
-    def slot_found(self, ticket: int) -> None:
-        """The ticket has its slot."""
-        if (stream := self.stream_of(ticket)) is not None:
-            stream.production.slot_found(ticket)
-            self._settle(stream)
-
-    def copied(self, ticket: int) -> None:
-        """The copy that `Copy` asked for is in the ticket's slot."""
-        if (stream := self.stream_of(ticket)) is not None:
-            stream.production.copied(ticket)
-            self._settle(stream)
-
-    def no_slot(self, ticket: int, error: PenstockError) -> None:
-        """The machine has no memory for the ticket's slot."""
-        if (stream := self.stream_of(ticket)) is not None:
-            if stream.production.has(ticket):
-                stream.fail(error)
-            self._settle(stream)
-
-    def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None = None) -> None:
-        """A worker process has ended. `blamed`: the run that it worked on, the split within it (-1: it was not in user
-        code) and its name; None if it worked on nothing."""
-        if (self._listings and not self.retries) or not self._plans:
-            error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
-            self._do(do.FailStart(error))
-        else:
-            for run, (lister, _) in list(self._listings.items()):
-                if lister == worker:
-                    self._start_failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
-        self._comparisons.worker_away(worker)
-        if worker in self.workers.numbers:
-            self.workers.died(worker)
-        for stream in self._each():
-            with self._alone(stream):
-                stream.worker_died(worker, how, blamed)
-                self._settle(stream)
-
-    def worker_ready(self, worker: int) -> None:
-        """A worker process has imported the user's modules."""
-        if worker in self.workers.away:
-            self.workers.is_ready(worker)
+        self._do(do.AcceptWorker(event.worker))
+        if event.worker in self.workers.away:
+            self.workers.is_ready(event.worker)
             self._workers_changed()
 
-    def add_worker(self, worker: int) -> None:
-        """There is one worker more; it gets work when it is ready."""
-        self.workers.add(worker)
+    def _worker_died(self, event: on.WorkerDied) -> None:
+        self.starting.worker_died(event.worker, event.how)
+        if event.worker in self.workers.numbers:
+            self.workers.died(event.worker)
+        for stream in self._each():
+            with self._alone(stream):
+                stream.worker_died(event.worker, event.how, event.blamed)
 
-    def retire_worker(self, worker: int) -> None:
-        """The worker is to leave: it hands over its lanes as they come to borders; `Retire` says when it is done."""
-        self.workers.leaves(worker)
+    def _worker_added(self, event: on.WorkerAdded) -> None:
+        self.workers.add(event.worker)
+
+    def _retire_worker(self, event: on.RetireWorker) -> None:
+        self.workers.leaves(event.worker)
         self._workers_changed()
+        if event.now:
+            self._end_leaving(event.worker)
+        else:
+            self.timers.later(HAND_OVER, lambda: self._hurry(event.worker))
 
-    def hurry(self, worker: int) -> None:
+    def _hurry(self, worker: int) -> None:
         """The worker is to leave now: its lanes are handed over wherever they are."""
+        if worker not in self.workers.leaving:
+            return
         for stream in self._each():
             with self._alone(stream):
                 stream.production.move_all(worker)
-                self._settle(stream)
         self._retire()
+        self.timers.later(HURRY, lambda: self._end_leaving(worker))
 
-    def worker_gone(self, worker: int, how: str) -> None:
-        """The worker is no more, and no process takes its place."""
-        self.workers.gone(worker)
+    def _end_leaving(self, worker: int) -> None:
+        if worker in self.workers.leaving:
+            self._do(do.KillWorker(worker))
+
+    def _worker_gone(self, event: on.WorkerGone) -> None:
+        self.workers.gone(event.worker)
         if self.workers.leaving.issuperset(self.workers.numbers):
             self.workers.all_stay()
         if not self.workers.numbers:
-            error = WorkerDied(f"no worker process can start any more: the last one {how}; the daemon's log says more")
+            said = f"no worker process can start any more: the last one {event.how}; the daemon's log says more"
             for stream in self._each():
                 with self._alone(stream):
-                    stream.fail(error)
-        self.worker_died(worker, how)
+                    stream.fail(WorkerDied(said))
+        self._worker_died(on.WorkerDied(event.worker, event.how))
 
     def _workers_changed(self) -> None:
         for stream in self._each():
             with self._alone(stream):
                 stream.production.workers_changed()
-                self._settle(stream)
         self._retire()
-
-    # --- failures ---
-
-    def fail(self, stream: Stream, error: PenstockError) -> None:
-        """The stream cannot go on."""
-        stream.fail(error)
-        self._settle(stream)
-
-    def not_kept(self, feed: str, group: str, kept: SavedGroup | None, error: DaemonStopped) -> Stream | None:
-        """The state file could not be written, and has `kept` of the group: its stream fails, if it has not ended.
-
-        Returns:
-            That stream: its consumers may hear of nothing that was to be written before.
-        """
-        stream = self._groups.not_kept(feed, group, kept)
-        if stream is not None:
-            self.fail(stream, error)
-        return stream
-
-    def broken(self, stream: Stream, error: Exception) -> None:
-        """An event about the stream raised what nobody expected: see the file's head."""
-        self._do(do.ReportBug(error))
-        with contextlib.suppress(Exception):
-            stream.fail(a_bug(error))
-        with contextlib.suppress(Exception):
-            self._settle(stream)
-
-    def _each(self) -> Iterator[Stream]:
-        """The streams that there are now; what is done to one may end it, and others."""
-        return iter(list(self.streams.values()))
-
-    @contextlib.contextmanager
-    def _alone(self, stream: Stream) -> Iterator[None]:
-        """What happens to the stream within happens to it alone, whatever is raised: others hear of an event too."""
-        try:
-            yield
-        except Exception as error:
-            self.broken(stream, error)
-
-    def stream_of(self, number: int) -> Stream | None:
-        """The stream to which a run or a ticket belongs, if it is still there."""
-        return self.streams.get(number // IDS_PER_STREAM)
-
-    def _settle(self, stream: Stream) -> None:
-        stream.advance()
-        if stream.group_log is not None and (stream.closing or stream.error is not None):
-            stream.group_log.end(forget=not isinstance(stream.error, DaemonStopped))
-        if stream.done:
-            self.streams.pop(stream.number, None)
-        if self.workers.leaving:
-            self._retire()
 
     def _retire(self) -> None:
         """End the workers that are to leave and do nothing any more."""
         for worker in sorted(self.workers.leaving):
-            if not any(other.uses(worker) for other in self.streams.values()):
+            if not any(stream.uses(worker) for stream in self.streams.values()):
                 self.workers.gone(worker)
-                self._comparisons.worker_away(worker)
+                self.starting.checks.worker_away(worker)
                 self._do(do.Retire(worker))
+
+    # --- the daemon ---
+
+    def _slots_allowed(self, event: on.SlotsAllowed) -> None:
+        self.budget.slots = event.slots
+
+    def _stop(self, event: on.Stop) -> None:
+        self.stopping = event.reason
+        for stream in self._each():
+            with self._alone(stream):
+                stream.stop(event.reason)
+
+    def _not_saved(self, event: on.NotSaved) -> None:
+        stream = self._groups.not_saved(event.feed, event.group, event.saved)
+        if stream is not None:
+            self._touch(stream)
+            stream.fail(event.error)
+
+    def _stream_failed(self, event: on.StreamFailed) -> None:
+        stream = self.streams.get(event.stream)
+        if stream is not None:
+            self._fail(stream, event.error)
+        elif not isinstance(event.error, PenstockError):
+            self._do(do.ReportBug(event.error))
+
+    # --- time ---
+
+    def _tick(self, _: on.Tick) -> None:
+        for call in self.timers.due():
+            call()
+
+    def _look_around(self) -> None:
+        """Look at what waits for consumers: groups that nobody reads, and ranks that have not all come."""
+        self._looks_around = False
+        now = self.timers.now
+        if self.starting.done:
+            for stream in self._groups.given_up(now):
+                with self._alone(stream):
+                    stream.give_up_waiting()
+        for rendezvous in self._admission.waiting:
+            with self._alone(rendezvous.stream):
+                rendezvous.name_missing()
+        for stream in self._groups.deserted(now):
+            with self._alone(stream):
+                stream.end()
+        self._groups.tidy()
+
+    # --- failures ---
+
+    def _fail(self, stream: Stream, error: Exception) -> None:
+        """The stream cannot go on. An error that is no PenstockError is a bug."""
+        self._touch(stream)
+        if isinstance(error, OSError | MemoryError):
+            error = MemoryBound(
+                f"the daemon has no memory or no file descriptors left ({error!r}): raise its limits (ulimit -n), or "
+                "close other streams",
+                feed=stream.feed.name,
+            )
+        if isinstance(error, PenstockError):
+            stream.fail(error)
+            return
+        self._do(do.ReportBug(error))
+        with contextlib.suppress(Exception):
+            stream.fail(a_bug(error))
+
+    @contextlib.contextmanager
+    def _alone(self, stream: Stream) -> Iterator[None]:
+        """What happens to the stream within happens to it alone, whatever is raised: others hear of an event too."""
+        self._touch(stream)
+        try:
+            yield
+        except Exception as error:
+            self._fail(stream, error)
+
+    # --- how ---
+
+    def _of(self, number: int) -> Stream | None:
+        """The stream of a run or a ticket, which is about to change."""
+        stream = self.stream_of(number)
+        if stream is not None:
+            self._touch(stream)
+        return stream
+
+    def _read_by(self, number: int) -> tuple[Consumer, Stream]:
+        """The consumer and its stream, which is about to change."""
+        if number not in self.consumers:
+            raise ProtocolError(f"consumer {number} reads no stream")
+        stream = self._read[number]
+        self._touch(stream)
+        return self.consumers[number], stream
+
+    def _each(self) -> Iterator[Stream]:
+        """The streams that exist now; what is done to one may end it, and others."""
+        return iter(list(self.streams.values()))
+
+    def _touch(self, stream: Stream) -> None:
+        self._touched[stream] = None
 
     def _do(self, command: do.Command) -> None:
         self._commands.append(command)
@@ -756,13 +555,3 @@ class Coordinator:
 def a_bug(error: Exception) -> PenstockError:
     """What a consumer is told of an error that nobody expected."""
     return PenstockError(f"the daemon failed: {error!r}. This is a bug; its log has the traceback, please report it")
-
-
-def size(nbytes: int) -> str:
-    """`nbytes` for people: 12 bytes, 3.4 MiB."""
-    amount, unit = float(nbytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"

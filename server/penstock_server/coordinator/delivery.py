@@ -1,48 +1,97 @@
-"""Who gets which batch: one consumer all of them, ranks one of each round, or a group's consumers whoever has room.
+"""Delivery policies: decide which consumer receives each batch.
 
-A stream calls these with each part of a turn that stands next; they send it, or say that it has to wait.
+One consumer receives everything. Ranks receive one batch each per round. A group gives each batch to whichever member
+has credit. A stream offers each part of a turn that stands next; the policy sends it, or says that it has to wait.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections import deque
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from penstock_proto import ConnectionLost, StateMismatch, StreamClosed
+from penstock_proto import ConnectionLost, PenstockError, StateMismatch, StreamClosed
 from penstock_proto.messages import End, LaneEnded
 from penstock_proto.position import Position
 
+from . import commands as do
 from .consumer import Consumer
 from .epoch import Epoch
+from .feeds import ServedFeed
 from .group_log import GroupLog
-from .order import Part, Turn
+from .slots import Slots
+from .turn import Part, Repeat, Source, Turn
 
-if TYPE_CHECKING:
-    from .stream import Stream
+
+class Outlet(Protocol):
+    """What a delivery policy sees of its stream."""
+
+    feed: ServedFeed
+    slots: Slots
+    consumers: list[Consumer]
+    error: PenstockError | None
+
+    @property
+    def closing(self) -> bool:
+        """Whether no consumer wants anything any longer."""
+
+    def open_epoch(self, number: int) -> Epoch | None:
+        """The epoch with this number, if it is open."""
+
+    def reading(self, epoch: Epoch) -> list[Consumer]:
+        """The consumers that read the epoch."""
+
+    def listening(self, epoch: Epoch) -> list[Consumer]:
+        """Those of them that have not heard before of what comes next in it."""
+
+    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part) -> None:
+        """Send a slab with this part of the source."""
+
+    def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
+        """Send a message to these consumers."""
+
+    def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
+        """Tell these consumers of batches that they are not sent."""
+
+    def count(self, epoch: Epoch, part: Part) -> None:
+        """The part was delivered."""
+
+    def repeat(self, turn: Turn, part: Part) -> Repeat:
+        """A copy of this batch, to be made in a slot of its own."""
+
+    def let_go(self, source: Source) -> None:
+        """Give up a hold on the source's slot."""
+
+    def fail(self, error: PenstockError) -> None:
+        """The stream fails now."""
 
 
 class Delivery(Protocol):
-    """What a stream asks.
+    """What a stream asks of a policy.
 
     Attributes:
-        singly: whether batches are dealt one by one, so that workers have to report each by itself.
-        shared: whether consumers come and go, and the stream lives on for a while when none is there.
-        group_log: where a state file learns of it, if one does.
+        singly: whether batches are delivered one by one, so that workers have to report each by itself.
+        shared: whether consumers come and go, and the stream lives on for a while without any.
+        group_log: tells a state file of it, if one is to know.
+        has_returned: whether batches that a consumer returned wait for another one.
     """
 
     singly: bool
     shared: bool
     group_log: GroupLog | None
 
+    @property
+    def has_returned(self) -> bool: ...
+
     def wanted(self, epoch: Epoch) -> bool:
-        """Whether the epoch can be dealt now."""
+        """Whether the epoch can be delivered now."""
 
-    def goes_on(self, epoch: Epoch) -> bool:
-        """Whether what came back is dealt again, so that what stands next can be."""
+    def redeliver(self, epoch: Epoch) -> bool:
+        """Deliver batches again that a lost consumer returned. False while some of them still wait for credit."""
 
-    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
-        """Deal the turn's next part; False if that has to wait."""
+    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+        """Deliver the turn's next part; False if that has to wait."""
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """A lane ends where the stream stands now."""
@@ -51,13 +100,13 @@ class Delivery(Protocol):
         """The epoch has no further part. Whether it can end now."""
 
     def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
-        """What the consumer is told at its end."""
+        """What the consumer is told at the epoch's end."""
 
     def handed(self, consumer: Consumer, handed: int) -> None:
         """The consumer is about to say that the first `handed` slabs are done with."""
 
-    def given_back(self, consumer: Consumer, handed: int) -> None:
-        """Of what was sent to the consumer, the first `handed` slabs were handed over; the others will not be."""
+    def returned(self, consumer: Consumer, handed: int) -> None:
+        """Of what was sent to the consumer, the first `handed` slabs were handed over. The others will not be."""
 
     def lost(self, consumer: Consumer) -> None:
         """The consumer has gone without a word."""
@@ -67,36 +116,41 @@ class Delivery(Protocol):
 
 
 class SingleDelivery:
-    """All to one consumer."""
+    """Everything to one consumer."""
 
     singly = False
     shared = False
     group_log: GroupLog | None = None
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    @property
+    def has_returned(self) -> bool:
+        """See Delivery."""
+        return False
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
-        return bool(self._stream.reading(epoch))
+        return bool(self._outlet.reading(epoch))
 
-    def goes_on(self, epoch: Epoch) -> bool:
+    def redeliver(self, epoch: Epoch) -> bool:
         """See Delivery."""
         return True
 
-    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         """See Delivery."""
-        stream = self._stream
-        consumer = stream.consumers[0]
-        if not consumer.has_credit_for(stream.feed.nbytes_of(part)):
+        outlet = self._outlet
+        consumer = outlet.consumers[0]
+        if not consumer.has_credit_for(outlet.feed.nbytes_of(part)):
             return False
-        stream.send(epoch, consumer, turn, part)
-        stream.count(epoch, part)
+        outlet.send(epoch, consumer, turn, part)
+        outlet.count(epoch, part)
         return True
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
-        self._stream.tell(ended, self._stream.listening(epoch))
+        self._outlet.tell(ended, self._outlet.listening(epoch))
 
     def ends(self, epoch: Epoch) -> bool:
         """See Delivery."""
@@ -109,7 +163,7 @@ class SingleDelivery:
     def handed(self, consumer: Consumer, handed: int) -> None:
         """See Delivery."""
 
-    def given_back(self, consumer: Consumer, handed: int) -> None:
+    def returned(self, consumer: Consumer, handed: int) -> None:
         """See Delivery. It is void."""
 
     def lost(self, consumer: Consumer) -> None:
@@ -120,48 +174,50 @@ class SingleDelivery:
 
 
 class RankDelivery(SingleDelivery):
-    """To ranks: batch j to rank j mod n, when all of a round are there, so that every rank gets as many as the others.
+    """To ranks: batch j to rank j mod n, once all batches of a round are there, so that every rank gets as many.
 
-    Each hears of the others' batches before it gets its own, so that its position behind that is the one behind the
-    round. What does not make a round is left out; or, with `pad`, the round of k batches is filled up, rank r getting a
-    repeat of the batch of rank r mod k. A repeat has a slot of its own, and is copied before anything of the round is
-    sent, as nobody may read what has been handed.
+    Each rank hears of the others' batches before it gets its own, so that its position behind that is the one behind
+    the round. What does not make a round is left out; or, with `pad`, the round of k batches is filled up, and rank r
+    gets a repeat of the batch of rank r mod k. A repeat has a slot of its own, and is copied before anything of the
+    round is sent, as nobody may read what was handed over.
     """
 
     singly = True
 
-    def __init__(self, stream: Stream, pad: bool) -> None:
-        super().__init__(stream)
+    def __init__(self, outlet: Outlet, pad: bool) -> None:
+        super().__init__(outlet)
         self._pad = pad
+        self._round: list[tuple[Source, Part] | LaneEnded] = []
+        """The batches of the next round, with the lanes that ended among them."""
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery: every rank that has not done with the epoch must have begun it."""
         return super().wanted(epoch) and all(
-            consumer.gone or consumer.reading or consumer.epoch > epoch.number for consumer in self._stream.consumers
+            consumer.gone or consumer.reading or consumer.epoch > epoch.number for consumer in self._outlet.consumers
         )
 
-    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         """See Delivery."""
-        if (error := off_border(epoch.position, len(self._stream.consumers), self._stream.feed.name)) is not None:
-            self._stream.fail(error)  # it was no filled up round that the epoch ended with
+        if (error := off_border(epoch.position, self._ranks, self._outlet.feed.name)) is not None:
+            self._outlet.fail(error)  # the epoch did not end with a padded round
             return False
-        if epoch.in_round == len(self._stream.consumers) and not self._deal_round(epoch):
+        if self._whole and not self._deliver_round(epoch):
             return False
-        turn.out += 1  # which keeps the slot
-        epoch.round.append((turn, part))
-        if epoch.in_round == len(self._stream.consumers):
-            self._deal_round(epoch)
-        return self._stream.error is None
+        self._outlet.slots.hold(turn.slot)
+        self._round.append((turn, part))
+        if self._whole:
+            self._deliver_round(epoch)
+        return self._outlet.error is None
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
-        epoch.round.append(ended)
+        self._round.append(ended)
 
     def ends(self, epoch: Epoch) -> bool:
         """See Delivery."""
         if self._pad:
-            self._fill_up(epoch)
-        if epoch.in_round == len(self._stream.consumers) and not self._deal_round(epoch):
+            self._fill_up()
+        if self._whole and not self._deliver_round(epoch):
             return False
         self._tell_round(epoch, [])
         self.forget(epoch)
@@ -169,76 +225,88 @@ class RankDelivery(SingleDelivery):
 
     def lost(self, consumer: Consumer) -> None:
         """See Delivery: the others cannot go on alone."""
-        stream = self._stream
-        if stream.consumers:
-            said = f"rank {consumer.rank} of {len(stream.consumers)} is gone: all ranks go on when it is back"
-            stream.fail(ConnectionLost(said, feed=stream.feed.name))
+        if self._ranks:
+            said = f"rank {consumer.rank} of {self._ranks} is gone: all ranks go on when it is back"
+            self._outlet.fail(ConnectionLost(said, feed=self._outlet.feed.name))
 
     def forget(self, epoch: Epoch) -> None:
         """See Delivery."""
-        for item in epoch.round:
-            if isinstance(item, tuple):
-                self._stream.let_go(item[0])
-        epoch.round.clear()
+        for source, _ in self._batches:
+            self._outlet.let_go(source)
+        self._round.clear()
 
-    def _fill_up(self, epoch: Epoch) -> None:
+    @property
+    def _ranks(self) -> int:
+        return len(self._outlet.consumers)
+
+    @property
+    def _batches(self) -> list[tuple[Source, Part]]:
+        """The batches of the round, by rank."""
+        return [item for item in self._round if isinstance(item, tuple)]
+
+    @property
+    def _whole(self) -> bool:
+        return len(self._batches) == self._ranks
+
+    def _fill_up(self) -> None:
         """Have what is missing in the round copied from what is there, if anything is."""
-        batches = epoch.dealt_next
-        for rank in range(len(batches), len(self._stream.consumers) if batches else 0):
-            repeat, part = self._stream.production.repeat(epoch, *batches[rank % len(batches)])
-            repeat.out += 1  # which keeps the slot
-            epoch.round.append((repeat, part))
+        batches = self._batches
+        for rank in range(len(batches), self._ranks if batches else 0):
+            source, part = batches[rank % len(batches)]
+            assert isinstance(source, Turn)
+            repeat = self._outlet.repeat(source, part)
+            self._round.append((repeat, repeat.part))
 
-    def _deal_round(self, epoch: Epoch) -> bool:
+    def _deliver_round(self, epoch: Epoch) -> bool:
         """Send the round, if all have credit and what is repeated has been copied. The stream fails where a rank has
         closed and not read the epoch: the others would wait for it in their collectives, and not know why."""
-        stream = self._stream
-        for consumer in stream.consumers:
+        outlet = self._outlet
+        for consumer in outlet.consumers:
             if consumer.gone and (consumer.begun is None or consumer.begun <= epoch.number):
                 when = "within" if consumer.begun == epoch.number else "before"
                 said = (
-                    f"rank {consumer.rank} of {len(stream.consumers)} has closed its connection {when} epoch "
-                    f"{epoch.number}, and the others cannot go on in step without it: end all ranks, and start the job "
-                    "again"
+                    f"rank {consumer.rank} of {self._ranks} has closed its connection {when} epoch {epoch.number}, and "
+                    "the others cannot go on in step without it: end all ranks, and start the job again"
                 )
-                stream.fail(StreamClosed(said, feed=stream.feed.name))
+                outlet.fail(StreamClosed(said, feed=outlet.feed.name))
                 return False
-        batches = epoch.dealt_next
-        if any(turn.original is not None and not turn.made for turn, _ in batches):
+        batches = self._batches
+        if any(isinstance(source, Repeat) and not source.made for source, _ in batches):
             return False
-        dealt = []
-        for consumer in stream.reading(epoch):
+        receivers = []
+        for consumer in outlet.reading(epoch):
             _, part = batches[consumer.rank]
             if (epoch.number, epoch.rounds) >= consumer.first:
-                if not consumer.has_credit_for(stream.feed.nbytes_of(part)):
+                if not consumer.has_credit_for(outlet.feed.nbytes_of(part)):
                     return False
-                dealt.append(consumer)
-        self._tell_round(epoch, dealt)
-        for consumer in dealt:
-            stream.send(epoch, consumer, *batches[consumer.rank])
+                receivers.append(consumer)
+        self._tell_round(epoch, receivers)
+        for consumer in receivers:
+            outlet.send(epoch, consumer, *batches[consumer.rank])
         self.forget(epoch)
         epoch.rounds += 1
         return True
 
-    def _tell_round(self, epoch: Epoch, own: list[Consumer]) -> None:
-        """Tell all who read the epoch of what is in the round, but not those in `own` of the batch of their rank."""
-        stream = self._stream
+    def _tell_round(self, epoch: Epoch, receivers: list[Consumer]) -> None:
+        """Tell all who read the epoch of what is in the round, but not `receivers` of the batch of their rank."""
+        outlet = self._outlet
         rank = 0
-        for item in epoch.round:
+        for item in self._round:
             if isinstance(item, LaneEnded):
-                stream.tell(item, stream.listening(epoch))
+                outlet.tell(item, outlet.listening(epoch))
                 continue
-            turn, part = item
-            if turn.original is not None:
+            source, part = item
+            if isinstance(source, Repeat):
                 continue
-            others = [consumer for consumer in stream.listening(epoch) if consumer not in own or consumer.rank != rank]
-            stream.pass_by(epoch, turn, part, others)
-            stream.count(epoch, part)
+            listening = outlet.listening(epoch)
+            others = [consumer for consumer in listening if consumer not in receivers or consumer.rank != rank]
+            outlet.tell_elsewhere(epoch, source, part, others)
+            outlet.count(epoch, part)
             rank += 1
 
 
 def off_border(position: Position | None, world_size: int, feed: str) -> StateMismatch | None:
-    """The error for a position that stands within a round of so many ranks, or None."""
+    """The error for a position that stands within a round of `world_size` ranks, or None."""
     if position is None or (position.batches + position.skip) % world_size == 0:
         return None
     return StateMismatch(
@@ -250,7 +318,7 @@ def off_border(position: Position | None, world_size: int, feed: str) -> StateMi
 
 
 class GroupDelivery(SingleDelivery):
-    """To the consumers of a group: whoever has credit and least under way. What one does not hand over another gets.
+    """To the members of a group: whichever has credit and least under way. What one does not hand over another gets.
 
     A slab is one batch, also of what a worker reported together: a consumer that goes within a slab takes all of that
     with it. Consumers hear nothing of each other's batches, and have no position. The epoch ends when all of it was
@@ -259,45 +327,47 @@ class GroupDelivery(SingleDelivery):
 
     shared = True
 
-    def __init__(self, stream: Stream, group_log: GroupLog | None = None) -> None:
-        super().__init__(stream)
+    def __init__(self, outlet: Outlet, group_log: GroupLog | None = None) -> None:
+        super().__init__(outlet)
         self.group_log = group_log
+        self._returned: deque[tuple[Turn, Part]] = deque()
+        """Batches that a consumer did not hand over, for another."""
 
-    def goes_on(self, epoch: Epoch) -> bool:
+    def redeliver(self, epoch: Epoch) -> bool:
         """See Delivery."""
         if self.group_log is not None:
             if self.group_log.awaited:
                 return False
             self.group_log.begin(epoch.number, epoch.splits.digest if epoch.splits else b"")
-        while epoch.again:
-            turn, part = epoch.again[0]
+        while self._returned:
+            turn, part = self._returned[0]
             consumer = self._ready_for(epoch, part)
             if consumer is None:
                 return False
-            self._stream.send(epoch, consumer, turn, part)
-            epoch.again.popleft()
-            self._stream.let_go(turn)
+            self._outlet.send(epoch, consumer, turn, part)
+            self._returned.popleft()
+            self._outlet.let_go(turn)
         return True
 
-    def deal(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
+    def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
         """See Delivery."""
         handed = self.group_log is not None and self.group_log.was_handed(turn, part)
         consumer = None if handed else self._ready_for(epoch, part)
         if consumer is None and not handed:
             return False
         if self.group_log is not None:
-            self.group_log.deals(epoch.number, turn, part)
+            self.group_log.delivers(epoch.number, turn, part)
         batch = part
         if part.batches > 1:  # all but the last full
-            rows = self._stream.feed.plan.batch_size or 1
+            rows = self._outlet.feed.plan.batch_size or 1
             batch = replace(part, batches=1, rows=rows)
             rest = replace(part, first=part.first + 1, batches=part.batches - 1, rows=part.rows - rows)
             turn.parts.insert(1, rest)
         if consumer is not None:
-            self._stream.send(epoch, consumer, turn, replace(batch, record=b""))
+            self._outlet.send(epoch, consumer, turn, replace(batch, record=b""))
         elif self.group_log is not None:
             self.group_log.passed(turn, batch)
-        self._stream.count(epoch, batch)
+        self._outlet.count(epoch, batch)
         return True
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
@@ -307,7 +377,7 @@ class GroupDelivery(SingleDelivery):
 
     def ends(self, epoch: Epoch) -> bool:
         """See Delivery."""
-        return not epoch.again and not any(consumer.awaits(epoch.number) for consumer in self._stream.consumers)
+        return not self._returned and not any(consumer.awaits(epoch.number) for consumer in self._outlet.consumers)
 
     def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
         """See Delivery."""
@@ -318,26 +388,31 @@ class GroupDelivery(SingleDelivery):
         if self.group_log is not None:
             self.group_log.handed(consumer.handing(handed))
 
-    def given_back(self, consumer: Consumer, handed: int) -> None:
+    def returned(self, consumer: Consumer, handed: int) -> None:
         """See Delivery."""
         self.handed(consumer, handed)
         for sent in consumer.give_back(handed):
-            epoch = self._stream.open_epoch(sent.epoch)
-            if epoch is not None:
-                sent.turn.out += 1  # which keeps the slot
-                epoch.again.append((sent.turn, sent.part))
+            if self._outlet.open_epoch(sent.epoch) is not None:
+                assert isinstance(sent.source, Turn)
+                self._outlet.slots.hold(sent.source.slot)
+                self._returned.append((sent.source, sent.part))
 
     def forget(self, epoch: Epoch) -> None:
         """See Delivery."""
-        for turn, _ in epoch.again:
-            self._stream.let_go(turn)
-        epoch.again.clear()
-        if self.group_log is not None and self._stream.error is None and not self._stream.closing:
+        for turn, _ in self._returned:
+            self._outlet.let_go(turn)
+        self._returned.clear()
+        if self.group_log is not None and self._outlet.error is None and not self._outlet.closing:
             self.group_log.begin(epoch.number + 1)
+
+    @property
+    def has_returned(self) -> bool:
+        """See Delivery."""
+        return bool(self._returned)
 
     def _ready_for(self, epoch: Epoch, part: Part) -> Consumer | None:
         """Who gets the part's first batch, if anybody has credit for it."""
-        stream = self._stream
-        nbytes = stream.feed.nbytes_of(replace(part, batches=1))
-        ready = [consumer for consumer in stream.reading(epoch) if consumer.has_credit_for(nbytes)]
+        outlet = self._outlet
+        nbytes = outlet.feed.nbytes_of(replace(part, batches=1))
+        ready = [consumer for consumer in outlet.reading(epoch) if consumer.has_credit_for(nbytes)]
         return min(ready, key=lambda consumer: (consumer.under_way, consumer.sent), default=None)

@@ -13,7 +13,7 @@ from penstock_proto.spec import Spec, leaf_list
 
 from ..feed import block_samples, fixed_slots
 from .memory import least_slots
-from .order import Part
+from .turn import Part
 
 
 def whole_pages(nbytes: int) -> int:
@@ -30,12 +30,14 @@ class SplitsInfo(Struct, frozen=True):
 
 
 class Skipped(Struct, frozen=True):
-    """The rest of a split that was left out after `samples` samples; `why` says what had happened."""
+    """The rest of a split was left out after `samples` samples. `why` says what happened, with user code's `traceback`
+    if it raised."""
 
     split: str
     samples: int
     why: str
     epoch: int = -1
+    traceback: str = ""
 
 
 class ServedFeed:

@@ -25,8 +25,8 @@ from penstock_proto.standing import Standing
 
 from . import commands as do
 from .consumer import Sent
-from .order import Part, Turn
 from .ranges import Ranges
+from .turn import Part, Source, Turn
 
 MOST_HAD = 4096
 """Batches that a consumer may have been handed and a daemon not know of: as many as the greatest credit."""
@@ -142,7 +142,7 @@ class GroupLog:
         """Whether the part's first batch was handed over before the stream began here."""
         return turn.index + part.first in self._ahead[turn.lane]
 
-    def deals(self, epoch: int, turn: Turn, part: Part) -> None:
+    def delivers(self, epoch: int, turn: Turn, part: Part) -> None:
         """The part's first batch is dealt now; the others will be, one by one, behind it.
 
         They are logged together, as the lane's record is the one behind the last of them.
@@ -167,7 +167,7 @@ class GroupLog:
 
     def handed(self, sent: Iterable[Sent]) -> None:
         """These slabs were handed over."""
-        ahead = [self._done(one.turn, one.part) for one in sent if one.epoch == self._standing.epoch]
+        ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._standing.epoch]
         if ahead:
             self._advance()
             self._keep(ahead)
@@ -177,7 +177,7 @@ class GroupLog:
     def _add_ahead(self, lane: int, index: int, batches: int) -> None:
         self._ahead[lane].add(index, index + batches)
 
-    def _done(self, turn: Turn, batch: Part) -> tuple[int, int, int]:
+    def _done(self, turn: Source, batch: Part) -> tuple[int, int, int]:
         index = turn.index + batch.first
         self._dealt.pop((turn.lane, index)).left -= 1
         return turn.lane, index, 1

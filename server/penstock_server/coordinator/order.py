@@ -7,7 +7,8 @@ it. What is left at the end is the epoch's last, smaller batch. So the order is 
 whoever makes the batches and whenever they are ready.
 
 Visits are made ahead of knowing where lanes end. A visit to a lane that turns out to have ended before is empty and
-changes nothing. Leftovers are resolved strictly in stream order, as far as all visits up to there are closed.
+changes nothing. Leftovers are resolved strictly in stream order, as far as all visits up to there are
+complete.
 
 This file knows no slot, no credit, no worker and no socket.
 """
@@ -17,77 +18,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
-from msgspec import Struct
-
-from penstock_proto import PenstockError
 from penstock_proto.layout import TAIL_LANE
-from penstock_proto.messages import Shapes
 from penstock_proto.position import Position
 
-
-class Part(Struct, frozen=True):
-    """Batches of a turn that are ready: `batches` of them from position `first` of the turn.
-
-    `record`: the lane's restart record behind the last of them.
-    """
-
-    first: int
-    batches: int
-    rows: int
-    shapes: Shapes
-    record: bytes = b""
-
-
-class Leftover(Struct, frozen=True):
-    """`count` rows from row `start` of what `lane` has left over."""
-
-    lane: int
-    start: int
-    count: int
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One visit to a lane, or one merged batch (`lane` is TAIL_LANE).
-
-    `index` is the number of its first batch in the lane (or among the merged ones), `batches` how many it may have.
-    """
-
-    lane: int
-    index: int
-    batches: int
-    leftovers: tuple[Leftover, ...] = ()
-    parts: deque[Part] = field(default_factory=deque)
-    closed: bool = False
-    ended: bool = False
-    leftover: int = 0
-    error: PenstockError | None = None
-    number: int = -1
-    """Of a turn that ended its lane: how many lanes had ended before."""
-    # Kept by the stream: the group of visits that it is of, and the worker of an indexable one; the slot's ticket (-1:
-    # none yet) and size, and whether the slot is there; how many batches are made, and were when its present filler
-    # began; the (worker, run)s that still fill it; how many slabs of it are out at the consumer; whether the order
-    # is done with it (all sent, or its epoch closed); and, in fast order, whether it is among those that are ready.
-    # And of a repeat, which is in no order: what it is a copy of.
-    group: int = 0
-    worker: int = 0
-    ticket: int = -1
-    nbytes: int = 0
-    slot: bool = False
-    made: int = 0
-    base: int = 0
-    fillers: list[tuple[int, int]] = field(default_factory=list)
-    out: int = 0
-    settled: bool = False
-    queued: bool = False
-    original: tuple[Turn, Part] | None = None
-
-    @property
-    def shows(self) -> bool:
-        """Whether something of it can be dealt: a part, its error or its end."""
-        return bool(self.parts) or self.closed or self.error is not None
+from .turn import Leftover, Turn
 
 
 class LaneVisits:
@@ -234,12 +169,12 @@ class EpochOrder(ABC):
         """The turn of which something is to be dealt next: a part, its error or its end. None if that is not there."""
 
     @abstractmethod
-    def closed(self, turn: Turn) -> None:
-        """`turn` is complete: `closed`, `ended` and `leftover` are set. Merged batches that follow are added."""
+    def completed(self, turn: Turn) -> None:
+        """`turn` is complete: `ended` and `leftover` are set. Add the merged batches that follow."""
 
     @abstractmethod
     def taken(self, turn: Turn) -> None:
-        """Take `turn`, which `next` gave and which is closed, out of the window."""
+        """Take `turn`, which `next` gave and which is complete, out of the window."""
 
     @abstractmethod
     def drop(self) -> list[Turn]:
@@ -258,7 +193,7 @@ class EpochOrder(ABC):
         """Put a merged batch into the window, in exact order at `position` (None: at the end)."""
 
     def _resolve(self, turn: Turn, position: int | None = None) -> int:
-        """Count what the closed turn leaves over; returns how many merged batches follow it, from `position` on."""
+        """Count what the complete turn leaves over; returns how many merged batches follow it, from `position` on."""
         if not turn.ended or turn.lane in self._ended or turn.error is not None:
             return 0
         turn.number = len(self._ended)
@@ -344,12 +279,12 @@ class ExactOrder(EpochOrder):
         turn = self.window[0] if self.window else None
         return turn if turn is not None and turn.shows else None
 
-    def closed(self, turn: Turn) -> None:
+    def completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.ended:
             self._visits.ended(turn.lane)
         window = self.window
-        while self._resolved < len(window) and window[self._resolved].closed:
+        while self._resolved < len(window) and window[self._resolved].complete:
             behind = self._resolved + 1
             self._resolved = behind + self._resolve(window[self._resolved], behind)
         self._flush()
@@ -396,7 +331,7 @@ class FastOrder(EpochOrder):
     ) -> None:
         self.window = {}
         self._open = 0
-        """Visits in the window that are not closed."""
+        """Visits in the window that are not complete."""
         self._ready: deque[Turn] = deque()
         self._merges: deque[Turn] = deque()
         """The merged batches in the window."""
@@ -417,7 +352,7 @@ class FastOrder(EpochOrder):
             self._ready.popleft().queued = False
         return None
 
-    def closed(self, turn: Turn) -> None:
+    def completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.lane != TAIL_LANE:
             self._open -= 1

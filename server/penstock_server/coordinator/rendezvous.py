@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatch
-from penstock_proto.messages import Had, Missing
-from penstock_proto.position import Position
+from penstock_proto.messages import Missing
 
+from .ask import Ask
 from .consumer import Consumer
 from .delivery import off_border
 from .stream import Stream
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a consumer asks for.
-
-    Attributes:
-        credit, credit_bytes: how many slabs and bytes may be under way to it; one slab is always allowed.
-        quota: how many slabs it may hold under tensors; 0 says that slots are free when their slabs are handed (the
-            consumer has bytes of its own).
-        position: where it begins; None for epoch 0.
-        again: whether it read this stream before and was cut off there.
-        group, rank, world_size: which rank of which group it is; world_size 0: none. A group alone shares a stream;
-            neither: the stream is its own.
-        pad: as a rank: whether the last round of an epoch is filled up.
-        identity: the same whenever the client comes again.
-        had: in a group: the last slabs that it was handed.
-    """
-
-    credit: int
-    credit_bytes: int
-    quota: int
-    position: Position | None = None
-    again: bool = False
-    group: str = ""
-    rank: int = 0
-    world_size: int = 0
-    pad: bool = False
-    identity: bytes = b""
-    had: tuple[Had, ...] = ()
 
 
 class Rendezvous:
@@ -120,8 +88,8 @@ class Rendezvous:
             members = [self._members[rank] for rank in range(self._world_size)]
             self.stream.start([consumer for consumer, _ in members], [ask.position for _, ask in members])
 
-    def look_at_the_clock(self) -> None:
-        """Now and then those that are there are told who is not, so that they can say so, or give up."""
+    def name_missing(self) -> None:
+        """Tell the ranks that are there which ones are missing, so that they can say so, or give up."""
         there = [consumer.number for consumer, _ in self._members.values()]
         if not self.stream.consumers and there != self._told:
             self._told = there

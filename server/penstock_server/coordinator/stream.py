@@ -15,31 +15,34 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from penstock_proto import (
     DaemonStopped,
     EndOfStream,
-    GeneratorError,
     IncompleteEpoch,
     PenstockError,
     StateMismatch,
-    WorkerDied,
 )
 from penstock_proto import messages as m
 from penstock_proto.position import Position
 
 from . import commands as do
 from .consumer import Consumer
-from .delivery import Delivery
+from .delivery import Delivery, Outlet
 from .epoch import Epoch
 from .feeds import ServedFeed, SplitsInfo
 from .group_log import GroupLog
+from .lane_production import LaneProduction
+from .listing import SplitLists
 from .memory import Share
-from .order import EpochOrder, Part, Turn
-from .production import Production, pause
+from .order import EpochOrder
+from .production import Production
+from .range_production import RangeProduction
+from .slots import Slots
+from .turn import Part, Repeat, Source, Turn
 from .workers import Workers
 
 MOST_STREAMS = 2**62 // m.IDS_PER_STREAM
@@ -53,15 +56,17 @@ class Stream:
     Args:
         number: the stream's id, 1 or more.
         feed: what it reads.
-        delivery: makes what decides who gets which batch.
+        delivery: makes the policy that decides which consumer receives which batch.
         share: the slots that it may hold.
         workers: the workers.
+        later: called to try a run's work again in so many seconds.
         out: where commands go.
 
     Attributes:
         consumers: its consumers, by rank.
         waiting: before it begins: the ranks that are there, which are its consumers when all are.
-        making: the turns that are being made.
+        slots: the slots that it has leased.
+        production: the turns that are being made.
         error: why it failed, or None.
     """
 
@@ -71,8 +76,9 @@ class Stream:
         feed: ServedFeed,
         share: Share,
         *,
-        delivery: Callable[[Stream], Delivery],
+        delivery: Callable[[Outlet], Delivery],
         workers: Workers,
+        later: Callable[[float, int], None],
         out: Callable[[do.Command], None],
     ) -> None:
         self.number = number
@@ -85,13 +91,23 @@ class Stream:
         self._indexable = feed.plan.length is not None
         self._workers = workers
         self._do = out
-        self._ids = itertools.count(number * m.IDS_PER_STREAM)
+        ids = itertools.count(number * m.IDS_PER_STREAM)
+        self.slots = Slots(ids, out)
         self._epochs: deque[Epoch] = deque()
         self._position: Position | None = None
         self._next_epoch = 0
         self._delivery = delivery(self)
-        self.production = Production(
-            feed, self._epochs, workers=workers, ids=self._ids, careful=self._delivery.singly, out=out
+        self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
+        production = RangeProduction if self._indexable else LaneProduction
+        self.production: Production = production(
+            feed,
+            self._epochs,
+            self.slots,
+            workers=workers,
+            ids=ids,
+            singly=self._delivery.singly,
+            later=later,
+            out=out,
         )
         self._closing = False
         self._stopping: DaemonStopped | None = None
@@ -101,6 +117,11 @@ class Stream:
         self.share = share
         consumer.epoch = self._epochs[0].number if self._epochs else self._next_epoch
         self.consumers.append(consumer)
+
+    def part(self, consumer: Consumer, share: Share) -> None:
+        """A consumer of a shared stream has left it."""
+        self.consumers.remove(consumer)
+        self.share = share
 
     def start(self, consumers: list[Consumer], positions: list[Position | None]) -> None:
         """All consumers are there: begin at the earliest of their positions (None: epoch 0). A consumer that is further
@@ -118,6 +139,11 @@ class Stream:
         self._close_passed()
 
     @property
+    def epochs(self) -> Sequence[Epoch]:
+        """The open epochs; the first is the one that is being read, or will be next."""
+        return self._epochs
+
+    @property
     def closing(self) -> bool:
         """Whether no consumer wants anything any more."""
         return self._closing
@@ -130,21 +156,21 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether the stream is closed and every slot has come back."""
-        return self._closing and not self.production.slots
+        return self._closing and not self.slots
 
     @property
     def reserved(self) -> int:
         """Bytes that are kept for it: its share while it lives, then what has not come back yet."""
         if self._closing or self.error is not None:
-            return self.production.nbytes
-        return max(self.production.nbytes, self.share.nbytes)  # what consumers that left a group still hold counts too
+            return self.slots.nbytes
+        return max(self.slots.nbytes, self.share.nbytes)  # what consumers that left a group still hold counts too
 
     @property
     def slots_reserved(self) -> int:
         """Slots that are kept for it, likewise."""
         if self._closing or self.error is not None:
-            return self.production.slots
-        return max(self.production.slots, self.share.slots)
+            return len(self.slots)
+        return max(len(self.slots), self.share.slots)
 
     @property
     def delivered(self) -> bool:
@@ -153,8 +179,9 @@ class Stream:
             return True
         if not self._cut_short:
             return all(consumer.delivered for consumer in self.consumers)
-        again = any(epoch.again for epoch in self._epochs if self.reading(epoch))
-        return not again and all(consumer.gone or consumer.handed == consumer.sent for consumer in self.consumers)
+        if self._delivery.has_returned and self._epochs and self.reading(self._epochs[0]):
+            return False
+        return all(consumer.gone or consumer.handed == consumer.sent for consumer in self.consumers)
 
     @property
     def _cut_short(self) -> bool:
@@ -181,7 +208,7 @@ class Stream:
             self.tell(m.End(number, 0, 0, 0), [consumer])  # it comes late: the others have read it
             consumer.ends += 1
             return
-        if self._stopping is not None:  # no epoch begins; others may still read one
+        if self._stopping is not None and number not in self._begun:  # no epoch begins; others may still read one
             self._stop_when_delivered()
             return
         consumer.begin(number)
@@ -209,8 +236,8 @@ class Stream:
         """
         consumer.check_acknowledged(handed, released, ended)
         self._delivery.handed(consumer, handed)
-        for turn in consumer.acknowledge(handed, released, ended):
-            self.production.came_back(turn)
+        for slot in consumer.acknowledge(handed, released, ended):
+            self.slots.release(slot)
         self._stop_when_delivered()
 
     def leave(self, consumer: Consumer, number: int, handed: int) -> None:
@@ -222,7 +249,7 @@ class Stream:
         """
         consumer.check(handed)
         if consumer.reading and consumer.epoch == number:
-            self._delivery.given_back(consumer, handed)
+            self._delivery.returned(consumer, handed)
             consumer.leave()
             self._close_passed()
             self._stop_when_delivered()
@@ -230,8 +257,8 @@ class Stream:
     def close(self, consumer: Consumer, handed: int) -> None:
         """The consumer wants nothing more; slots under its tensors come back as it releases them."""
         if not consumer.gone:
-            self._delivery.given_back(consumer, handed)
-        consumer.gone, consumer.reading = True, False
+            self._delivery.returned(consumer, handed)
+        consumer.go()
         if consumer in self.waiting:
             self.waiting.remove(consumer)
         if self.waiting:
@@ -251,8 +278,8 @@ class Stream:
     def lost(self, consumer: Consumer, handed: int) -> None:
         """The consumer is gone, and every tensor with it: all of its slots come back."""
         self.cut(consumer, handed)
-        for turn in consumer.lost():
-            self.production.came_back(turn)
+        for slot in consumer.lost():
+            self.slots.release(slot)
 
     def give_up_waiting(self) -> None:
         """Consumers that were awaited will not come back."""
@@ -275,42 +302,28 @@ class Stream:
 
     def splits_listed(self, run: int, splits: SplitsInfo) -> None:
         """The list of splits that `run` was to make is there."""
-        for epoch in self._epochs:
-            if epoch.listing is not None and epoch.listing[1] == run:
-                epoch.listing = None
-                self._plan(epoch, splits)
-                return
-        self._do(do.ForgetSplits(splits.number))
+        epoch = self._lists.listed(run, splits)
+        if epoch is not None:
+            self._plan(epoch, splits)
 
     def run_failed(self, run: int, error: PenstockError) -> None:
         """User code failed in the run, which is closed with all of its turns."""
-        for epoch in self._epochs:
-            if epoch.listing is not None and epoch.listing[1] == run:
-                if self.feed.plan.on_error == "retry" and isinstance(error, GeneratorError):
-                    self._list_later(epoch, run)
-                else:
-                    epoch.listing, epoch.error = None, error
+        self._lists.run_failed(run, error)
         self.production.run_failed(run, error)
 
     def retry(self, run: int) -> None:
         """The pause after this run's failure is over."""
-        for epoch in self._epochs:
-            if epoch.listing_pause == run:
-                epoch.listing_pause = None
-                self._list(epoch)
+        self._lists.retry(run)
         self.production.retry(run)
 
     def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
         """The worker's process is gone; see `Production.worker_died`."""
-        for epoch in self._epochs:
-            if epoch.listing is not None and epoch.listing[0] == worker:
-                self._list_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
+        self._lists.worker_died(worker, how, blamed)
         self.production.worker_died(worker, how, blamed)
 
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""
-        listing = any(epoch.listing is not None and epoch.listing[0] == worker for epoch in self._epochs)
-        return listing or self.production.uses(worker)
+        return self._lists.uses(worker) or self.production.uses(worker)
 
     def resize(self, share: Share, slot_nbytes: int) -> None:
         """From now on the stream has this share, of slots of this size. What is out stays out till it is released."""
@@ -321,27 +334,6 @@ class Stream:
             consumer.resize(share)
             if (share.credit, share.quota) != limits:
                 self.tell(m.Opened(share.credit, share.quota), [consumer])
-
-    def _list_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
-        """The worker that listed the splits died, and of it if `blamed`."""
-        epoch.listing_deaths += blamed
-        if blamed and self.feed.plan.on_error == "retry" and epoch.listing is not None:
-            self._list_later(epoch, epoch.listing[1])
-            return
-        if epoch.listing_deaths < self.feed.plan.attempts:
-            self._list(epoch)
-            return
-        epoch.listing = None
-        epoch.error = WorkerDied(
-            f"the function that lists the splits ended its worker process {epoch.listing_deaths} times; the last time "
-            f"it {how}",
-            feed=self.feed.name,
-        )
-
-    def _list_later(self, epoch: Epoch, run: int) -> None:
-        epoch.listing, epoch.listing_pause = None, run
-        epoch.listing_failures += 1
-        self._do(do.Retry(pause(epoch.listing_failures), run))
 
     # --- what follows ---
 
@@ -354,8 +346,13 @@ class Stream:
             if self._delivery.shared and self._deserted:
                 self.end()
 
-    def advance(self) -> None:
-        """Send what can be sent, then grant what can be granted."""
+    def settle(self) -> None:
+        """Send what can be sent, then grant what can be granted; tell the state file if the stream has ended."""
+        self._advance()
+        if self.group_log is not None and (self._closing or self.error is not None):
+            self.group_log.end(forget=not isinstance(self.error, DaemonStopped))
+
+    def _advance(self) -> None:
         if self._live:
             self._deliver()
         if self._live:
@@ -384,6 +381,11 @@ class Stream:
         if epoch.splits is not None and self.error is None:
             self.tell(m.Begun(epoch.number, epoch.splits.digest), consumers)
 
+    @property
+    def _begun(self) -> set[int]:
+        """The epochs that consumers have begun, and are reading."""
+        return {consumer.epoch for consumer in self.consumers if consumer.reading}
+
     def reading(self, epoch: Epoch) -> list[Consumer]:
         """Who reads the epoch."""
         return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch.number]
@@ -396,11 +398,16 @@ class Stream:
         """The epoch with this number, if it is open."""
         return next((epoch for epoch in self._epochs if epoch.number == number), None)
 
-    def let_go(self, turn: Turn) -> None:
-        """The delivery keeps a part of the turn no longer."""
-        turn.out -= 1
-        if not turn.out:
-            self.production.came_back(turn)
+    def repeat(self, turn: Turn, part: Part) -> Repeat:
+        """See Outlet."""
+        return self.production.repeat(turn, part)
+
+    def let_go(self, source: Source) -> None:
+        """See Outlet."""
+        if isinstance(source, Repeat):
+            self.production.let_go(source)
+        else:
+            self.slots.release(source.slot)
 
     def _close_passed(self) -> None:
         """Close the epochs that no consumer wants any more."""
@@ -429,12 +436,7 @@ class Stream:
         if self.feed.static_splits is not None:
             self._plan(epoch, self.feed.static_splits)
         else:
-            self._list(epoch)
-
-    def _list(self, epoch: Epoch) -> None:
-        epoch.listing = self._workers.pick(epoch.number + epoch.listings), next(self._ids)
-        epoch.listings += 1
-        self._do(do.ListSplits(*epoch.listing, self.feed.name, epoch.number))
+            self._lists.ask(epoch)
 
     def _plan(self, epoch: Epoch, splits: SplitsInfo) -> None:
         try:
@@ -456,45 +458,46 @@ class Stream:
             self.fail(epoch.error)
         if epoch.order is None or self.error is not None:
             return
-        if not self._delivery.goes_on(epoch) or self._cut_short:
+        if not self._delivery.redeliver(epoch) or self._cut_short:
             return
         order = epoch.order
         while (turn := order.next()) is not None:
             while turn.parts:
                 if epoch.skip:
                     self._skip(epoch, turn)
-                elif self._delivery.deal(epoch, turn, turn.parts[0]):
+                elif self._delivery.deliver(epoch, turn, turn.parts[0]):
                     turn.parts.popleft()
                 else:
                     return
             if turn.error is not None:
                 self.fail(turn.error)
                 return
-            if turn.closed:
+            if turn.complete:
                 order.taken(turn)
                 self._lane_ended(epoch, turn)
                 self.production.settle(epoch, turn)
         if order.finished and self._delivery.ends(epoch):
             self._end(epoch, order)
 
-    def send(self, epoch: Epoch, consumer: Consumer, turn: Turn, part: Part) -> None:
-        """Send a slab with this part of the turn."""
+    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part) -> None:
+        """See Outlet."""
         nbytes = self.feed.nbytes_of(part)
+        self.slots.hold(source.slot)
         self._do(
             do.SendSlab(
                 consumer=consumer.number,
-                ticket=turn.ticket,
+                ticket=source.slot.ticket,
                 first=part.first,
                 nbytes=nbytes,
-                seq=consumer.send(epoch.number, turn, part, nbytes),
+                seq=consumer.send(epoch.number, source, part, nbytes),
                 epoch=epoch.number,
-                lane=turn.lane,
-                index=turn.index + part.first,
+                lane=source.lane,
+                index=source.index + part.first,
                 batches=part.batches,
                 rows=part.rows,
                 shapes=part.shapes,
                 record=part.record,
-                repeat=turn.original is not None,
+                repeat=isinstance(source, Repeat),
             )
         )
 
@@ -515,11 +518,11 @@ class Stream:
                 replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
             )
         epoch.skip -= count
-        self.pass_by(epoch, turn, passed, self.listening(epoch))
+        self.tell_elsewhere(epoch, turn, passed, self.listening(epoch))
         self.count(epoch, passed)
 
-    def pass_by(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
-        """Tell consumers of batches that they are not sent."""
+    def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
+        """See Outlet."""
         index = turn.index + part.first
         self.tell(m.Passed(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
 
@@ -567,23 +570,24 @@ class Stream:
 
     def _grant(self) -> None:
         # The next epoch's first batches are made while the consumer validates or saves.
-        if len(self._epochs) < 2 and self._stopping is None and not (self._epochs and self._epochs[0].granting):
+        wanted = self._stopping is None or self._next_epoch in self._begun
+        if len(self._epochs) < 2 and wanted and not (self._epochs and self._epochs[0].granting):
             self._open_next_epoch()
         for epoch in self._epochs:
             order = epoch.order
             if order is None:
                 return
             while order.ungranted or (order.more and not epoch.failing):
-                spare = self.share.production - self.production.slots_used
+                spare = self.share.production - self.production.turns
                 if spare <= 0 or spare <= self._kept_for_head(epoch, order):
                     return
                 if order.ungranted:
-                    self.production.hold(epoch, order.ungranted.popleft())
+                    self.production.begin(epoch, order.ungranted.popleft())
                 else:
-                    turn = self._next_visit(epoch, order)
+                    turn = self.production.next_visit(epoch, self.share.production)
                     if turn is None:
                         return
-                    self.production.hold(epoch, turn)
+                    self.production.begin(epoch, turn)
 
     def _kept_for_head(self, epoch: Epoch, order: EpochOrder) -> int:
         """How many slots the next grant must leave: one, unless it is for the head itself.
@@ -598,24 +602,6 @@ class Stream:
             return int(next(iter(order.window)) is not order.ungranted[0])
         return int(bool(order.window))
 
-    def _next_visit(self, epoch: Epoch, order: EpochOrder) -> Turn | None:
-        """The next visit: in fast order in the group that has least to do, if any has little enough."""
-        groups = epoch.groups
-        if groups is None:
-            turn = order.visit()
-            if turn is not None and self._indexable:
-                turn.worker = self._workers.pick(turn.index // self.feed.turn)
-            return turn
-        most = max(1, self.share.production // groups.count)
-        while (group := groups.least(most)) is not None:
-            turn = order.visit(group)
-            if turn is not None:
-                turn.group = group
-                turn.worker = self._workers.pick(group)
-                return turn
-            groups.over(group)
-        return None
-
     def _close_epoch(self, epoch: Epoch) -> None:
         self._delivery.forget(epoch)
         self.production.close_epoch(epoch)
@@ -624,6 +610,6 @@ class Stream:
 
     def _stop_production(self) -> None:
         for consumer in self.consumers:
-            consumer.reading = False
+            consumer.stop_reading()
         while self._epochs:
             self._close_epoch(self._epochs.popleft())

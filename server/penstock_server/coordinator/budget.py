@@ -1,0 +1,150 @@
+"""The memory and the slots that all streams share: what each is granted, and the errors that say what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from penstock_proto import MemoryBound
+
+from .feeds import ServedFeed, whole_pages
+from .memory import Share, least_slots, regrown, share, with_consumers
+from .stream import Stream
+
+
+class Budget:
+    """See the file's head.
+
+    Args:
+        memory: bytes that slots and shuffle blocks may take in all.
+        slots: how many slots there may be in all.
+        streams: the streams by number.
+
+    Attributes:
+        memory, slots: as given; `slots` may change.
+    """
+
+    def __init__(self, memory: int, slots: int, streams: Mapping[int, Stream]) -> None:
+        self.memory = memory
+        self.slots = slots
+        self._streams = streams
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the streams' shares add up to."""
+        return sum(stream.reserved for stream in self._streams.values())
+
+    @property
+    def slots_reserved(self) -> int:
+        """Slots that the streams' shares add up to."""
+        return sum(stream.slots_reserved for stream in self._streams.values())
+
+    def grant(
+        self, feed: ServedFeed, *, credit: int, quota: int, consumers: int, workers: int, feeds: Iterable[ServedFeed]
+    ) -> Share:
+        """The share of a new stream with so many consumers. Leaves room for `feeds` that nobody reads yet.
+
+        Raises:
+            MemoryBound: says what it needs, and what others hold.
+        """
+        reading = {stream.feed for stream in self._streams.values()}
+        granted = share(
+            free=self.memory - self.reserved,
+            kept=sum(other.least_nbytes for other in feeds if other not in reading | {feed}),
+            slot=feed.slot_nbytes,
+            blocks=feed.blocks_nbytes,
+            workers=workers,
+            credit=credit,
+            quota=quota,
+            consumers=consumers,
+            most=self.slots - self.slots_reserved,
+        )
+        if granted is not None:
+            return granted
+        least, others = least_slots(quota, consumers), len(self._streams)
+        if least > self.slots - self.slots_reserved:
+            raise MemoryBound(
+                f"a stream needs {least} slots, but {others} others hold {self.slots_reserved} of the {self.slots} for "
+                "which the daemon may have files open: close one, or give it a higher limit of open files (ulimit -n)",
+                feed=feed.name,
+            )
+        raise MemoryBound(
+            f"a stream needs {size(feed.blocks_nbytes + least * feed.slot_nbytes)}, but {others} others hold "
+            f"{size(self.reserved)} of the {size(self.memory)} that --memory allows: close one, or give the daemon "
+            "more",
+            feed=feed.name,
+        )
+
+    def with_one_more(self, stream: Stream, group: str) -> Share:
+        """The share of a group's stream that has one more consumer.
+
+        Raises:
+            MemoryBound: there is too little left.
+        """
+        larger = with_consumers(
+            stream.share,
+            len(stream.consumers) + 1,
+            free=self.memory - self.reserved,
+            slot=stream.production.slot_nbytes,
+            most=self.slots - self.slots_reserved,
+        )
+        if larger is None:
+            raise MemoryBound(
+                f"there is no memory (or there are no file descriptors) for one more consumer of group {group!r}: "
+                "give the daemon more, or close one",
+                feed=stream.feed.name,
+            )
+        return larger
+
+    def with_those_left(self, stream: Stream, consumers: int) -> Share:
+        """The share of a group's stream that only so many consumers are left to read."""
+        free, slot = self.memory - self.reserved, stream.production.slot_nbytes
+        smaller = with_consumers(stream.share, consumers, free=free, slot=slot)
+        assert smaller is not None, "it needs less"
+        return smaller
+
+    def grow(self, stream: Stream, nbytes: int) -> MemoryBound | None:
+        """Let the stream's slots hold `nbytes`, and some to spare if there is room. Returns what is missing, if there
+        is no room."""
+        for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
+            larger = regrown(
+                stream.share,
+                free=self.memory - self.reserved,
+                held=stream.slots.nbytes,
+                blocks=stream.feed.blocks_nbytes,
+                slot=slot,
+            )
+            if larger is not None:
+                stream.resize(larger, slot)
+                return None
+        least = least_slots(stream.share.quota, stream.share.consumers)
+        needed = least * whole_pages(nbytes) + stream.slots.nbytes + stream.feed.blocks_nbytes
+        missing = needed - stream.share.nbytes - (self.memory - self.reserved)
+        return MemoryBound(
+            f"a batch of {size(nbytes)} came, with which the stream needs {size(needed)}, {size(missing)} more than is "
+            f"left to it. Give --memory {2 * (self.memory + missing)} or make the batches smaller",
+            feed=stream.feed.name,
+        )
+
+    def check_start(self, feeds: Iterable[ServedFeed]) -> MemoryBound | None:
+        """The error if not every one of the feeds could be read at the same time, or None."""
+        needed = sum(feed.least_nbytes for feed in feeds)
+        if needed <= self.memory:
+            return None
+        needs = []
+        for feed in feeds:
+            blocks = f" and {size(feed.blocks_nbytes)} of shuffle blocks" if feed.blocks_nbytes else ""
+            needs.append(f"feed {feed.name}: {least_slots(1)} slots of {size(feed.slot_nbytes)}{blocks}")
+        return MemoryBound(
+            f"--memory {self.memory} is too small: {needed} bytes are needed at the least ({'; '.join(needs)}); "
+            f"give --memory {needed} or more, or make the batches, `turn` or `shuffle` smaller"
+        )
+
+
+def size(nbytes: int) -> str:
+    """`nbytes` for people: 12 bytes, 3.4 MiB."""
+    amount, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"

@@ -1,0 +1,220 @@
+"""What the coordinator is told. `Coordinator.handle` takes these, and nothing else changes its state.
+
+What a worker says about a run or a ticket comes as the message itself (`messages.Made`, `RowsWritten`, `NeedRoom`).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from penstock_proto import DaemonStopped, PenstockError
+from penstock_proto.messages import FeedPlan, FirstSample, Made, NeedRoom, RowsWritten
+from penstock_proto.spec import Spec
+
+from .ask import Ask
+from .feeds import Skipped, SplitsInfo
+from .group_log import SavedGroup
+
+# --- consumers: each event names the consumer by the number that `Open` gave it ---
+
+
+class Open(Struct, frozen=True):
+    """A consumer wants to read a feed. Answered by `Tell` of an Opened, or by `Refuse`. `consumer`: a new number."""
+
+    consumer: int
+    feed: str
+    ask: Ask
+
+
+class Begin(Struct, frozen=True):
+    """The consumer wants this epoch."""
+
+    consumer: int
+    epoch: int
+
+
+class Acknowledge(Struct, frozen=True):
+    """The consumer was handed `handed` slabs in all, released those in `released`, and saw `ended` epochs end."""
+
+    consumer: int
+    handed: int
+    released: tuple[int, ...]
+    ended: int
+
+
+class Leave(Struct, frozen=True):
+    """The consumer leaves the epoch early, and hands over only the first `handed` slabs."""
+
+    consumer: int
+    epoch: int
+    handed: int
+
+
+class Close(Struct, frozen=True):
+    """The consumer wants nothing more, but tensors may still live over its slots. `handed` as in Leave."""
+
+    consumer: int
+    handed: int
+
+
+class Cut(Struct, frozen=True):
+    """The consumer is cut off, but tensors may still live over its slots. `handed` as in Leave."""
+
+    consumer: int
+    handed: int
+
+
+class Lost(Struct, frozen=True):
+    """The consumer is gone, with all of its tensors. `handed` as in Leave."""
+
+    consumer: int
+    handed: int
+
+
+# --- workers ---
+
+
+class Imported(Struct, frozen=True):
+    """A worker has imported the user's modules, which declare these feeds. Answered by `AcceptWorker` or
+    `RejectWorker`."""
+
+    worker: int
+    feeds: tuple[FeedPlan, ...]
+
+
+class SplitsListed(Struct, frozen=True):
+    """A list of splits is there; and with the first of a feed its spec, and the bytes of a sample."""
+
+    run: int
+    splits: SplitsInfo
+    spec: Spec | None = None
+    sample_nbytes: int = 0
+    first: FirstSample | None = None
+
+
+class RunFailed(Struct, frozen=True):
+    """User code failed in the run. The worker has closed it with all of its turns."""
+
+    run: int
+    error: PenstockError
+
+
+class SplitSkipped(Struct, frozen=True):
+    """A worker leaves out the rest of the split that has this number within its lane."""
+
+    run: int
+    number: int
+    skipped: Skipped
+
+
+class WorkerDied(Struct, frozen=True):
+    """A worker process has ended, and another takes its place.
+
+    `blamed`: the run that it worked on, the split within it (-1: it was not in user code) and its name; None if it
+    worked on nothing.
+    """
+
+    worker: int
+    how: str
+    blamed: tuple[int, int, str] | None = None
+
+
+class WorkerAdded(Struct, frozen=True):
+    """There is one worker more, which gets work once it has imported the feeds."""
+
+    worker: int
+
+
+class RetireWorker(Struct, frozen=True):
+    """The worker is to leave: it hands over its lanes when they come to borders, or `now`. `Retire` ends it."""
+
+    worker: int
+    now: bool = False
+
+
+class WorkerGone(Struct, frozen=True):
+    """The worker is no more, and no process takes its place."""
+
+    worker: int
+    how: str
+
+
+# --- the host ---
+
+
+class SlotFound(Struct, frozen=True):
+    """The ticket has its slot."""
+
+    ticket: int
+
+
+class NoSlot(Struct, frozen=True):
+    """The machine has no memory for the ticket's slot."""
+
+    ticket: int
+    error: PenstockError
+
+
+class Copied(Struct, frozen=True):
+    """The copy that `Copy` asked for is in the ticket's slot."""
+
+    ticket: int
+
+
+class SlotsAllowed(Struct, frozen=True):
+    """There may be this many slots from now on. Streams keep those that they have."""
+
+    slots: int
+
+
+# --- the daemon ---
+
+
+class Stop(Struct, frozen=True):
+    """Let the epochs that are being read go on to their ends, and begin nothing new. Each stream then fails with this
+    reason."""
+
+    reason: DaemonStopped
+
+
+class NotSaved(Struct, frozen=True):
+    """The state file could not be written, and has `saved` of the group: its stream fails, unless it has ended."""
+
+    feed: str
+    group: str
+    saved: SavedGroup | None
+    error: DaemonStopped
+
+
+class StreamFailed(Struct, frozen=True):
+    """Something failed that was about this stream. An error that is no PenstockError is a bug."""
+
+    stream: int
+    error: Exception
+
+
+class Tick(Struct, frozen=True):
+    """Nothing but time has passed."""
+
+
+ConsumerEvent: TypeAlias = Begin | Acknowledge | Leave | Close | Cut | Lost
+RunEvent: TypeAlias = RunFailed | SplitSkipped | SplitsListed
+TicketEvent: TypeAlias = Made | RowsWritten | NeedRoom | SlotFound | NoSlot | Copied
+Event: TypeAlias = (
+    Open
+    | ConsumerEvent
+    | RunEvent
+    | TicketEvent
+    | Imported
+    | WorkerDied
+    | WorkerAdded
+    | RetireWorker
+    | WorkerGone
+    | SlotsAllowed
+    | Stop
+    | NotSaved
+    | StreamFailed
+    | Tick
+)

@@ -1,0 +1,42 @@
+"""What follows from failures of user code and of workers: how long to pause, how careful to be, what to say."""
+
+from __future__ import annotations
+
+from penstock_proto import WorkerDied
+from penstock_proto.messages import FeedPlan
+
+from ..feed import block_samples
+
+LAST_PAUSE = 30.0
+"""Seconds from a failure to the next try, at most."""
+
+ALL = 2**62
+"""More batches than a lane ever has."""
+
+
+def pause(times: int) -> float:
+    """Seconds from failure number `times` to the next try."""
+    return min(LAST_PAUSE, 0.1 * 2.0 ** min(times, 10))
+
+
+def batches_at_stake(plan: FeedPlan) -> int:
+    """Within how many batches of a lane the splits that are open come to their ends. (The worker of an endless lane is
+    not to be careful for ever.)"""
+    if plan.segment is None:
+        return ALL
+    rows = plan.interleave * plan.segment + block_samples(plan.shuffle, plan.lanes, plan.batch_size)
+    return min(ALL, -(-rows // (plan.batch_size or 1)))
+
+
+def deadly(plan: FeedPlan, epoch: int, split: int, count: int, how: str, worker: int, name: str) -> WorkerDied:
+    """The error for a place in an epoch that ended its worker `count` times. `split`: -1 outside of user code."""
+    if split < 0:
+        said = (
+            f"the worker process died {count} times in a row at one place of epoch {epoch}, outside of the feed's code"
+        )
+    else:
+        said = f"a {plan.piece} ended its worker process {count} times in epoch {epoch}"
+    advice = "If memory ran out, fewer workers or a smaller shuffle need less"
+    if plan.on_error == "raise" and plan.length is None and split >= 0:
+        advice += f'; Feed(on_error="skip") leaves such {plan.piece}s out'
+    return WorkerDied(f"{said}, the last time it {how}. {advice}", feed=plan.name, worker=worker, split=name or None)

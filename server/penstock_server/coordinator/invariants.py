@@ -1,0 +1,71 @@
+"""What must hold after every event, whatever happened: the promises that no bug may break in silence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from .budget import Budget
+from .epoch import Epoch
+from .lane import LaneState
+from .stream import Stream
+from .turn import Turn, TurnState
+
+
+def check(budget: Budget, streams: Mapping[int, Stream]) -> list[str]:
+    """What does not hold, in words."""
+    found = [] if budget.reserved <= budget.memory else ["more memory is reserved than allowed"]
+    for stream in streams.values():
+        found += [f"stream {stream.number}: {said}" for said in _stream(stream)]
+    return found
+
+
+def _stream(stream: Stream) -> Iterator[str]:
+    slots = stream.slots
+    if slots.nbytes != sum(lease.nbytes for lease in slots):
+        yield "the bytes of its slots are counted wrong"
+    if slots.nbytes > stream.reserved:
+        yield f"its slots take {slots.nbytes} bytes of {stream.reserved}"
+    if any(lease.holders < 1 for lease in slots):
+        yield "a slot that nobody holds was not freed"
+    for consumer in stream.consumers:
+        if any(lease.ticket not in slots for lease in consumer.out.values()):
+            yield f"consumer {consumer.number} has a slab in a slot that was freed"
+    for epoch in stream.epochs:
+        yield from _epoch(stream, epoch)
+
+
+def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
+    lanes = [lane for lane in epoch.lanes.values() if lane.run is not None]
+    if +epoch.runs != Counter(lane.run[0] for lane in lanes if lane.run):
+        yield f"epoch {epoch.number}: the lanes of workers are counted wrong"
+    if +epoch.loads != Counter(lane.run[0] for lane in lanes if lane.run and not lane.ended):
+        yield f"epoch {epoch.number}: the lanes that have not ended are counted wrong"
+    for key, lane in epoch.lanes.items():
+        if (lane.state is LaneState.RUNNING) != (lane.run is not None) and not lane.ended:
+            yield f"epoch {epoch.number}: lane {key} is {lane.state.name} with the run {lane.run}"
+    if epoch.order is None:
+        return
+    tickets: set[int] = set()
+    for turn in epoch.order.window:
+        if (turn.state in (TurnState.FILLING, TurnState.ABANDONED)) != bool(turn.fillers):
+            yield f"epoch {epoch.number}: a turn is {turn.state.name} with the fillers {turn.fillers}"
+        if not turn.merged and len(turn.fillers) > 1:
+            yield f"epoch {epoch.number}: a turn of lane {turn.lane} has two writers: {turn.fillers}"
+        if turn.lease is not None:
+            if turn.lease.ticket in tickets or turn.lease.ticket not in stream.slots:
+                yield f"epoch {epoch.number}: ticket {turn.lease.ticket} is not the turn's own"
+            tickets.add(turn.lease.ticket)
+    head = next(iter(epoch.order.window), None)
+    if head is not None and epoch is stream.epochs[0] and stream.feed.plan.order == "exact":
+        yield from _head(epoch, head)
+
+
+def _head(epoch: Epoch, head: Turn) -> Iterator[str]:
+    """The turn that stands next: something must be on its way to it, or it is to be delivered, or has failed."""
+    if head.shows or head.state is not TurnState.IDLE:
+        return
+    lanes = [epoch.lanes.get(part.lane) for part in head.leftovers] if head.merged else list(epoch.lanes.values())
+    awaits_slot = any(turn.state is TurnState.WAITING for lane in epoch.lanes.values() for turn in lane.turns)
+    if not awaits_slot and not any(lane is not None and (lane.waits or lane.busy) for lane in lanes):
+        yield f"epoch {epoch.number}: the turn that stands next has its slot, and nobody is to fill it"

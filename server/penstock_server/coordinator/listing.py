@@ -1,0 +1,108 @@
+"""The lists of splits that a stream asks its workers for: who makes which, and who tries again after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from penstock_proto import GeneratorError, PenstockError, WorkerDied
+
+from . import commands as do
+from .epoch import Epoch
+from .failures import pause
+from .feeds import ServedFeed, SplitsInfo
+from .workers import Workers
+
+
+class SplitLists:
+    """See the file's head.
+
+    Args:
+        feed: what is listed.
+        epochs: the stream's open epochs. `Epoch.listing` says who lists its splits.
+        workers: the worker processes.
+        ids: gives numbers to runs.
+        later: called to ask again in so many seconds.
+        out: where commands go.
+    """
+
+    def __init__(
+        self,
+        feed: ServedFeed,
+        epochs: Iterable[Epoch],
+        *,
+        workers: Workers,
+        ids: Iterator[int],
+        later: Callable[[float, int], None],
+        out: Callable[[do.Command], None],
+    ) -> None:
+        self._feed = feed
+        self._epochs = epochs
+        self._workers = workers
+        self._ids = ids
+        self._later = later
+        self._do = out
+
+    def ask(self, epoch: Epoch) -> None:
+        """Have a worker list the epoch's splits."""
+        epoch.listing = self._workers.pick(epoch.number + epoch.listings), next(self._ids)
+        epoch.listings += 1
+        self._do(do.ListSplits(*epoch.listing, self._feed.name, epoch.number))
+
+    def listed(self, run: int, splits: SplitsInfo) -> Epoch | None:
+        """The list that `run` was to make has come. Returns its epoch; None if nobody wants it any longer."""
+        epoch = self._listing(run)
+        if epoch is None:
+            self._do(do.ForgetSplits(splits.number))
+        else:
+            epoch.listing = None
+        return epoch
+
+    def run_failed(self, run: int, error: PenstockError) -> None:
+        """User code failed in the run."""
+        epoch = self._listing(run)
+        if epoch is None:
+            return
+        if self._feed.plan.on_error == "retry" and isinstance(error, GeneratorError):
+            self._ask_later(epoch, run)
+        else:
+            epoch.listing, epoch.error = None, error
+
+    def retry(self, run: int) -> None:
+        """The pause after this run's failure is over."""
+        for epoch in self._epochs:
+            if epoch.listing_pause == run:
+                epoch.listing_pause = None
+                self.ask(epoch)
+
+    def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
+        """The worker's process is gone; see `Production.worker_died`."""
+        for epoch in self._epochs:
+            if epoch.listing is not None and epoch.listing[0] == worker:
+                self._ask_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
+
+    def uses(self, worker: int) -> bool:
+        """Whether the worker lists splits."""
+        return any(epoch.listing is not None and epoch.listing[0] == worker for epoch in self._epochs)
+
+    def _listing(self, run: int) -> Epoch | None:
+        return next((epoch for epoch in self._epochs if epoch.listing is not None and epoch.listing[1] == run), None)
+
+    def _ask_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
+        """The worker that listed the splits died, because of that if `blamed`."""
+        epoch.listing_deaths += blamed
+        if blamed and self._feed.plan.on_error == "retry" and epoch.listing is not None:
+            self._ask_later(epoch, epoch.listing[1])
+        elif epoch.listing_deaths < self._feed.plan.attempts:
+            self.ask(epoch)
+        else:
+            epoch.listing = None
+            epoch.error = WorkerDied(
+                f"the function that lists the splits ended its worker process {epoch.listing_deaths} times; the last "
+                f"time it {how}",
+                feed=self._feed.name,
+            )
+
+    def _ask_later(self, epoch: Epoch, run: int) -> None:
+        epoch.listing, epoch.listing_pause = None, run
+        epoch.listing_failures += 1
+        self._later(pause(epoch.listing_failures), run)

@@ -1,0 +1,71 @@
+"""Production of ranges of an indexable feed, any of which any worker can make. Each worker counts as a lane here."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from . import failures
+from .epoch import Epoch
+from .lane import Lane
+from .production import Production
+from .turn import Turn, TurnState
+
+
+class RangeProduction(Production):
+    """See the file's head. `Epoch.lanes` has what each worker makes, by the worker's number."""
+
+    def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
+        """See Production."""
+        order, sets = epoch.order, epoch.lane_sets
+        assert order is not None
+        if sets is None:
+            turn = order.visit()
+            if turn is not None:
+                turn.worker = self._workers.pick(turn.index // self.feed.turn)
+            return turn
+        number = sets.least(max(1, most // sets.count))
+        turn = None if number is None else order.visit(number)
+        if turn is not None and number is not None:
+            turn.lane_set, turn.worker = number, self._workers.pick(number)
+        return turn
+
+    def _key(self, turn: Turn) -> int:
+        return turn.worker
+
+    def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
+        """A range may end at the end of the index, and the next one is elsewhere."""
+
+    def _worker_for(self, epoch: Epoch, key: int) -> int:
+        return key if key in self._workers.available else self._workers.pick(key)
+
+    def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
+        if not epoch.moved or lane.run is None:
+            return
+        if lane.run[0] in self._workers.leaving and not lane.busy and not self._merges_of(epoch, lane.run[1]):
+            self._drop(epoch, lane)
+
+    def _let_go(self, epoch: Epoch, lane: Lane) -> None:
+        """Its turns are all that it still does."""
+
+    def _hand_over(self, epoch: Epoch, key: int) -> None:
+        lane = epoch.lane(key)
+        turns, lane.turns = lane.turns, deque()
+        error = lane.failed()
+        for turn in turns:
+            turn.worker = self._workers.pick(turn.index // self.feed.turn)
+            epoch.lane(turn.worker).turns.append(turn)
+        if error is not None:  # of the turn that was being made
+            self._fail_turn(epoch, turns[0], error)
+            self._complete(epoch, turns[0], TurnState.COMPLETE)
+        for other in sorted({turn.worker for turn in turns}):
+            self._fill(epoch, other)
+
+    def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
+        """See Production. The work that goes elsewhere is a turn, so what counts is how often that ended its worker."""
+        plan, (_, split, name) = self.feed.plan, blamed
+        lane.careful = failures.batches_at_stake(plan)
+        lane.failures += 1
+        turn = next((turn.index for turn in lane.turns if turn.fillers), 0)
+        epoch.deaths[turn] += 1
+        if epoch.deaths[turn] >= plan.attempts and plan.on_error != "retry":
+            lane.fail(failures.deadly(plan, epoch.number, split, epoch.deaths[turn], how, worker, name))

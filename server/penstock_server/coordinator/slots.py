@@ -1,0 +1,83 @@
+"""The slots that a stream has leased: who holds each, and when it is free. No other code frees a slot.
+
+Each lease has a ticket, by which the host knows the slot. Several hold a lease at the same time: production while the
+turn is made or waits for its place in the order, delivery for a batch that it keeps back, a consumer for each slab that
+it was sent, a copy for both of its slots. The slot is free when the last of them has released it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from . import commands as do
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The lease of one slot.
+
+    Attributes:
+        ticket: the name by which the host knows the slot.
+        nbytes: the slot's size in bytes.
+        holders: how many hold it; 0 once it was freed.
+    """
+
+    ticket: int
+    nbytes: int
+    holders: int = 1
+
+
+class Slots:
+    """The leases of one stream.
+
+    Args:
+        ids: gives new tickets.
+        out: where commands go.
+
+    Attributes:
+        nbytes: bytes of all slots.
+    """
+
+    def __init__(self, ids: Iterator[int], out: Callable[[do.Command], None]) -> None:
+        self.nbytes = 0
+        self._ids = ids
+        self._do = out
+        self._leases: dict[int, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __contains__(self, ticket: int) -> bool:
+        return ticket in self._leases
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def acquire(self, nbytes: int) -> Lease:
+        """Lease a slot of `nbytes` bytes for one holder. The host finds it later (`slot_found`)."""
+        lease = Lease(next(self._ids), nbytes)
+        self._leases[lease.ticket] = lease
+        self.nbytes += nbytes
+        self._do(do.FindSlot(lease.ticket, nbytes))
+        return lease
+
+    def enlarge(self, lease: Lease, nbytes: int) -> None:
+        """Exchange the slot for one of `nbytes` bytes. The host finds it later."""
+        self.nbytes += nbytes - lease.nbytes
+        lease.nbytes = nbytes
+        self._do(do.FindSlot(lease.ticket, nbytes))
+
+    def hold(self, lease: Lease) -> None:
+        """Add a holder."""
+        assert lease.holders > 0, f"the slot of ticket {lease.ticket} was freed"
+        lease.holders += 1
+
+    def release(self, lease: Lease) -> None:
+        """Remove a holder, and free the slot if it was the last."""
+        assert lease.holders > 0, f"the slot of ticket {lease.ticket} was freed"
+        lease.holders -= 1
+        if not lease.holders:
+            del self._leases[lease.ticket]
+            self.nbytes -= lease.nbytes
+            self._do(do.Free(lease.ticket))

@@ -1,0 +1,146 @@
+"""How feeds start: a worker imports them, lists their splits and looks at a first sample; then they can be read.
+
+A feed that says on_error="retry" is tried again when that fails; any other ends the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from penstock_proto import GeneratorError, PenstockError, ProtocolError, WorkerDied
+from penstock_proto.messages import FeedPlan
+
+from . import commands as do
+from .budget import Budget
+from .events import SplitsListed
+from .failures import pause
+from .feeds import ServedFeed
+from .first_samples import FirstSampleChecks
+from .timers import Timers
+from .workers import Workers
+
+NOBODY = -1
+"""In place of a worker's number: the feed waits for its next try."""
+
+
+class Failing(Struct, frozen=True):
+    """Why a feed cannot be started yet, and how often it was tried."""
+
+    times: int
+    error: PenstockError
+
+
+class Starting:
+    """See the file's head.
+
+    Args:
+        workers: the worker processes.
+        budget: says whether the memory suffices.
+        timers: for tries that wait.
+        out: where commands go.
+
+    Attributes:
+        feeds: those that can be read, by name.
+        failing: those that cannot be started yet, where they say "retry".
+        checks: what cannot be seeded is noticed.
+    """
+
+    def __init__(self, workers: Workers, budget: Budget, timers: Timers, out: Callable[[do.Command], None]) -> None:
+        self.feeds: dict[str, ServedFeed] = {}
+        self.failing: dict[str, Failing] = {}
+        self.checks = FirstSampleChecks(out)
+        self._workers = workers
+        self._budget = budget
+        self._timers = timers
+        self._do = out
+        self._plans: dict[str, FeedPlan] = {}
+        self._listings: dict[int, tuple[int, str]] = {}
+        """The worker that lists the splits, and the feed, by run, until the feed is ready."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all feeds can be read."""
+        return bool(self._plans) and len(self.feeds) == len(self._plans)
+
+    @property
+    def retries(self) -> bool:
+        """Whether every feed that is not ready is tried again when its start fails, and there is such a feed."""
+        return bool(self._listings) and all(
+            self._plans[feed].on_error == "retry" for _, feed in self._listings.values()
+        )
+
+    def imported(self, worker: int, plans: Iterable[FeedPlan]) -> bool:
+        """A worker has imported the feeds. The first one to do so is asked for splits and samples. Returns whether they
+        are the same as the first worker's."""
+        if self._plans and list(plans) != list(self._plans.values()):
+            return False
+        self.checks.worker_ready(worker)
+        if self._plans:
+            self._check_samples()
+            return True
+        for run, plan in enumerate(plans):
+            self._plans[plan.name] = plan
+            self._list(worker, run, plan.name)
+        return True
+
+    def lists(self, run: int) -> bool:
+        """Whether the run is one of the start."""
+        return run in self._listings
+
+    def listed(self, event: SplitsListed) -> None:
+        """The splits of a feed are there, and what its first sample looks like."""
+        worker, name = self._listings.pop(event.run)
+        self.failing.pop(name, None)
+        plan, splits = self._plans[name], event.splits
+        spec = plan.spec or event.spec
+        if spec is None:
+            error = ProtocolError("the worker did not say what a sample looks like", feed=name)
+            self._do(do.FailStart(error))
+            return
+        static = plan.static_splits or plan.length is not None
+        self.checks.seen(name, event.run, splits.number, not static, event.first, worker)
+        self.feeds[name] = ServedFeed(plan, spec, event.sample_nbytes, splits if static else None)
+        too_small = self._budget.check_start(self.feeds.values())
+        if too_small is None:
+            self._do(do.FeedReady(name, splits.count))
+            self._check_samples()
+        elif not self._listings:  # else the figure is not complete
+            self._do(do.FailStart(too_small))
+
+    def failed(self, run: int, error: PenstockError) -> None:
+        """User code failed in the run, or its worker died."""
+        _, name = self._listings[run]
+        if self._plans[name].on_error != "retry" or not isinstance(error, GeneratorError | WorkerDied):
+            self._do(do.FailStart(error))
+            return
+        error.feed = name
+        times = self.failing[name].times + 1 if name in self.failing else 1
+        self.failing[name] = Failing(times, error)
+        self._listings[run] = NOBODY, name
+        self._timers.later(pause(times), lambda: self._retry(run))
+
+    def worker_died(self, worker: int, how: str) -> None:
+        """A worker's process is gone."""
+        self.checks.worker_away(worker)
+        if not self._plans or (self._listings and not self.retries):
+            error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
+            self._do(do.FailStart(error))
+            return
+        for run, (lister, _) in list(self._listings.items()):
+            if lister == worker:
+                self.failed(run, WorkerDied(f"the worker process that looked at it {how}", worker=worker))
+
+    def _list(self, worker: int, run: int, feed: str) -> None:
+        self._listings[run] = worker, feed
+        self._do(do.ListSplits(worker, run, feed, 0))
+
+    def _retry(self, run: int) -> None:
+        if run in self._listings:
+            _, feed = self._listings[run]
+            self._list(self._workers.pick(self.failing[feed].times), run, feed)
+
+    def _check_samples(self) -> None:
+        if self.feeds and not self._listings:
+            self.checks.ask(len(self._workers))

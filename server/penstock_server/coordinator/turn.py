@@ -1,0 +1,192 @@
+"""A turn: one visit to a lane, or one merged batch. What is known of it, and its states from plan to delivery."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from penstock_proto import PenstockError
+from penstock_proto.layout import TAIL_LANE
+from penstock_proto.messages import Shapes
+
+from .slots import Lease
+from .transitions import Table, check
+
+
+class Part(Struct, frozen=True):
+    """Batches of a turn that are ready: `batches` of them from position `first` of the turn.
+
+    `record`: the lane's restart record behind the last of them.
+    """
+
+    first: int
+    batches: int
+    rows: int
+    shapes: Shapes
+    record: bytes = b""
+
+
+class Leftover(Struct, frozen=True):
+    """`count` rows from row `start` of what `lane` has left over."""
+
+    lane: int
+    start: int
+    count: int
+
+
+class TurnState(Enum):
+    """Where a turn is on its way."""
+
+    PLANNED = "it stands in the order, and has no slot"
+    WAITING = "a slot was asked for"
+    IDLE = "its slot is there, and no run fills it"
+    FILLING = "one run fills it, or several write the rows of a merged batch"
+    COMPLETE = "no run fills it; batches, an error or its end wait for their place in the order"
+    ABANDONED = "the order has done with it, and a run has still to answer for it"
+    DONE = "the order has done with it, and no run fills it"
+
+
+TURN_STATES: Table[TurnState] = {
+    TurnState.PLANNED: {
+        TurnState.WAITING: "production grants it a slot",
+    },
+    TurnState.WAITING: {
+        TurnState.IDLE: "SlotFound",
+        TurnState.COMPLETE: "its lane has failed",
+        TurnState.DONE: "its epoch is closed",
+    },
+    TurnState.IDLE: {
+        TurnState.FILLING: "a run is told to fill it",
+        TurnState.COMPLETE: "its lane has ended or failed",
+        TurnState.DONE: "its epoch is closed",
+    },
+    TurnState.FILLING: {
+        TurnState.IDLE: "the worker died, or the run was dropped or failed",
+        TurnState.WAITING: "NeedRoom: the slot is too small",
+        TurnState.COMPLETE: "Made (last) or RowsWritten (last)",
+        TurnState.ABANDONED: "its epoch is closed",
+    },
+    TurnState.COMPLETE: {
+        TurnState.DONE: "all of it was delivered, or its epoch is closed",
+    },
+    TurnState.ABANDONED: {
+        TurnState.DONE: "Made (last), or the run is gone",
+    },
+    TurnState.DONE: {},
+}
+"""From which state a turn goes to which other, and by what."""
+
+COMPLETE_STATES = frozenset({TurnState.COMPLETE, TurnState.DONE})
+SETTLED_STATES = frozenset({TurnState.ABANDONED, TurnState.DONE})
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """See the file's head.
+
+    Attributes:
+        lane: the lane's number; TAIL_LANE for a merged batch, 0 for any range of an indexable feed.
+        index: the number of its first batch in the lane (or among the merged ones).
+        batches: how many it may have.
+        leftovers: of a merged batch: what it is made of.
+        parts: batches that were made and not delivered.
+        ended: whether it ended its lane.
+        leftover: rows that the lane has left over then.
+        error: why the stream fails when this turn is next.
+        number: of a turn that ended its lane: how many lanes had ended before it in the stream; else -1.
+        lane_set: in fast order: the set of lanes of which it is a visit.
+        worker: of an indexable feed: who makes it. (What others call its lane is then this worker.)
+        lease: its slot, from WAITING on.
+        made: how many batches are made.
+        base: how many of them its present run found made.
+        fillers: the (worker, run)s that fill it.
+        queued: in fast order: whether it is among those that are ready.
+    """
+
+    lane: int
+    index: int
+    batches: int
+    leftovers: tuple[Leftover, ...] = ()
+    state: TurnState = TurnState.PLANNED
+    parts: deque[Part] = field(default_factory=deque)
+    ended: bool = False
+    leftover: int = 0
+    error: PenstockError | None = None
+    number: int = -1
+    lane_set: int = 0
+    worker: int = 0
+    lease: Lease | None = None
+    made: int = 0
+    base: int = 0
+    fillers: list[tuple[int, int]] = field(default_factory=list)
+    queued: bool = False
+
+    def become(self, state: TurnState) -> None:
+        """Go to this state.
+
+        Raises:
+            ImpossibleTransition: the table has no such transition.
+        """
+        check(TURN_STATES, self.state, state)
+        self.state = state
+
+    @property
+    def merged(self) -> bool:
+        """Whether it is a merged batch, and no visit."""
+        return self.lane == TAIL_LANE
+
+    @property
+    def complete(self) -> bool:
+        """Whether no run fills it, or will."""
+        return self.state in COMPLETE_STATES
+
+    @property
+    def settled(self) -> bool:
+        """Whether the order has done with it."""
+        return self.state in SETTLED_STATES
+
+    @property
+    def shows(self) -> bool:
+        """Whether something of it can be delivered: a part, its error or its end."""
+        return bool(self.parts) or self.complete or self.error is not None
+
+    @property
+    def slot(self) -> Lease:
+        """Its slot, which it must have."""
+        assert self.lease is not None
+        return self.lease
+
+
+@dataclass(slots=True, eq=False)
+class Repeat:
+    """A copy of a batch in a slot of its own. It stands in no order.
+
+    Attributes:
+        original: the turn of the batch.
+        part: the batch.
+        slot: the copy's slot.
+        made: whether the batch has been copied.
+    """
+
+    original: Turn
+    part: Part
+    slot: Lease
+    made: bool = False
+
+    @property
+    def lane(self) -> int:
+        """The lane of the original."""
+        return self.original.lane
+
+    @property
+    def index(self) -> int:
+        """The number in the lane of the original's first batch."""
+        return self.original.index
+
+
+Source: TypeAlias = Turn | Repeat
+"""What a slab is sent from."""

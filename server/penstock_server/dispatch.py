@@ -1,0 +1,210 @@
+"""Dispatch: tells the coordinator what has happened, and carries out what it decides, command by command, in order.
+
+A command that fails is put down to the stream that it is about. Those behind it are carried out all the same, as they
+are about other streams, or give back what this one has. Only if it is about no stream (as while feeds are made ready,
+which no peer can influence) the daemon ends, since nobody knows where it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+from penstock_proto import PenstockError, codec
+from penstock_proto import messages as m
+
+from .bugs import Bugs
+from .coordinator import Coordinator
+from .coordinator import commands as do
+from .coordinator import events as on
+from .group_file import GroupFile
+from .host.slots import Slots
+from .host.supervisor import Supervisor
+from .sessions import Sessions
+from .to_workers import ToWorkers
+
+_DEBUG = os.environ.get("PENSTOCK_DEBUG") == "1"
+"""Check after each event what must hold; it costs time."""
+
+
+class Dispatch:
+    """See the file's head.
+
+    Args:
+        coordinator: what decides.
+        bugs: where errors are noted that nobody expected.
+        feed_ready: called with the name of a feed that can be read now, and how many splits it has.
+        accepted: called with the number of a worker that has imported the feeds which are served.
+        rejected: called with the number of one that has imported others.
+        skipped: called when the rest of a split is left out.
+        fail_start: called with the error that keeps a feed from being served.
+        settled: called when all that was to be done has been.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        bugs: Bugs,
+        feed_ready: Callable[[str, int], None],
+        accepted: Callable[[int], None],
+        rejected: Callable[[int], None],
+        skipped: Callable[[do.ReportSkipped], None],
+        fail_start: Callable[[PenstockError], None],
+        settled: Callable[[], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._bugs = bugs
+        self._feed_ready = feed_ready
+        self._accepted = accepted
+        self._rejected = rejected
+        self._skipped = skipped
+        self._fail_start = fail_start
+        self._settled = settled
+        self._commands: deque[do.Command] = deque()
+        self._carrying_out = False
+        self._halted = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._tick_at = 0.0
+
+    def connect(
+        self,
+        *,
+        slots: Slots,
+        sessions: Sessions,
+        supervisor: Supervisor,
+        to_workers: ToWorkers,
+        group_file: GroupFile | None,
+    ) -> None:
+        """What carries out commands is there now."""
+        self._slots = slots
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._to_workers = to_workers
+        self._group_file = group_file
+
+    def halt(self) -> None:
+        """Carry out nothing more."""
+        self._halted = True
+        if self._tick is not None:
+            self._tick.cancel()
+
+    def tell(self, event: on.Event) -> None:
+        """Tell the coordinator of an event, and carry out what it decides."""
+        if self._halted:
+            return
+        self._commands.extend(self._coordinator.handle(event, time.monotonic()))
+        if _DEBUG:
+            for said in self._coordinator.check():
+                self._bugs.note(AssertionError(f"after {event}: {said}"))
+        if self._carrying_out:  # the caller will come to these commands
+            return
+        self._carrying_out = True
+        try:
+            while self._commands and not self._halted:
+                command = self._commands.popleft()
+                try:
+                    self._carry_out(command)
+                except Exception as error:
+                    self._failed(command, error)
+        finally:
+            self._carrying_out = False
+        if self._group_file is not None:
+            self._group_file.settled()
+        self._slots.trim()
+        self._schedule_tick()
+        self._settled()
+
+    def _schedule_tick(self) -> None:
+        due = self._coordinator.next_tick
+        if self._tick is not None and (due is None or due != self._tick_at):
+            self._tick.cancel()
+            self._tick = None
+        if self._tick is None and due is not None and not self._halted:
+            self._tick_at = due
+            seconds = max(0.0, due - time.monotonic())
+            self._tick = asyncio.get_running_loop().call_later(seconds, self._ticks)
+
+    def _ticks(self) -> None:
+        self._tick = None
+        self.tell(on.Tick())
+
+    def _carry_out(self, command: do.Command) -> None:
+        match command:
+            case do.FindSlot():
+                self._slots.request(command)
+            case do.Fill():
+                self._to_workers.fill(command, self._slots.segment(command.ticket))
+            case do.WriteRows():
+                self._to_workers.write_rows(command, self._slots.segment(command.ticket))
+            case do.SendSlab():
+                self._sessions.deliver(command, self._slots.segment(command.ticket))
+            case do.Copy():
+                self._slots.copy(command)
+            case do.Free():
+                self._slots.free(command.ticket)
+            case do.StartRun():
+                self._to_workers.start_run(command, self._coordinator.feeds[command.feed].info.spec)
+            case do.DropRun():
+                self._to_workers.say(command.worker, m.DropRun(command.run))
+            case do.Tell():
+                self._sessions.send(command.consumer, command.message)
+            case do.Refuse():
+                self._sessions.refuse(command.consumer, command.error)
+            case do.SaveGroup() | do.ForgetGroup():
+                assert self._group_file is not None
+                self._group_file.carry_out(command)
+            case do.ListSplits():
+                self._to_workers.say(command.worker, m.ListSplits(command.run, command.feed, command.epoch))
+            case do.Compare():
+                self._to_workers.compare(command)
+            case do.ForgetSplits():
+                self._to_workers.forget_list(command.splits)
+            case do.AcceptWorker():
+                self._accepted(command.worker)
+            case do.RejectWorker():
+                self._rejected(command.worker)
+            case do.Retire():
+                self._to_workers.gone(command.worker)
+                self._supervisor.retire(command.worker, codec.encode(m.Shutdown()))
+            case do.KillWorker():
+                self._supervisor.kill(command.worker)
+            case do.FeedReady():
+                self._feed_ready(command.feed, command.splits)
+            case do.ReportSkipped():
+                self._skipped(command)
+            case do.FailStart():
+                self._fail_start(command.error)
+            case do.ReportBug():
+                self._bugs.note(command.error)
+
+    def _failed(self, command: do.Command, error: Exception) -> None:
+        """Put the failure down to the stream that the command is about."""
+        match command:
+            case do.StartRun() if isinstance(error, PenstockError):  # the worker has not heard of it
+                self.tell(on.RunFailed(command.run, error))
+            case do.SendSlab() | do.Tell():
+                stream = self._sessions.stream_of(command.consumer)
+                if stream is None:
+                    self._bugs.note(error)
+                else:
+                    self.tell(on.StreamFailed(stream, error))
+            case do.FindSlot() | do.Copy() | do.Free() | do.Fill() | do.WriteRows():
+                self.stream_failed(command.ticket, error)
+            case do.StartRun() | do.DropRun() | do.ListSplits():
+                self.stream_failed(command.run, error)
+            case _:
+                raise error
+
+    def stream_failed(self, number: int, error: Exception) -> None:
+        """Something failed that was about this run or ticket.
+
+        Raises:
+            Exception: the error, if the run belongs to the start and to no stream.
+        """
+        if number < m.IDS_PER_STREAM:
+            raise error
+        self.tell(on.StreamFailed(number // m.IDS_PER_STREAM, error))

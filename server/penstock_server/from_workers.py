@@ -1,0 +1,186 @@
+"""What workers say, and how they end, as events for the coordinator and lines in the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+
+from penstock_proto import PenstockError, ProtocolError, StartError, codec
+from penstock_proto import messages as m
+
+from .coordinator import Coordinator
+from .coordinator import commands as do
+from .coordinator import events as on
+from .coordinator.feeds import Skipped, SplitsInfo
+from .dispatch import Dispatch
+from .doing import Doing
+from .host.supervisor import Supervisor
+from .sparing import Sparing
+from .to_workers import ToWorkers
+
+log = logging.getLogger(__name__)
+
+
+class FromWorkers:
+    """See the file's head.
+
+    Args:
+        coordinator: what decides; to look at.
+        dispatch: tells it of events.
+        supervisor: the worker processes.
+        to_workers: speaks to them.
+        spare: the log for what workers can say often.
+        warn_once: logs a warning unless it was logged before.
+        fail: called with the error that keeps the daemon from serving.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        dispatch: Dispatch,
+        *,
+        supervisor: Supervisor,
+        to_workers: ToWorkers,
+        spare: Sparing,
+        warn_once: Callable[[str], None],
+        fail: Callable[[PenstockError], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._dispatch = dispatch
+        self._supervisor = supervisor
+        self._to_workers = to_workers
+        self._log = spare
+        self._warn_once = warn_once
+        self._fail = fail
+        self._imports: dict[int, m.Imported] = {}
+
+    def heard(self, worker: int, data: bytes, fd: int | None) -> None:
+        """A worker has sent a message, perhaps with a file descriptor."""
+        try:
+            message = codec.from_worker(data)
+        except ProtocolError as error:
+            self._log.error("worker %d is killed, as it said what no worker says: %s", worker, error.message)
+            if fd is not None:
+                os.close(fd)
+            self._supervisor.kill(worker)
+            return
+        try:
+            self._heard(worker, message, fd)
+        except Exception as error:
+            self._dispatch.stream_failed(getattr(message, "run", 0), error)
+
+    def died(self, worker: int, how: str, doing: Doing | None) -> None:
+        """A worker's process has ended; `doing`: what its status page said."""
+        self._to_workers.anew(worker)
+        blamed = None
+        where = ""
+        leaving = worker in self._coordinator.workers.leaving  # then it was us
+        if doing is not None and doing.in_user_code and not leaving:
+            blamed = doing.run, doing.number, doing.split
+        elif doing is not None and doing.works_on >= 0 and not leaving:
+            blamed = doing.works_on, -1, ""
+        if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
+            where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
+        log.error("worker %d %s%s; what it was to make is made elsewhere", worker, how, where)
+        if not self._coordinator.feeds and not self._coordinator.starting.retries:
+            self._fail(StartError(f"worker {worker} {how}{where} before it could serve a feed: see its output above"))
+        with_failures = set(self._coordinator.starting.failing)
+        self._dispatch.tell(on.WorkerDied(worker, how, blamed))
+        self.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
+
+    def given_up(self, worker: int, how: str) -> None:
+        """No process takes this worker's place any more."""
+        self._to_workers.gone(worker)
+        self._dispatch.tell(on.WorkerGone(worker, how))
+
+    def accepted(self, worker: int) -> None:
+        """The worker serves the same feeds as the others: say what is to be said of its imports."""
+        message = self._imports.pop(worker)
+        self._supervisor.ready(worker)
+        if any(plan.on_error == "retry" for plan in message.feeds):
+            self._supervisor.give_nobody_up()
+        for plan in message.feeds:
+            for text in plan.warnings:
+                self._warn_once(text)
+        if message.tensorflow:
+            self._warn_once(
+                "your module imports TensorFlow, and each worker does so by itself, which takes about 250 MB and 3 s: "
+                "keep the generator in a module of its own that does not, or begin the module with its imports, which "
+                "are then done once for all workers"
+            )
+        log.info("worker %d is ready: its imports took %.2f s", worker, message.imports_seconds)
+
+    def rejected(self, worker: int) -> None:
+        """The worker has imported other feeds than those that are served: end it."""
+        self._imports.pop(worker)
+        log.error("worker %d imported other feeds than the daemon serves: a module changed; restart the daemon", worker)
+        self._to_workers.say(worker, m.Shutdown())
+
+    def skipped(self, said: do.ReportSkipped) -> None:
+        """The rest of a split is left out."""
+        segments = self._coordinator.feeds[said.feed].plan.segment is not None
+        split = said.split if segments else f"split {said.split}"
+        log.warning(
+            "feed %s: the rest of %s is left out after %d samples: %s", said.feed, split, said.samples, said.why
+        )
+        if said.traceback:
+            log.info("%s", said.traceback)
+
+    def say_what_fails(self, feeds: Iterable[str]) -> None:
+        """Log why these feeds cannot be started yet."""
+        for name in feeds:
+            failing = self._coordinator.starting.failing[name]
+            log.error(
+                "feed %s cannot be started yet, and is tried again (tries so far: %d): %s",
+                *(name, failing.times, failing.error),
+            )
+
+    def _heard(self, worker: int, message: m.FromWorker, fd: int | None) -> None:
+        tell = self._dispatch.tell
+        match message:
+            case m.Made() | m.RowsWritten() | m.NeedRoom():
+                tell(message)
+            case m.SplitSkipped():
+                tell(on.SplitSkipped(message.run, message.number, _skipped(message)))
+            case m.RunFailed():
+                self._run_failed(message)
+            case m.SplitsListed():
+                self._splits_listed(message, fd)
+                fd = None
+            case m.Compared():
+                if message.warning:
+                    self._warn_once(message.warning)
+                log.debug("a first sample was compared with another worker's")
+            case m.Imported():
+                self._imports[worker] = message
+                tell(on.Imported(worker, message.feeds))
+            case m.StartFailed() if self._coordinator.starting.done or self._coordinator.starting.retries:
+                log.error("worker %d cannot start any more: %s", worker, message.error.error())
+            case m.StartFailed():
+                self._fail(message.error.error())
+        if fd is not None:
+            os.close(fd)
+
+    def _run_failed(self, message: m.RunFailed) -> None:
+        error = message.error.error()
+        if message.run >= m.IDS_PER_STREAM:  # otherwise it is what the start fails with
+            self._log.error("%s", error)
+        with_failures = set(self._coordinator.starting.failing)
+        self._dispatch.tell(on.RunFailed(message.run, error))
+        self.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
+
+    def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
+        number = 0 if fd is None else self._to_workers.keep_list(fd, message.nbytes)
+        splits = SplitsInfo(number, message.count, message.digest)
+        for text in message.first.warnings if message.first is not None else ():
+            self._warn_once(text)
+        event = on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
+        self._dispatch.tell(event)
+
+
+def _skipped(message: m.SplitSkipped) -> Skipped:
+    why, traceback = "it ended its worker again and again", ""
+    if message.error is not None:
+        why, traceback = message.error.message, message.error.remote_traceback or ""
+    return Skipped(message.split, message.samples, why, traceback=traceback)
