@@ -373,7 +373,7 @@ class FakeDaemon:
     def count(self, kind: type[Message]) -> int:
         return sum(isinstance(message, kind) for message in self.got)
 
-    def wait_for(self, true: Callable[[], object], timeout: float = 3) -> None:
+    def wait_for(self, true: Callable[[], object], timeout: float = 60) -> None:
         """Wait until `true()`; fail after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not true():

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,16 @@ from penstock_proto.messages import (
 from penstock_proto.spec import infer
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
+
+
+@pytest.fixture
+def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's timers do not go off while a test runs: what it waits for must come of an event."""
+    monkeypatch.setattr(tcp, "PING_AFTER", 1000.0)
+    monkeypatch.setattr(tcp, "LOST_AFTER", 1000.0)
+    monkeypatch.setattr(session, "IDLE", 1000.0)
+    monkeypatch.setattr(session, "STEP", 1000.0)
+    monkeypatch.setattr("penstock.batches.STEP", 1000.0)
 
 
 def first(batch: tuple[np.ndarray, np.ndarray]) -> int:
@@ -222,7 +233,7 @@ def test_an_error_comes_where_the_data_would_have_been_and_stays(transport: str)
 
 
 @both
-def test_a_daemon_that_vanishes_is_noticed_at_once(transport: str) -> None:
+def test_a_daemon_that_vanishes_is_noticed_at_once(transport: str, no_timers: None) -> None:
     info, epoch = numbers(3)
     with (
         FakeDaemon(info, lambda e: [*epoch(e), Stall(), Vanish()]) as daemon,
@@ -230,12 +241,10 @@ def test_a_daemon_that_vanishes_is_noticed_at_once(transport: str) -> None:
     ):
         batches = connection.batches()
         held = [next(batches) for _ in range(3)]
-        assert daemon.stalled.wait(3)
-        began = time.monotonic()
+        assert daemon.stalled.wait(60)
         daemon.go_on()
         with pytest.raises(penstock.ConnectionLost, match="killed"):
             next(batches)
-        assert time.monotonic() - began < 1
         assert isinstance(connection.error, penstock.ConnectionLost)
         assert [first(batch) for batch in held] == [0, 1, 2]
         del batches
@@ -309,7 +318,7 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
         ):
             batches = connection.batches()
             batch = next(batches)
-            assert daemon.stalled.wait(3)
+            assert daemon.stalled.wait(60)
             daemon.say(message)
             with pytest.raises(penstock.ProtocolError):
                 next(batches)
@@ -325,7 +334,7 @@ def test_a_segment_without_its_memory_breaks_the_protocol() -> None:
     with FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon, penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         assert first(next(batches)) == 0
-        assert daemon.stalled.wait(3)
+        assert daemon.stalled.wait(60)
         daemon.say(Segment(1, 4096))
         with pytest.raises(penstock.ProtocolError, match="came without its fd"):
             next(batches)
@@ -337,7 +346,7 @@ def test_messages_that_say_nothing_new_are_taken_without_harm() -> None:
     with FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon, penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         held = [next(batches), next(batches)]
-        assert daemon.stalled.wait(3)
+        assert daemon.stalled.wait(60)
         daemon.say(Pong())
         daemon.say(SegmentGone(1))
         daemon.go_on()
@@ -375,12 +384,10 @@ def test_a_slot_is_released_with_the_last_view_of_it_and_not_before() -> None:
         daemon.wait_for(lambda: daemon.in_use == 0)
 
 
-def test_a_slot_that_somebody_waits_for_is_given_back_at_once() -> None:
+def test_a_slot_that_somebody_waits_for_is_given_back_at_once(no_timers: None) -> None:
     info, epoch = numbers(40)
     with FakeDaemon(info, epoch, slots=2) as daemon, penstock.connect(daemon.url) as connection:
-        began = time.monotonic()
         assert sum(1 for _ in connection.batches()) == 40
-        assert time.monotonic() - began < 1
 
 
 def test_arrays_outlive_close_and_the_lease_lives_as_long_as_they() -> None:
@@ -405,17 +412,15 @@ def test_arrays_outlive_close_and_the_lease_lives_as_long_as_they() -> None:
 
 
 @both
-def test_close_ends_a_wait_at_once(transport: str) -> None:
+def test_close_ends_a_wait_at_once(transport: str, no_timers: None) -> None:
     info, _ = numbers(1)
     with (
         FakeDaemon(info, lambda _: [Stall()]) as daemon,
         penstock.connect(daemon.url, transport=transport) as connection,
     ):
         threading.Timer(0.3, connection.close).start()
-        began = time.monotonic()
         with pytest.raises(penstock.StreamClosed):
             next(connection.batches())
-        assert time.monotonic() - began < 0.6
 
 
 @both
@@ -436,18 +441,17 @@ def test_a_daemon_that_reads_nothing_does_not_block_the_consumer() -> None:
         connection = penstock.connect(daemon.url)
         batches = connection.batches()
         next(batches)
-        assert daemon.stalled.wait(3)
-        freeze, go = threading.Event(), threading.Event()
-        daemon._do(lambda: (freeze.set(), go.wait(10))[1])  # type: ignore[func-returns-value]
-        assert freeze.wait(3)
-        began = time.monotonic()
+        assert daemon.stalled.wait(60)
+        frozen, go, thawed = threading.Event(), threading.Event(), threading.Event()
+        daemon._do(lambda: (frozen.set(), go.wait(100), thawed.set()))  # type: ignore[func-returns-value, arg-type, return-value]
+        assert frozen.wait(60)
         for _ in range(3):
             next(batches)
         for _ in range(600):  # more messages than the connection's buffer takes
             connection._reader.session.begin()
         del batches
         connection.close()
-        assert time.monotonic() - began < 2
+        assert not thawed.is_set()
         go.set()
         daemon.wait_for(lambda: daemon.ended_sessions == 1)
 
@@ -460,8 +464,10 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
         connection = penstock.connect(daemon.url, transport=transport)
         batches = connection.batches()
         kept = next(batches)
+        read, write = os.pipe()
         child = os.fork()
         if child == 0:
+            os.close(write)
             status = 1
             try:
                 try:
@@ -473,15 +479,15 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
                 connection.close()
                 del connection
                 gc.collect()
-                time.sleep(0.5)
+                os.read(read, 1)  # until the parent lets it end
             finally:
                 os._exit(status)
         assert [first(batch) for batch in batches] == list(range(1, 10))
-        began = time.monotonic()
         del kept, batches
         connection.close()
         daemon.wait_for(lambda: daemon.ended_sessions == 1)  # although the child still lives: it closed its copy
-        assert time.monotonic() - began < 0.4 or transport == "tcp"
+        os.close(write)
+        os.close(read)
         assert os.waitpid(child, 0)[1] == 0
         assert daemon.count(Bye) == 1
 
@@ -491,6 +497,7 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
 def test_a_trainer_that_ends_in_any_way_ends_its_session(transport: str, how: str, tmp_path: Path) -> None:
     code = """
 import os, signal, sys, threading, penstock
+penstock.session._CLOSE = 1000  # so that an end that waits for anybody shows
 connection = penstock.connect(sys.argv[1], transport=sys.argv[2])
 batches = connection.batches()
 kept = [next(batches) for _ in range(2)]
@@ -503,14 +510,11 @@ if sys.argv[3].startswith("SIG"):
 """
     info, epoch = numbers(3)
     with FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon:
-        began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-c", code, daemon.url, transport, how], capture_output=True, text=True, timeout=20
+            [sys.executable, "-c", code, daemon.url, transport, how], capture_output=True, text=True, timeout=60
         )
-        took = time.monotonic() - began
         want = {"exit": 0, "exception": 1, "SIGKILL": -signal.SIGKILL, "SIGINT": -signal.SIGINT}[how]
         assert done.returncode == want, done.stderr
-        assert took < 5
         if how == "SIGINT":
             assert "KeyboardInterrupt" in done.stderr
         if transport == "local" or how != "SIGKILL":
@@ -523,13 +527,14 @@ def test_a_long_wait_is_logged_once_with_what_to_look_at(
     monkeypatch.setattr(tally, "SLOW", 0.3)
     info, epoch = numbers(1)
     with FakeDaemon(info, lambda e: [Stall(), *epoch(e)]) as daemon, penstock.connect(daemon.url) as connection:
+        began = time.monotonic()
         threading.Timer(1, daemon.go_on).start()
         with caplog.at_level(logging.WARNING, "penstock"):
             next(connection.batches())
         (record,) = caplog.records
-        assert f"{daemon.url}: no data for 0 s, since " in record.getMessage()
+        assert re.match(f"{daemon.url}: no data for [0-9]+ s, since ", record.getMessage())
         assert f"penstock status {daemon.url}" in record.getMessage()
-        assert 0.9 < connection.stats()["wait_seconds"] < 2
+        assert 0.9 < connection.stats()["wait_seconds"] <= time.monotonic() - began
 
 
 def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() -> None:
@@ -559,7 +564,7 @@ STOPPED = """
 import sys
 import penstock
 from penstock import session, tally, tcp
-tally.SLOW, session.STOOD, tcp.LOST_AFTER, tcp.PING_AFTER = 2.0, 1.0, 1.5, 0.3
+tally.SLOW, session.STOOD, tcp.LOST_AFTER, tcp.PING_AFTER = 2.5, 1.5, 2.5, 0.3
 for batch in penstock.connect(sys.argv[1], transport=sys.argv[2]).batches():
     print("got", flush=True)
 """
@@ -579,20 +584,21 @@ def test_a_trainer_that_was_stopped_blames_neither_the_generator_nor_the_daemon(
         stack.callback(trainer.kill)
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "got\n"
-        assert daemon.stalled.wait(5)
+        assert daemon.stalled.wait(60)
         time.sleep(0.3)  # it waits
         trainer.send_signal(signal.SIGSTOP)
         time.sleep(3)
         trainer.send_signal(signal.SIGCONT)
         if transport == "tcp":  # it connects again
-            daemon.wait_for(lambda: daemon.count(Begin) == 2, timeout=10)
+            daemon.wait_for(lambda: daemon.count(Begin) == 2)
         else:
             time.sleep(0.5)
         daemon.go_on()
-        out, err = trainer.communicate(timeout=20)
+        out, err = trainer.communicate(timeout=60)
         assert out == "got\n"
         said = err.splitlines()
         if transport == "tcp":
-            assert "this process stood still for 3 s, so the daemon has let go of its session. Trying" in said.pop(0)
+            stood = r".*: this process stood still for \d+ s, so the daemon has let go of its session\. Trying"
+            assert re.match(stood, said.pop(0))
             assert "connected again after" in said.pop(0)
         assert not said
