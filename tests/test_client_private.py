@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import penstock
+from penstock import private, session
 
 TESTS = Path(__file__).parent
 
@@ -88,7 +89,7 @@ def test_a_private_daemon_ends_when_nobody_holds_the_connection(server: Fake) ->
     next(batches)
     (process,) = daemons()
     del batches
-    process.wait(5)
+    process.wait(60)
 
 
 def _read(dataset: Any) -> Any:
@@ -122,10 +123,10 @@ def test_a_private_daemon_ends_at_once_with_the_last_reference_to_its_dataset(tf
             ended, _ = psutil.wait_procs([process], timeout=0.2)
             assert not ended, f"{use}: it lives as long as that"
             del held
-            _, alive = psutil.wait_procs([process], timeout=10)
+            _, alive = psutil.wait_procs([process], timeout=60)
             assert not alive, use
         arrays = list(penstock.dataset("scenes.py:feed").as_numpy_iterator())  # which keep no dataset
-        psutil.wait_procs(daemons(), timeout=10)
+        psutil.wait_procs(daemons(), timeout=60)
         assert not daemons()
         assert [y[0] for _, y in arrays] == [0, 1, 2, 3]
         del arrays
@@ -143,7 +144,7 @@ def test_a_private_daemon_ends_at_once_when_the_stream_failed_and_the_connection
         with contextlib.suppress(penstock.IncompleteEpoch):
             list(batches)
         del batches
-        _, alive = psutil.wait_procs([process], timeout=10)
+        _, alive = psutil.wait_procs([process], timeout=60)
         assert not alive
     finally:
         gc.enable()
@@ -165,32 +166,33 @@ def test_a_private_daemon_that_is_killed_is_started_again_and_the_stream_goes_on
     assert not daemons()
 
 
-def test_closing_while_a_killed_private_daemon_starts_again_ends_both(server: Fake) -> None:
+def test_closing_while_a_killed_private_daemon_starts_again_ends_both(
+    server: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_CLOSE", 1000.0)  # it does not return because it is tired of waiting
     server.is_(SERVE, LINGER=0)
     connection = penstock.connect("scenes.py:feed")
     batches = connection.batches()
     next(batches)
     (process,) = daemons()
-    server.is_("import sys; sys.stdin.read()")
+    server.is_("import sys; open(NOTES, 'w').write('starts'); sys.stdin.read()")
     process.kill()
-    time.sleep(1)
-    began = time.monotonic()
+    deadline = time.monotonic() + 60
+    while server.notes.read_text() != "starts":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     connection.close()
-    assert time.monotonic() - began < 3
     with pytest.raises(penstock.StreamClosed):
         list(batches)
     assert not daemons()
 
 
 def test_a_daemon_that_does_not_end_is_made_to(server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock import private
-
     monkeypatch.setattr(private, "_PATIENCE", 0.3)
-    server.is_("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE, LINGER=60)
+    monkeypatch.setattr(session, "_CLOSE", 1000.0)
+    server.is_("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE, LINGER=1000)
     connection = penstock.connect("scenes.py:feed")
-    began = time.monotonic()
     connection.close()
-    assert time.monotonic() - began < 2
     assert not daemons()
 
 
@@ -221,7 +223,7 @@ def test_waiting_for_a_slow_import_can_be_broken_off(server: Fake) -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         penstock.connect("scenes.py:feed", timeout=0.1)  # which is for the handshake
-    assert 0.6 < time.monotonic() - began < 3
+    assert time.monotonic() - began > 0.6
     assert not daemons()
 
 
@@ -233,20 +235,22 @@ import os, sys, time, penstock
 connection = penstock.connect("scenes.py:feed")
 batches = connection.batches()
 kept = next(batches)
-if os.fork() == 0:  # a forked child holds nothing open
-    time.sleep(3)
+child = os.fork()
+if child == 0:  # which holds nothing open
+    time.sleep(100)
     os._exit(0)
-print(connection._reader.session._dial.daemon._process.pid, flush=True)
+print(connection._reader.session._dial.daemon._process.pid, child, flush=True)
 if sys.argv[1] != "exit":
     time.sleep(60)
 """
     trainer = subprocess.Popen([sys.executable, "-c", code, how], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
-    process = psutil.Process(int(trainer.stdout.readline()))
+    process, child = (psutil.Process(int(pid)) for pid in trainer.stdout.readline().split())
     if how != "exit":
         trainer.send_signal(getattr(signal, how))
-    trainer.wait(5)
-    process.wait(2)
+    trainer.wait(60)
+    process.wait(60)
+    child.kill()
     trainer.stdout.read()
     trainer.stdout.close()
 

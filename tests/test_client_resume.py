@@ -110,16 +110,17 @@ def test_a_daemon_that_comes_back_at_its_address_goes_on(transport: str, caplog:
 
 
 @both
-def test_when_the_time_is_up_the_error_names_it_and_the_first_cause(transport: str) -> None:
+def test_when_the_time_is_up_the_error_names_it_and_the_first_cause(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redial, "FIRST_PAUSE", 1000.0)  # no pause outlasts the time
     info, epoch = dealt(LANES)
     with FakeDaemon(info, lambda e: [*epoch(e)[:9], Stall()]) as daemon:
         connection = penstock.connect(daemon.url, transport=transport, reconnect=0.5)
         batches = connection.batches()
         next(batches)
-    began = time.monotonic()
     with pytest.raises(penstock.ConnectionLost, match=r"(?s)killed.*In 0\.5 s no connection could be had.*no daemon"):
         list(batches)
-    assert time.monotonic() - began < 2
     assert isinstance(connection.error, penstock.ConnectionLost)
     connection.close()
 
@@ -148,28 +149,27 @@ def test_a_connection_that_nobody_reads_outlives_restarts_that_are_far_apart() -
     with contextlib.ExitStack() as running:
         daemon = running.enter_context(FakeDaemon(info, epoch))
         port = daemon.port
-        connection = penstock.connect(daemon.url, reconnect=2)
+        connection = penstock.connect(daemon.url, reconnect=60)
         for restarts in (1, 2):
             running.close()
             daemon = running.enter_context(FakeDaemon(info, epoch, port=port))
-            daemon.wait_for(lambda n=restarts: connection.stats()["reconnects"] == n, timeout=5)
-            time.sleep(2.2)  # a loss that lasts for longer than `reconnect` is given up
+            daemon.wait_for(lambda n=restarts: connection.stats()["reconnects"] == n)
+            connection._reader.session._redial._made -= 100  # a loss that lasts for longer than `reconnect` is given up
         assert seen(connection.batches()) == list(range(TOTAL))
         connection.close()
 
 
-def test_a_daemon_that_stops_is_waited_for_and_close_ends_the_wait() -> None:
+def test_a_daemon_that_stops_is_waited_for_and_close_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redial, "FIRST_PAUSE", 1000.0)  # the wait does not end by itself
     info, epoch = dealt(LANES)
     stop = Fail(penstock.DaemonStopped("the daemon was stopped"))
     with FakeDaemon(info, lambda e: [*epoch(e)[:5], stop]) as daemon:
-        connection = penstock.connect(daemon.url)
+        connection = penstock.connect(daemon.url, reconnect=1000)
         batches = connection.batches()
         next(batches)
     threading.Timer(0.5, connection.close).start()
-    began = time.monotonic()
     with pytest.raises(penstock.StreamClosed):
         list(batches)
-    assert time.monotonic() - began < 1.5
 
 
 @both
@@ -232,13 +232,12 @@ def test_an_iteration_asked_for_during_the_wait_begins_after_it() -> None:
     reader.start()
     time.sleep(0.2)
     with FakeDaemon(info, epoch, port=port) as second, connection:
-        reader.join(10)
+        reader.join(60)
         assert results == [[1000 + i for i in range(TOTAL)]]
         assert [message.epoch for message in second.got if isinstance(message, Begin)] == [1]
 
 
 def test_a_client_over_tcp_that_had_no_contact_hands_nothing_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "LOST_AFTER", 0.5)
     monkeypatch.setattr(tcp, "PING_AFTER", 0.1)
     info, epoch = dealt(LANES)
     with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url, transport="tcp") as connection:
@@ -248,7 +247,7 @@ def test_a_client_over_tcp_that_had_no_contact_hands_nothing_more_of_it(monkeypa
         assert isinstance(transport, tcp.TcpTransport)
         time.sleep(0.2)
         with connection._reader.session._ready:  # the receiver thread stands still
-            transport._heard -= 10
+            transport._heard -= 2 * tcp.LOST_AFTER
         start.append(next(batches))
         assert connection.stats()["reconnects"] == 1
         assert seen([*start, *batches]) == list(range(TOTAL))
