@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from trainers import Launcher, Trainer
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -65,8 +66,8 @@ def _is_ours(target: str) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
-    if "tf" in request.fixturenames:
-        request.getfixturevalue("tf")  # TensorFlow keeps what it opens
+    for keeps in {"tf", "launcher"} & {*request.fixturenames}:  # what they open stays open
+        request.getfixturevalue(keeps)
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     threads = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
     fds = set(_fds())
@@ -92,6 +93,34 @@ def tf():
     list(tensorflow.data.Dataset.from_generator(lambda: iter([1]), output_signature=tensorflow.TensorSpec([], "int64")))
     _spare_the_collector()
     return tensorflow
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """The process from which trainers are forked."""
+    launcher = Launcher()
+    yield launcher
+    launcher.close()
+
+
+StartTrainer = Callable[..., Trainer]
+
+
+@pytest.fixture
+def start_trainer(launcher: Launcher) -> Iterator[StartTrainer]:
+    """`start_trainer(code, argument, ..., env={...})`: a trainer with TensorFlow. It is killed if it outlives the test.
+
+    They are forked from a process that has imported TensorFlow, which takes 5 s of CPU.
+    """
+    trainers: list[Trainer] = []
+
+    def start(code: str, *arguments: str, env: dict[str, str] | None = None) -> Trainer:
+        trainers.append(launcher.start(code, *arguments, env=env))
+        return trainers[-1]
+
+    yield start
+    for trainer in trainers:
+        trainer.close()
 
 
 class Daemon:
@@ -143,8 +172,9 @@ class Daemon:
                     found.append(process)
         return found
 
-    def stop(self, how: int = signal.SIGTERM, timeout: float = 10) -> int:
-        """Signal it and return its exit status."""
+    def stop(self, how: int = signal.SIGTERM, timeout: float = 50) -> int:
+        """Signal it and return its exit status. By default it has less than the 60 s for which it waits for a consumer
+        that reads on."""
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from conftest import Serve
+from conftest import Serve, StartTrainer
 from fake_daemon import FakeDaemon, dealt, numbers
+from trainers import Trainer
 
 import penstock
 
@@ -58,23 +56,7 @@ connection.close()
 """
 
 
-def train(
-    stack: contextlib.ExitStack, daemon: FakeDaemon, directory: Path, out: Path, kill_at: int = 0
-) -> subprocess.Popen[str]:
-    """A trainer that is killed when the stack ends, if it still runs."""
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAIN, daemon.url, str(directory), str(out), str(kill_at)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
-    stack.enter_context(trainer)
-    stack.callback(trainer.kill)
-    return trainer
-
-
-def ended(trainer: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
+def ended(trainer: Trainer, status: int = 0) -> tuple[str, str]:
     """What it wrote to stdout and to stderr."""
     out, err = trainer.communicate(timeout=100)
     assert trainer.returncode == status, err
@@ -82,35 +64,31 @@ def ended(trainer: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
 
 
 @pytest.mark.timeout(240)
-def test_fit_killed_in_the_middle_of_epoch_2_ends_with_the_same_weights_bit_by_bit(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        daemons, quiet, killed = {}, {}, {}
-        for turn in (1, 3):  # at the same time: importing TensorFlow takes seconds
-            info, epoch = dealt(LANES, turn=turn)
-            daemons[turn] = daemon = stack.enter_context(FakeDaemon(info, epoch))
-            quiet[turn] = train(stack, daemon, tmp_path / f"a{turn}", tmp_path / f"a{turn}.npz")
-            killed[turn] = train(
-                stack, daemon, tmp_path / f"b{turn}", tmp_path / f"b{turn}.npz", kill_at=2 * TOTAL + 10
-            )
-        for trainer in killed.values():
-            ended(trainer, -signal.SIGKILL)
-        again = {
-            turn: train(stack, daemon, tmp_path / f"b{turn}", tmp_path / f"b{turn}.npz")
-            for turn, daemon in daemons.items()
-        }
-        for turn in daemons:
-            out, _ = ended(quiet[turn])
-            assert out.split("\n")[0] == f"{EPOCHS * TOTAL} {EPOCHS * TOTAL} [0, 1, 2, 3]"
-            out, err = ended(again[turn])
-            steps, consumed, *epochs = out.split("\n")[0].split(maxsplit=2)
-            assert int(consumed) == EPOCHS * TOTAL
-            assert TOTAL < int(steps) < 2 * TOTAL, "it went on within epoch 2, and epoch 3 had its full length"
-            assert epochs == ["[2, 3]"]
-            assert "ran out of data" not in err
-            whole, pieced = np.load(tmp_path / f"a{turn}.npz"), np.load(tmp_path / f"b{turn}.npz")
-            assert whole.files == pieced.files
-            for name in whole.files:
-                np.testing.assert_array_equal(whole[name], pieced[name])
+@pytest.mark.parametrize("turn", [1, 3])
+def test_fit_killed_in_the_middle_of_epoch_2_ends_with_the_same_weights_bit_by_bit(
+    start_trainer: StartTrainer, tmp_path: Path, turn: int
+) -> None:
+    info, epoch = dealt(LANES, turn=turn)
+    with FakeDaemon(info, epoch) as daemon:
+
+        def train(name: str, kill_at: int = 0) -> Trainer:
+            return start_trainer(TRAIN, daemon.url, str(tmp_path / name), str(tmp_path / f"{name}.npz"), str(kill_at))
+
+        quiet = train("a")
+        ended(train("b", kill_at=2 * TOTAL + 10), -signal.SIGKILL)
+        again = train("b")
+        out, _ = ended(quiet)
+        assert out.split("\n")[0] == f"{EPOCHS * TOTAL} {EPOCHS * TOTAL} [0, 1, 2, 3]"
+        out, err = ended(again)
+        steps, consumed, *epochs = out.split("\n")[0].split(maxsplit=2)
+        assert int(consumed) == EPOCHS * TOTAL
+        assert TOTAL < int(steps) < 2 * TOTAL, "it went on within epoch 2, and epoch 3 had its full length"
+        assert epochs == ["[2, 3]"]
+        assert "ran out of data" not in err
+        whole, pieced = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
+        assert whole.files == pieced.files
+        for name in whole.files:
+            np.testing.assert_array_equal(whole[name], pieced[name])
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Serve
+from conftest import Serve, StartTrainer
 from test_same_stream import leaves
 
 import penstock
@@ -707,31 +707,17 @@ def reference_of_training(url: str, replicas: int, epochs: int) -> list[list[flo
     return found
 
 
-def test_trainers_under_multi_worker_mirrored_strategy_train_in_step_as_one_would(serve: Serve) -> None:
+def test_trainers_under_multi_worker_mirrored_strategy_train_in_step_as_one_would(
+    serve: Serve, start_trainer: StartTrainer
+) -> None:
     daemon = serve(FEEDS, "plain", "counted", "shaped", workers=2)  # of unknown length, of known, of a fixed shape
     urls = [daemon.urls[name] for name in ("plain", "counted", "shaped")]
     with contextlib.ExitStack() as ports:
         probes = [ports.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         workers = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    trainers = [
-        subprocess.Popen(
-            [sys.executable, "-c", TRAINING, *urls],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}),
-            },
-        )
-        for index in range(2)
-    ]
-    try:
-        outs = [trainer.communicate(timeout=100) for trainer in trainers]
-    finally:
-        for trainer in trainers:
-            trainer.kill()
-            trainer.communicate()
+    tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}} for index in range(2)]
+    trainers = [start_trainer(TRAINING, *urls, env={"TF_CONFIG": json.dumps(task)}) for task in tasks]
+    outs = [trainer.communicate(timeout=100) for trainer in trainers]
     assert [trainer.returncode for trainer in trainers] == [0, 0], [err[-3000:] for _, err in outs]
     assert outs[0][0] == outs[1][0]
     for url, line in zip(urls, outs[0][0].splitlines(), strict=True):

@@ -9,19 +9,18 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, StartTrainer
+from trainers import Trainer
 
 import penstock
+from penstock import session
 from penstock_server import cli, control
 
 FEED = """
@@ -56,7 +55,8 @@ FEED = """
 TRANSPORTS = pytest.mark.parametrize("transport", ["local", "tcp"])
 
 
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
+def comes(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    """Whether that becomes true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -78,51 +78,17 @@ def sockets() -> set[str]:
     return {name for name in found if name.startswith("socket:")}
 
 
-class Trainer:
-    """A trainer in a process of its own."""
-
-    def __init__(self, url: str, body: str, script: Path, transport: str) -> None:
-        script.write_text(
-            "import os, signal, sys, time\nimport tensorflow as tf\nimport penstock\n"
-            f"dataset = penstock.dataset({url!r}, transport={transport!r})\n" + textwrap.dedent(body)
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def wait_for(self, line: str) -> None:
-        assert self.process.stdout is not None
-        for said in self.process.stdout:
-            if said.strip() == line:
-                return
-        raise AssertionError(f"the trainer ended:\n{self.process.communicate()[1]}")
-
-    def ends_within(self, seconds: float) -> tuple[int, str]:
-        try:
-            _, stderr = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            _, stderr = self.process.communicate()
-            raise AssertionError(f"the trainer hangs:\n{stderr}") from None
-        return self.process.returncode, stderr
+def script(url: str, body: str, transport: str = "auto") -> str:
+    """A trainer that reads the feed at `url`."""
+    begins = f"import os, sys, time\nimport penstock\ndataset = penstock.dataset({url!r}, transport={transport!r})\n"
+    return begins + textwrap.dedent(body)
 
 
-Start = Callable[..., Trainer]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """`start(url, body, transport)`: a trainer. Importing TensorFlow takes them seconds, so they begin together."""
-    trainers: list[Trainer] = []
-
-    def one(url: str, body: str, transport: str = "auto") -> Trainer:
-        trainers.append(Trainer(url, body, tmp_path / f"trainer{len(trainers)}.py", transport))
-        return trainers[-1]
-
-    yield one
-    for trainer in trainers:
-        trainer.process.kill()
-        trainer.process.communicate()
+def wait_for(trainer: Trainer, line: str) -> None:
+    for said in trainer.stdout:
+        if said.strip() == line:
+            return
+    raise AssertionError(f"the trainer ended:\n{trainer.communicate(60)[1]}")
 
 
 LOOP = """
@@ -135,63 +101,62 @@ ENDLESS = LOOP.replace("dataset", "dataset.repeat()")
 
 
 @pytest.mark.timeout(240)
-def test_ctrl_c_ends_a_trainer_at_once_even_while_it_waits_for_data(serve: Serve, start: Start) -> None:
+def test_ctrl_c_ends_a_trainer_at_once_even_while_it_waits_for_data(serve: Serve, start_trainer: StartTrainer) -> None:
     # The interrupt comes in a step or in a wait. Between the two TensorFlow takes some for an answer of
     # `TensorShape.__len__`, and then writes past the end of a buffer: with any dataset (docs/guarantees.md).
     daemons = [serve(FEED, "feed"), serve(FEED, "stalled"), serve(FEED, "stalled")]  # "stalled" takes all workers
-    step = ENDLESS.replace("time.sleep(0.01)", "time.sleep(60 if i == 3 else 0.01)")
+    step = ENDLESS.replace("time.sleep(0.01)", "time.sleep(1000 if i == 3 else 0.01)")
     waiting = LOOP.replace("i == 3", "i == 0")
     trainers = [
-        start(daemons[0].url, step, "local"),
-        start(daemons[0].url, step, "tcp"),
-        start(daemons[1].url, waiting, "local"),
-        start(daemons[2].url, waiting, "tcp"),
+        start_trainer(script(daemons[0].url, step, "local")),
+        start_trainer(script(daemons[0].url, step, "tcp")),
+        start_trainer(script(daemons[1].url, waiting, "local")),
+        start_trainer(script(daemons[2].url, waiting, "tcp")),
     ]
     for trainer in trainers:
-        trainer.wait_for("training")
+        wait_for(trainer, "training")
     time.sleep(0.5)
     for trainer in trainers:
-        trainer.process.send_signal(signal.SIGINT)
-        status, stderr = trainer.ends_within(10)  # TensorFlow itself takes 1 to 2 s to end
-        assert status != 0
+        trainer.send_signal(signal.SIGINT)
+        _, stderr = trainer.communicate(60)
+        assert trainer.returncode != 0
         assert "KeyboardInterrupt" in stderr
-    assert within(2, lambda: not any(streams(daemon) for daemon in daemons))
+    assert comes(lambda: not any(streams(daemon) for daemon in daemons))
 
 
 @pytest.mark.timeout(240)
 def test_after_killed_trainers_the_daemon_serves_the_next_and_no_living_child_holds_their_slots(
-    serve: Serve, start: Start
+    serve: Serve, start_trainer: StartTrainer
 ) -> None:
     daemon = serve(FEED, "feed")
     body = """
 child = os.fork()
 if child == 0:
-    time.sleep(30)
+    time.sleep(1000)
     os._exit(0)
 for i, batch in enumerate(dataset):
     if i == 3:
         print("training", flush=True)
         print(child, flush=True)
-        time.sleep(60)
+        time.sleep(1000)
 """
     trainers = [
-        start(daemon.url, ENDLESS, "local"),
-        start(daemon.url, ENDLESS, "tcp"),
-        start(daemon.url, body, "local"),
+        start_trainer(script(daemon.url, ENDLESS, "local")),
+        start_trainer(script(daemon.url, ENDLESS, "tcp")),
+        start_trainer(script(daemon.url, body, "local")),
     ]
     for trainer in trainers:
-        trainer.wait_for("training")
-    assert trainers[2].process.stdout is not None
-    child = psutil.Process(int(trainers[2].process.stdout.readline()))
+        wait_for(trainer, "training")
+    child = psutil.Process(int(trainers[2].stdout.readline()))
     try:
         for trainer in (trainers[0], trainers[2]):
-            trainer.process.kill()
-        assert within(2, lambda: streams(daemon) == 1)
+            trainer.kill()
+        assert comes(lambda: streams(daemon) == 1)
         assert child.is_running()
     finally:
         child.kill()
-    trainers[1].process.kill()
-    assert within(10, lambda: streams(daemon) == 0)
+    trainers[1].kill()
+    assert comes(lambda: streams(daemon) == 0)
     for transport in ("local", "tcp"):
         with penstock.connect(daemon.url, transport=transport) as connection:
             assert sum(len(n) for _, n in connection.batches()) == 4000
@@ -208,7 +173,7 @@ ENDINGS = [
 
 @pytest.mark.timeout(240)
 def test_an_interpreter_ends_with_an_open_dataset_and_with_the_exception_of_a_training_step(
-    serve: Serve, start: Start
+    serve: Serve, start_trainer: StartTrainer
 ) -> None:
     daemon = serve(FEED, "feed")
     body = """
@@ -224,40 +189,37 @@ for i, batch in enumerate(dataset.prefetch(2)):
         print("ending", flush=True)
         1 / 0
 """
-    trainers = {ending: start(daemon.url, body + ending) for ending in ENDINGS}
-    raises = start(daemon.url, raising)
+    trainers = {ending: start_trainer(script(daemon.url, body + ending)) for ending in ENDINGS}
+    raises = start_trainer(script(daemon.url, raising))
     for trainer in (*trainers.values(), raises):
-        trainer.wait_for("ending")
+        wait_for(trainer, "ending")
     for ending, trainer in trainers.items():
-        status, stderr = trainer.ends_within(30)
-        assert status == 0, (ending, stderr)
+        _, stderr = trainer.communicate(60)
+        assert trainer.returncode == 0, (ending, stderr)
         assert "Traceback" not in stderr, ending
-    status, stderr = raises.ends_within(30)
-    assert status == 1
+    _, stderr = raises.communicate(60)
+    assert raises.returncode == 1
     assert "ZeroDivisionError" in stderr
-    assert within(2, lambda: streams(daemon) == 0)
+    assert comes(lambda: streams(daemon) == 0)
 
 
 @TRANSPORTS
 @pytest.mark.parametrize("name", ["feed", "stalled"])
-def test_break_and_del_return_at_once(serve: Serve, tf: Any, name: str, transport: str) -> None:
+def test_break_and_del_return_at_once(
+    serve: Serve, tf: Any, monkeypatch: pytest.MonkeyPatch, name: str, transport: str
+) -> None:
+    monkeypatch.setattr(session, "_CLOSE", 1000.0)  # closing does not return because it is tired of waiting
     daemon = serve(FEED, name)
     with penstock.connect(daemon.url, transport=transport) as connection:
         for dataset in (connection.dataset(), connection.dataset().prefetch(4), connection.dataset().shuffle(1)):
             for _ in dataset:
-                start = time.monotonic()
                 break
-            assert time.monotonic() - start < 2
             if name == "stalled":
                 break  # its workers sleep for an hour: another epoch would have no first batch
-        start = time.monotonic()
         iterator = iter(connection.dataset())
         if name == "feed":
             next(iterator)
         del iterator, dataset
-        assert time.monotonic() - start < 2
-        start = time.monotonic()
-    assert time.monotonic() - start < 2
 
 
 @TRANSPORTS
@@ -276,7 +238,7 @@ def test_sigterm_lets_the_epoch_end_and_the_next_one_is_an_error_never_an_end(
             for _ in connection.dataset():
                 pass
         assert isinstance(connection.error, penstock.DaemonStopped)
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(50) == 0
 
 
 @TRANSPORTS
@@ -287,7 +249,7 @@ def test_a_second_sigterm_is_an_error_at_the_trainer_at_once(serve: Serve, tf: A
             for i, _ in enumerate(connection.dataset()):
                 if i == 2:
                     daemon.process.send_signal(signal.SIGTERM)
-                    assert within(5, lambda: "a second signal stops now" in daemon.stderr())
+                    assert comes(lambda: "a second signal stops now" in daemon.stderr())
                     assert daemon.stop() == 0
         assert isinstance(connection.error, penstock.DaemonStopped)
 
@@ -306,7 +268,7 @@ def test_a_killed_daemon_is_an_error_at_the_trainer_when_it_does_not_come_back(
                     daemon.process.kill()
                     daemon.process.wait()
                     start = time.monotonic()
-        assert reconnect / 2 <= time.monotonic() - start < reconnect + (2 if transport == "local" else 10)
+        assert reconnect / 2 <= time.monotonic() - start < 25  # not the 30 s after which silence is a loss
         assert isinstance(connection.error, penstock.ConnectionLost)
     daemon.stop()
 
@@ -317,14 +279,12 @@ def test_a_split_that_ends_every_worker_is_an_error_at_the_trainer_and_the_daemo
 ) -> None:
     daemon = serve(FEED, "killed", "feed")
     with penstock.connect(daemon.urls["killed"], transport=transport) as connection:
-        start = time.monotonic()
         with pytest.raises(penstock.WorkerDied, match=r"3 times.* was killed by SIGKILL") as caught:
             list(connection.batches())
-        assert time.monotonic() - start < 20
         assert caught.value.split == "1"
     with penstock.connect(daemon.urls["feed"], transport=transport) as connection:
         assert sum(len(n) for _, n in connection.batches()) == 4000
-    assert within(10, lambda: len(daemon.workers()) == 2)
+    assert comes(lambda: len(daemon.workers()) == 2)
 
 
 @TRANSPORTS
@@ -337,7 +297,7 @@ def test_a_worker_killed_from_outside_changes_nothing(serve: Serve, transport: s
         daemon.workers()[0].kill()
         seen += [n.tolist() for _, n in batches]
     assert seen == quiet
-    assert within(10, lambda: len(daemon.workers()) == 2)
+    assert comes(lambda: len(daemon.workers()) == 2)
     assert daemon.stderr().count("was killed by SIGKILL") == 1
 
 
@@ -346,30 +306,29 @@ def test_a_worker_that_is_stopped_while_it_is_idle_holds_nobody_up(serve: Serve,
     daemon = serve(FEED, "feed", hang_timeout=1)
 
     def state() -> list[str]:
-        return [line for line in cli._lines(json.loads(control.status(daemon.url, 5))) if line.startswith("worker")]
+        return [line for line in cli._lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
 
     with penstock.connect(daemon.url, transport=transport) as connection:
         quiet = [n.tolist() for _, n in connection.batches()]
         batches = connection.batches()
         seen = [next(batches)[1].tolist()]
-        assert within(10, lambda: all(line.endswith("idle") for line in state())), "the stream has what it may hold"
+        assert comes(lambda: all(line.endswith("idle") for line in state())), "the stream has what it may hold"
         daemon.workers()[0].suspend()
-        assert within(10, lambda: sum("stopped by a signal" in line for line in state()) == 1)
+        assert comes(lambda: sum("stopped by a signal" in line for line in state()) == 1)
         time.sleep(1.5)
         assert "was killed" not in daemon.stderr(), "it has nothing to do"
-        start = time.monotonic()
         seen += [n.tolist() for _, n in batches]
-        assert time.monotonic() - start < 30
     assert seen == quiet
     assert "did nothing with what it was given for 1 s, stopped by a signal, and was killed" in daemon.stderr()
 
 
 def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: Serve) -> None:
     daemon = serve(FEED, "feed")
+    before = sockets()
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         seen = [int(next(batches)[1][0])]
-        inherited = sockets()
+        inherited = sockets() - before
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -389,7 +348,7 @@ def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: S
         seen += [int(n[0]) for _, n in batches]
     assert said == "0 closed"
     assert len(seen) == 500
-    assert within(2, lambda: streams(daemon) == 0)
+    assert comes(lambda: streams(daemon) == 0)
 
 
 def test_a_second_iterator_takes_over_and_the_first_one_says_so(serve: Serve) -> None:
@@ -416,22 +375,24 @@ def test_after_close_iterating_raises(serve: Serve) -> None:
     connection.close()
     assert streams(daemon) == 1, "its slots are still in use"
     del kept, batches, connection
-    assert within(3, lambda: streams(daemon) == 0)
+    assert comes(lambda: streams(daemon) == 0)
 
 
 @pytest.mark.soak
-def test_a_trainer_over_tcp_that_was_stopped_too_long_goes_on_where_it_was(serve: Serve, start: Start) -> None:
+def test_a_trainer_over_tcp_that_was_stopped_too_long_goes_on_where_it_was(
+    serve: Serve, start_trainer: StartTrainer
+) -> None:
     daemon = serve(FEED, "feed")
     body = (
         LOOP
         + "    assert int(batch[1][0]) == 1000 * (i % 4) + i // 4 * 8, (i, batch[1])\nprint('whole', i, flush=True)\n"
     )
-    trainer = start(daemon.url, body, "tcp")
-    trainer.wait_for("training")
-    trainer.process.send_signal(signal.SIGSTOP)
-    assert within(40, lambda: streams(daemon) == 0)
-    trainer.process.send_signal(signal.SIGCONT)
-    trainer.wait_for("whole 499")
-    status, stderr = trainer.ends_within(10)
-    assert status == 0, stderr
+    trainer = start_trainer(script(daemon.url, body, "tcp"))
+    wait_for(trainer, "training")
+    trainer.send_signal(signal.SIGSTOP)
+    assert comes(lambda: streams(daemon) == 0)
+    trainer.send_signal(signal.SIGCONT)
+    wait_for(trainer, "whole 499")
+    _, stderr = trainer.communicate(60)
+    assert trainer.returncode == 0, stderr
     assert "connected again" in stderr

@@ -1,0 +1,164 @@
+"""Trainers: processes that have TensorFlow and run a test's script.
+
+Importing TensorFlow takes 5 s of CPU. So one process imports it, and forks for each trainer. A trainer runs its script
+as `__main__`, in its main thread, and ends as any interpreter does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+Start = Callable[..., "Trainer"]
+
+
+class Trainer:
+    """A trainer that runs. Its names are those of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, status: int, stdout: TextIO, stderr: TextIO) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._status = status
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end, at most `timeout` seconds, and return the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("the trainer", timeout)
+            self.returncode = int(os.read(self._status, 16))
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What is left of its stdout and stderr, when it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds. What it wrote until then is lost.
+        """
+        deadline = time.monotonic() + timeout
+        said = ["", ""]
+        threads = [
+            threading.Thread(target=lambda at=at, pipe=pipe: said.__setitem__(at, pipe.read()), daemon=True)
+            for at, pipe in enumerate((self.stdout, self.stderr))
+        ]
+        for thread in threads:
+            thread.start()
+        self.wait(timeout)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():  # a child of the trainer has its pipes
+                raise subprocess.TimeoutExpired("the trainer", timeout)
+        return said[0], said[1]
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        self.kill()
+        self.wait(60)
+        self.stdout.close()
+        self.stderr.close()
+
+
+class Launcher:
+    """The process that has imported TensorFlow. `close` ends it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    def start(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Trainer:
+        """Start a trainer that runs `code`, with `arguments` in `sys.argv[1:]` and more in its environment."""
+        (status, their_status), (stdout, their_stdout), (stderr, their_stderr) = (os.pipe() for _ in range(3))
+        request = json.dumps({"code": code, "arguments": arguments, "env": dict(env or {})}).encode()
+        socket.send_fds(self._socket, [request], [their_status, their_stdout, their_stderr])
+        for fd in (their_status, their_stdout, their_stderr):
+            os.close(fd)
+        pid = int(self._socket.recv(16))
+        return Trainer(pid, status, os.fdopen(stdout, errors="replace"), os.fdopen(stderr, errors="replace"))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+def fork_for_each(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. Return it in the child, and None in the parent when no more can come."""
+    running: dict[int, int] = {}  # pid to the pipe for the exit status
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(waker)
+    while True:
+        readable, _, _ = select.select([requests, wake], [], [])
+        if wake in readable:
+            os.read(wake, 4096)
+            for pid in list(running):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(running[pid], str(os.waitstatus_to_exitcode(status)).encode())
+                    os.close(running.pop(pid))
+        if requests not in readable:
+            continue
+        data, fds, _, _ = socket.recv_fds(requests, 1 << 16, 3)
+        if not data:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.dup2(fds[1], 1)
+            os.dup2(fds[2], 2)
+            requests.close()
+            for fd in (wake, waker, *fds, *running.values()):
+                os.close(fd)
+            return dict(json.loads(data))
+        running[pid] = fds[0]
+        os.close(fds[1])
+        os.close(fds[2])
+        requests.send(str(pid).encode())
+
+
+if __name__ == "__main__":
+    import tensorflow  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # a collection in a trainer copies no page of what it shares
+    request = fork_for_each(socket.socket(fileno=int(sys.argv[1])))
+    if request is not None:
+        os.environ |= request["env"]
+        sys.argv[1:] = request["arguments"]
+        exec(compile(request["code"], "<trainer>", "exec", dont_inherit=True))
