@@ -223,7 +223,7 @@ def opened(daemon: Daemon, group: str = "", window: int = 0) -> socket.socket:
 
 
 def test_slabs_that_nobody_reads_do_not_outlive_their_session_for_long(serve: Serve) -> None:
-    daemon = serve(FEED, patched={"consumers.SILENT": 1000.0, "consumers.PATIENCE": 2.0})
+    daemon = serve(FEED, patched={"sessions.SILENT": 1000.0, "sessions.PATIENCE": 2.0})
     with opened(daemon, window=4096) as connection:
         connection.sendall(frame(m.Begin(0)))
         with pytest.raises(ConnectionError):
@@ -243,7 +243,7 @@ def test_who_finds_no_room_at_the_daemon_is_told_so(serve: Serve) -> None:
 def test_a_session_ends_with_its_connection_but_a_member_of_a_group_may_come_back(
     serve: Serve, group: str, stays: bool
 ) -> None:
-    daemon = serve(FEED, patched={"consumers.SILENT": 5.0, "consumers.PATIENCE": 1000.0})
+    daemon = serve(FEED, patched={"sessions.SILENT": 5.0, "sessions.PATIENCE": 1000.0})
     with penstock.connect(daemon.url, transport="tcp") as other:
         batches = other.batches()
         next(batches)

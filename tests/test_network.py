@@ -62,8 +62,8 @@ PATIENCE = 1.0
 
 SERVE = f"""
 import sys
-from penstock_server import cli, consumers
-consumers.PATIENCE, consumers.SILENT = float(sys.argv.pop(1)), {PATIENCE / 3}
+from penstock_server import cli, sessions
+sessions.PATIENCE, sessions.SILENT = float(sys.argv.pop(1)), {PATIENCE / 3}
 cli.main(prog_name="penstock")
 """
 """`penstock serve` with another patience."""
