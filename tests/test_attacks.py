@@ -104,7 +104,7 @@ class Victim:
         said, _ = self._process.communicate("", timeout=60)
         assert self._process.returncode == 0, "the victim failed"
         digests, longest = json.loads(said.splitlines()[-1])
-        assert longest < 2
+        assert longest < 5  # seconds; without an attack it is some hundredths
         assert digests == quiet(self._url, len(digests), self._transport)
 
     def kill(self) -> None:
@@ -125,7 +125,7 @@ def quiet(url: str, epochs: int, transport: str = "local") -> list[str]:
 
 
 def state(daemon: Daemon) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(control.status(next(iter(daemon.urls.values())), 10))
+    found: dict[str, Any] = json.loads(control.status(next(iter(daemon.urls.values())), 60))
     return found
 
 
@@ -154,7 +154,7 @@ def watched(daemon: Daemon, transport: str = "tcp") -> Iterator[None]:
     try:
         before = holds(daemon)
         yield
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             after = holds(daemon)
             more = {key: (was, after[key]) for key, was in before.items() if after[key] > was + MARGIN.get(key, 0)}
@@ -193,7 +193,7 @@ def beside(daemon: Daemon) -> Iterator[socket.socket]:
 
 
 def answer(connection: zmq.Socket[bytes]) -> m.ServerMessage:
-    assert connection.poll(10_000)
+    assert connection.poll(60_000)
     return codec.from_server(connection.recv())
 
 
@@ -279,7 +279,7 @@ class TestWithAVictim:
     def test_a_flood_of_questions_for_the_status(self, serve: Serve) -> None:
         daemon = serve(FEEDS, "victim", "feed")
         with watched(daemon), flood(daemon, m.StatusRequest(m.VERSION)):
-            time.sleep(3)
+            time.sleep(1.5)
 
     def test_a_flood_on_this_host_whose_answers_nobody_reads(self, serve: Serve) -> None:
         daemon = serve(FEEDS, "victim", "feed")
@@ -320,7 +320,7 @@ class TestWithAVictim:
                     connection.connect(name)
                 assert psutil.Process(daemon.process.pid).num_fds() < 500  # the first ones had to go
                 assert len(quiet(daemon.urls["feed"], 1)) == 1
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while psutil.Process(daemon.process.pid).num_fds() > 100:  # those that are left go in time
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
@@ -403,7 +403,7 @@ class TestWithAVictim:
             victim.check()
         finally:
             victim.kill()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while state(daemon)["streams"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -539,7 +539,7 @@ def test_a_flood_of_messages_keeps_nobody_from_reading_nor_the_daemon_from_stopp
     thread.start()
     try:
         assert read(daemon) == 80
-        assert daemon.stop(timeout=10) == 0
+        assert daemon.stop() == 0
     finally:
         over.set()
         thread.join()

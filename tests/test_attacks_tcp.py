@@ -56,7 +56,7 @@ def victim(daemon: Daemon) -> Iterator[None]:
         thread.start()
         try:
             yield
-            before, deadline = next(read), time.monotonic() + 20
+            before, deadline = next(read), time.monotonic() + 60
             while next(read) < before + 100 and not failed and time.monotonic() < deadline:
                 time.sleep(0.01)
         finally:
@@ -154,7 +154,7 @@ def test_no_peer_speaks_for_the_session_of_one_that_was_cut(serve: Serve) -> Non
         def dealer() -> zmq.Socket[bytes]:
             made = context.socket(zmq.DEALER)
             made.setsockopt(zmq.ROUTING_ID, b"trainer")
-            made.setsockopt(zmq.RCVTIMEO, 10_000)
+            made.setsockopt(zmq.RCVTIMEO, 60_000)
             made.connect(daemon.url.rpartition("/")[0])
             return made
 
@@ -183,11 +183,11 @@ def test_idle_connections_take_no_more_than_half_of_the_descriptors(serve: Serve
                 stack.callback(talker(daemon).close)
             time.sleep(0.5)
             assert process.num_fds() < limit - 30
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while process.num_fds() > before + 80 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert process.num_fds() <= before + 80  # the victim's
-        with penstock.connect(daemon.url, transport="tcp", timeout=20) as connection:
+        with penstock.connect(daemon.url, transport="tcp", timeout=60) as connection:
             assert sum(1 for _ in connection.batches()) == 80
     assert "cannot take a connection over TCP" in daemon.stderr()
 
@@ -201,10 +201,10 @@ def test_a_daemon_without_descriptors_idles_and_takes_connections_again_when_the
             stack.callback(talker(daemon).close)
         time.sleep(0.5)
         began = sum(process.cpu_times()[:2])
-        time.sleep(2)
-        assert sum(process.cpu_times()[:2]) - began < 1
+        time.sleep(1)
+        assert sum(process.cpu_times()[:2]) - began < 0.5
         process.rlimit(psutil.RLIMIT_NOFILE, (4096, 4096))
-    with penstock.connect(daemon.url, transport="tcp", timeout=20) as connection:
+    with penstock.connect(daemon.url, transport="tcp", timeout=60) as connection:
         assert sum(1 for _ in connection.batches()) == 80
     assert "cannot take a connection over TCP" in daemon.stderr()
 
@@ -248,7 +248,7 @@ def test_a_session_ends_with_its_connection_but_a_member_of_a_group_may_come_bac
         batches = other.batches()
         next(batches)
         opened(daemon, group).close()
-        log_deadline = time.monotonic() + (3 if stays else 20)
+        log_deadline = time.monotonic() + (1.5 if stays else 60)
         while (gone := " is gone" in daemon.stderr()) is False and time.monotonic() < log_deadline:
             time.sleep(0.05)
         assert gone is not stays

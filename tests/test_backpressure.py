@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from conftest import Daemon, Serve
 
 import penstock
-from penstock_server import control
+from penstock_server import cli, control
 
 MIB = 1 << 20
 FEED = """
@@ -34,15 +35,22 @@ def memory(daemon: Daemon) -> int:
 
 
 def settled(daemon: Daemon) -> int:
-    """That memory once it has stopped growing."""
-    seen = [memory(daemon)]
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        time.sleep(0.3)
-        seen.append(memory(daemon))
-        if len(seen) > 4 and max(seen[-4:]) - min(seen[-4:]) < MIB // 4:
-            return seen[-1]
-    pytest.fail(f"memory goes on growing: {seen}")
+    """That memory once no worker has anything to do."""
+
+    def all_idle() -> bool:
+        lines = [line for line in cli._lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
+        return len(lines) == 2 and all(line.endswith("idle") for line in lines)
+
+    for _ in range(2):  # the first time one may be between two turns
+        until(all_idle)
+    return memory(daemon)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -86,19 +94,13 @@ def test_the_slots_of_a_closed_stream_go_back_to_the_system(serve: Serve) -> Non
     daemon = serve(FEED, memory=64 * MIB)
 
     def arena() -> int:
-        return int(json.loads(control.status(daemon.url, 5))["memory"]["arena"])
+        return int(json.loads(control.status(daemon.url, 60))["memory"]["arena"])
 
     assert arena() == 0
     with penstock.connect(daemon.url) as connection:
         next(connection.batches())
-        deadline = time.monotonic() + 5
-        while arena() <= 4 * MIB and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert arena() > 4 * MIB
-    deadline = time.monotonic() + 5
-    while arena() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert arena() == 0
+        until(lambda: arena() > 4 * MIB)
+    until(lambda: arena() == 0)
 
 
 def test_a_batch_larger_than_its_slot_makes_the_arena_grow(serve: Serve) -> None:

@@ -142,8 +142,9 @@ class Trainer:
             time.sleep(0.02)
 
 
-def chaos(serve: Serve, folder: Path, seconds: float, trainers: list[Trainer], seed: int) -> Counter[str]:
-    """Kill for so long, and let every trainer get on afterwards. Returns what was done how often."""
+def chaos(serve: Serve, folder: Path, seconds: float, least: int, trainers: list[Trainer], seed: int) -> Counter[str]:
+    """Kill for `seconds` seconds and at least `least` times, and let every trainer get on afterwards. Return what was
+    done, and how often."""
     chance = random.Random(seed)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -160,7 +161,7 @@ def chaos(serve: Serve, folder: Path, seconds: float, trainers: list[Trainer], s
         trainer.wait_past(0)
     deadline = time.monotonic() + seconds
     try:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or done.total() < least:
             time.sleep(chance.expovariate(1 / 0.7))
             (what,) = chance.choices(
                 ["a worker", "all workers", "the daemon", "a trainer", "a scaling"], [9, 2, 2, 4, 3]
@@ -197,7 +198,7 @@ def chaos(serve: Serve, folder: Path, seconds: float, trainers: list[Trainer], s
 
 @pytest.mark.parametrize(
     ("seconds", "least"),
-    [pytest.param(15, 4, id="short"), pytest.param(120, 80, id="long", marks=pytest.mark.soak)],
+    [pytest.param(6, 8, id="short"), pytest.param(120, 80, id="long", marks=pytest.mark.soak)],
 )
 def test_what_trainers_consume_is_what_a_quiet_run_gives_whatever_is_killed(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: float, least: int
@@ -208,7 +209,7 @@ def test_what_trainers_consume_is_what_a_quiet_run_gives_whatever_is_killed(
         print(f"\nchaos for {seconds:g} s: CHAOS_SEED={seed}", flush=True)
     long = seconds > 60
     trainers = [Trainer("mixed", "auto", tmp_path, *(["tf"] if long else [])), Trainer("plain", "tcp", tmp_path)]
-    done = chaos(serve, tmp_path, seconds, trainers, seed)
+    done = chaos(serve, tmp_path, seconds, least, trainers, seed)
 
     quiet = serve(FEEDS, "mixed", "plain", workers=2)
     violations, consumed = [], Counter[str]()
@@ -226,6 +227,4 @@ def test_what_trainers_consume_is_what_a_quiet_run_gives_whatever_is_killed(
         print(f"killed or done: {kills}")
         print(f"batches consumed: {dict(consumed)}; violations: {len(violations)} {'; '.join(violations)}", flush=True)
     assert not violations
-    if "CHAOS_SECONDS" not in os.environ:
-        assert sum(done.values()) >= least
     assert all(count > 20 for count in consumed.values())

@@ -11,6 +11,7 @@ import time
 import fake_daemon
 import numpy as np
 import pytest
+from clock import Clock
 
 import penstock
 from penstock import tcp
@@ -54,25 +55,12 @@ def test_local_without_a_unix_socket_says_why() -> None:
         penstock.connect(daemon.url, transport="local")
 
 
-class Clock:
-    """In place of the module `time`: time passes only where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_nobody_there_names_the_address_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, port = Clock(), free_port()
     monkeypatch.setattr(tcp, "time", clock)
     with pytest.raises(penstock.Unreachable) as caught:
         penstock.connect(f"tcp://127.0.0.1:{port}/feed", timeout=0.5)
-    assert 100.4 <= clock.now <= 100.6
+    assert 1000.4 <= clock.now <= 1000.6
     assert f"no daemon listens at tcp://127.0.0.1:{port}, tried for 0.5 s" in str(caught.value)
     assert "penstock serve" in str(caught.value)
 

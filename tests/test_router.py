@@ -72,7 +72,7 @@ class Host:
 
     def came(self) -> tuple[bytes, bytes]:
         """The next message."""
-        return self.frames.get(timeout=10)
+        return self.frames.get(timeout=60)
 
     def close(self) -> None:
         self.call(self.router.close)
@@ -211,16 +211,16 @@ def test_our_client_and_the_router_understand_each_other(host: Host) -> None:
     while len(got) < len(slab):
         for expected in (True, False):
             while (begun := dealer.begin()) is None:
-                assert dealer.wait(10)
+                assert dealer.wait(60)
             data = memoryview(bytearray(begun[0]))
             assert begun[1] == expected
             while dealer.left:
                 if not dealer.read_into(data[len(data) - dealer.left :]):
-                    assert dealer.wait(10)
+                    assert dealer.wait(60)
         got += data
     assert got == slab.tobytes()
     dealer.close(1)
-    assert host.ended.get(timeout=10) == peer
+    assert host.ended.get(timeout=60) == peer
 
 
 @pytest.mark.parametrize(
@@ -260,15 +260,15 @@ def test_a_ping_is_answered_with_its_context_and_its_patience_is_taken_seriously
         raw.say(zmtp.command(b"PING", b"\0\1") + frame(b"hello"))
         peer, _ = host.came()
         assert raw.ended()
-        assert host.ended.get(timeout=10) == peer
+        assert host.ended.get(timeout=60) == peer
 
 
 def test_the_heartbeats_of_libzmq_are_answered(host: Host) -> None:
-    with libzmq(host, HEARTBEAT_IVL=50, HEARTBEAT_TIMEOUT=400) as dealer:
+    with libzmq(host, HEARTBEAT_IVL=50, HEARTBEAT_TIMEOUT=1500) as dealer:
         dealer.send(b"hello")
         peer, _ = host.came()
         with pytest.raises(queue.Empty):
-            host.ended.get(timeout=1.5)
+            host.ended.get(timeout=2)
         assert host.send(peer, m.Pong())
         assert dealer.recv() == codec.encode(m.Pong())
 
@@ -284,7 +284,7 @@ def test_a_peer_that_answers_heartbeats_stays_and_a_silent_one_is_let_go(
         silent.say(frame(b"hello"))
         goes, _ = host.came()
         assert silent.ended()
-        assert host.ended.get(timeout=10) == goes
+        assert host.ended.get(timeout=60) == goes
         assert host.send(stays, m.Pong())
         assert dealer.recv() == codec.encode(m.Pong())
 
@@ -293,7 +293,7 @@ def test_heartbeats_are_sent_before_what_waits_but_not_into_a_message(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_peer, "PING_EVERY", 1)
-    slab = np.zeros(codec.MAX_CHUNK, np.uint8)
+    slab = np.zeros(1 << 20, np.uint8)
     with Raw(host, window=4096).greeted() as raw:
         raw.say(frame(b"hello"))
         peer, _ = host.came()
@@ -330,7 +330,7 @@ def test_the_id_of_a_peer_that_is_gone_is_never_given_again(host: Host) -> None:
     for _ in range(20):
         with Raw(host, zmtp.GREETING + READY + frame(b"hello")):
             peers.append(host.came()[0])
-        assert host.ended.get(timeout=10) == peers[-1]
+        assert host.ended.get(timeout=60) == peers[-1]
         assert not host.send(peers[-1], m.Pong())
     assert len(set(peers)) == 20
 
@@ -350,7 +350,7 @@ def test_last_words_before_a_reset_are_heard(host: Host) -> None:
 
         host.call(leave)
         assert host.came() == (peer, b"bye")
-        assert host.ended.get(timeout=10) == peer
+        assert host.ended.get(timeout=60) == peer
 
 
 # --- peers that break the rules ---
@@ -414,8 +414,8 @@ def test_who_does_not_come_to_the_end_of_the_handshake_is_closed_however_slowly_
                 dripping.say(bytes((byte,)))
                 time.sleep(0.2)
         assert silent.ended()
-    assert host.ended.get(timeout=10)
-    assert host.ended.get(timeout=10)
+    assert host.ended.get(timeout=60)
+    assert host.ended.get(timeout=60)
 
 
 def test_who_does_not_read_its_answers_is_not_read_and_gets_them_all_when_it_reads(host: Host) -> None:
@@ -455,7 +455,7 @@ def test_a_peer_for_which_too_much_waits_is_closed(host: Host, monkeypatch: pyte
         while host.send(peer, slab):
             sent += 1
         assert 30 < sent < 1000
-        assert host.ended.get(timeout=10) == peer
+        assert host.ended.get(timeout=60) == peer
         assert raw.ended()
 
 
@@ -487,8 +487,8 @@ def test_what_is_sent_to_one_that_does_not_read_holds_up_nobody(host: Host) -> N
         del slab
         assert not freed.wait(0.2)  # it may still be sent
         deaf.socket.close()
-        assert host.ended.get(timeout=10) == peer
-        assert freed.wait(10)
+        assert host.ended.get(timeout=60) == peer
+        assert freed.wait(60)
 
 
 def test_a_peer_that_is_dropped_has_a_moment_to_read_what_waits_and_is_not_read(host: Host) -> None:
@@ -509,7 +509,7 @@ def test_a_peer_that_is_dropped_has_a_moment_to_read_what_waits_and_is_not_read(
             assert reads.message() == m.Pong()
             assert reads.ended()
         assert deaf.ended()
-        assert {host.ended.get(timeout=10) for _ in range(2)} == set(peers)
+        assert {host.ended.get(timeout=60) for _ in range(2)} == set(peers)
 
 
 def test_the_bytes_of_a_slab_are_let_go_when_they_are_sent(host: Host) -> None:
@@ -523,7 +523,7 @@ def test_the_bytes_of_a_slab_are_let_go_when_they_are_sent(host: Host) -> None:
         del slab
         for _ in range(2):
             dealer.recv_multipart()
-        assert freed.wait(10)
+        assert freed.wait(60)
 
 
 # --- how many ---
@@ -547,7 +547,7 @@ def test_at_the_limit_half_open_connections_go_first_then_those_that_said_nothin
                     assert host.came()[1] == b"fourth"
                     with Raw(host, b"") as refused:
                         assert refused.ended()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:  # there is room again
             with suppress(ConnectionError, EOFError), Raw(host) as fifth:
                 fifth.greeted().say(frame(b"fifth"))
@@ -583,7 +583,7 @@ def test_a_listener_that_cannot_accept_looks_away_and_recovers(
     broken = True
     host.call(lambda: setattr(host.router._acceptor, "_socket", Failing()))
     with Raw(host) as raw:
-        time.sleep(1)
+        time.sleep(0.7)
         assert 1 <= len(asked) < 20  # a listener that is woken again and again is asked thousands of times
         broken = False
         raw.greeted().say(frame(b"hello"))
@@ -596,7 +596,7 @@ def test_many_connections_that_come_and_go_leave_nothing(host: Host) -> None:
         for raw in raws:
             raw.socket.close()
     for _ in range(450):
-        host.ended.get(timeout=10)
+        host.ended.get(timeout=60)
     assert not host.router._peers
     assert not host.router._half_open
     assert not host.router._mute

@@ -59,12 +59,12 @@ def peer(says: bytes) -> Iterator[int]:
 def frame(dealer: zmtp.Dealer) -> tuple[bytes, bool]:
     """The next frame, and whether the message has another."""
     while (begun := dealer.begin()) is None:
-        assert dealer.wait(10)
+        assert dealer.wait(60)
     nbytes, more = begun
     data = bytearray(nbytes)
     while dealer.left:
         if not dealer.read_into(memoryview(data)[nbytes - dealer.left :]):
-            assert dealer.wait(10)
+            assert dealer.wait(60)
     return bytes(data), more
 
 
@@ -74,9 +74,9 @@ def test_frames_of_all_sizes_go_both_ways() -> None:
         for size in SIZES:
             sent = bytes(i % 251 for i in range(size))
             while not dealer.send(sent):
-                dealer.wait(10)
+                dealer.wait(60)
             while dealer.unsent:
-                dealer.wait(10)
+                dealer.wait(60)
                 dealer.flush()
             name, got = there.recv_multipart()
             assert got == sent
@@ -133,34 +133,34 @@ def test_a_poll_waits_for_as_many_bytes_as_it_was_told_to() -> None:
             near.setblocking(False)
             dealer = zmtp.Dealer(near)
             far.sendall(b"\2" + (100_000).to_bytes(8, "big") + bytes(1000))
-            assert dealer.wait(10)
+            assert dealer.wait(60)
             data = bytearray(100_000)
             assert dealer.begin() == (100_000, False)
             while dealer.left > 99_000:
-                dealer.wait(10)
-                dealer.read_into(memoryview(data))
+                if not dealer.read_into(memoryview(data)):
+                    assert dealer.wait(60)
             dealer.wake_at(dealer.left)
             far.sendall(bytes(98_999))
             assert not dealer.wait(0.3)
             dealer.wake_at(1)
-            assert dealer.wait(10)
+            assert dealer.wait(60)
             dealer.wake_at(dealer.left)
             far.sendall(b"\1")
-            assert dealer.wait(10)
+            assert dealer.wait(60)
             assert dealer.read_into(memoryview(data)) == 99_000
             dealer.wake_at(1 << 40)  # the last bytes come, whatever is waited for
             far.sendall(b"\0\1z")
             far.shutdown(socket.SHUT_WR)
-            assert dealer.wait(10)
+            assert dealer.wait(60)
             assert frame(dealer) == (b"z", False)
 
 
 def test_the_heartbeats_of_the_peer_are_answered() -> None:
-    with router(HEARTBEAT_IVL=50, HEARTBEAT_TIMEOUT=400) as (there, port):
+    with router(HEARTBEAT_IVL=50, HEARTBEAT_TIMEOUT=1500) as (there, port):
         dealer = connected(port)
         dealer.send(b"hello")
         name, _ = there.recv_multipart()
-        until = time.monotonic() + 1.5
+        until = time.monotonic() + 2
         while time.monotonic() < until:
             dealer.wait(0.05)
             assert dealer.begin() is None
@@ -176,7 +176,7 @@ def test_who_answers_no_heartbeat_is_let_go() -> None:
         target = memoryview(bytearray(4096))
         with pytest.raises(OSError, match="closed"):
             while True:
-                assert dealer.wait(10)
+                assert dealer.wait(60)
                 dealer.left = 4096
                 dealer.read_into(target)  # and does not look for commands
         dealer.close(0)
@@ -190,7 +190,7 @@ def test_what_was_said_last_arrives_though_much_was_not_read() -> None:
             name, _ = there.recv_multipart()
             for _ in range(30):
                 there.send_multipart([name, bytes(1 << 20)])
-            assert dealer.wait(10)
+            assert dealer.wait(60)
             dealer.send(b"bye")
             dealer.close(5)
             assert there.poll(10_000)
