@@ -126,12 +126,20 @@ def start_trainer(launcher: Launcher) -> Iterator[StartTrainer]:
 class Daemon:
     """A running `penstock serve` with its URLs by feed name, in its folder; `stderr()` is its log so far."""
 
-    def __init__(self, command: list[str], cwd: Path, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], cwd: Path, log: Path, environment: dict[str, str], *, own_group: bool = False
+    ) -> None:
         self.folder = cwd
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=environment
+                command,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
+                process_group=0 if own_group else None,
             )
         self.urls: dict[str, str] = {}
 
@@ -225,7 +233,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
 
     Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`, `nofile` bounds the files that it
-    may have open; other keywords become options
+    may have open, `own_group` starts it as the leader of a process group; other keywords become options
     (`memory=...` is `--memory`).
     The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
     """
@@ -238,6 +246,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         env: dict[str, str] | None = None,
         patched: dict[str, object] | None = None,
         nofile: int | None = None,
+        own_group: bool = False,
         **options: object,
     ) -> Daemon:
         number = len(daemons)
@@ -250,7 +259,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             words += [f"--{name.replace('_', '-')}", str(value)]
         if nofile is not None:
             words = ["sh", "-c", f'ulimit -n {nofile} && exec "$0" "$@"', *words]
-        daemon = Daemon(words, folder, folder / "log", {**os.environ, **(env or {})})
+        daemon = Daemon(words, folder, folder / "log", {**os.environ, **(env or {})}, own_group=own_group)
         daemons.append(daemon)
         if ready:
             daemon.wait_ready(len(feeds))

@@ -245,3 +245,36 @@ def test_pools_of_processes_inside_a_generator_work(serve: Serve) -> None:
         assert sorted(int(n[0]) for n in connection.batches()) == expected
         assert len(numbers(other)) == 3200
     assert "started again" not in daemon.stderr()
+
+
+def test_processes_of_user_code_end_by_sigterm_and_its_own_handlers_stay(serve: Serve) -> None:
+    daemon = serve(
+        HEAD
+        + """
+    import signal, subprocess
+    def terminated(split):
+        fork = multiprocessing.get_context("fork")
+        for _ in range(20):
+            process = fork.Process(target=time.sleep, args=(60,))
+            process.start()
+            process.terminate()  # in the first microseconds of its life
+            process.join()
+            yield np.int64(process.exitcode)
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        yield np.int64(program.wait())
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *_: os.write(write, b"x"))
+        read, write = os.pipe()
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not os.fork():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        os.wait()
+        yield np.int64(len(os.read(read, 100)))
+    feed = Feed(terminated, splits=range(2), batch_size=1, lanes=2, turn=4)
+    """
+    )
+    with penstock.connect(daemon.url) as connection:
+        assert sorted(int(n[0]) for n in connection.batches()) == sorted(2 * [*(21 * [-15]), 2])
+    assert "killed by" not in daemon.stderr()

@@ -241,6 +241,22 @@ def test_sigterm_lets_the_epoch_end_and_the_next_one_is_an_error_never_an_end(
         assert daemon.process.wait(50) == 0
 
 
+def test_sigterm_to_the_process_group_lets_the_epoch_end_and_then_everything_is_gone(serve: Serve) -> None:
+    daemon = serve(FEED.replace("delay=0.0", "delay=0.002"), "feed", own_group=True)
+    processes = psutil.Process(daemon.process.pid).children(recursive=True)
+    assert len(processes) == 3  # the fork server and two workers
+    with penstock.connect(daemon.url, reconnect=0) as connection:
+        rows = 0
+        for i, (_, n) in enumerate(connection.batches()):
+            rows += len(n)
+            if i == 2:
+                os.killpg(daemon.process.pid, signal.SIGTERM)
+        assert rows == 4000
+        assert daemon.process.wait(10) == 0
+    assert "killed by" not in daemon.stderr()
+    assert not psutil.wait_procs(processes, timeout=5)[1]
+
+
 @TRANSPORTS
 def test_a_second_sigterm_is_an_error_at_the_trainer_at_once(serve: Serve, tf: Any, transport: str) -> None:
     daemon = serve(FEED, "feed")

@@ -1138,9 +1138,10 @@ def test_end_of_file_ends_it_at_once(worker: Start, busy: bool) -> None:
     assert time.monotonic() - begun < 1.5
 
 
-def test_ctrl_c_is_left_to_the_daemon(worker: Start) -> None:
+def test_ctrl_c_and_sigterm_are_left_to_the_daemon(worker: Start) -> None:
     started = worker("feed")
     started.process.send_signal(signal.SIGINT)
+    started.process.send_signal(signal.SIGTERM)
     assert started.list("feed").count == 4
 
 

@@ -26,7 +26,7 @@ from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, St
 from ..doing import DoingPage
 from ..feed import Feed
 from ..importing import load, said, user_traceback
-from . import imports
+from . import imports, signals
 from .loop import Worker
 from .own import Own
 from .served import ServedFeed
@@ -51,12 +51,13 @@ def end_with_the_daemon(connection: socket.socket, name: str) -> None:
 
 
 def quiet() -> None:
-    """What user code prints belongs to the log, and there is nobody to answer its questions or to press Ctrl-C."""
+    """What user code prints belongs to the log, there is nobody to answer its questions, and signals that end a process
+    group are the daemon's to answer."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the daemon, which then stops its workers
+    signals.leave_to_daemon()
 
 
 def serve(
@@ -75,6 +76,7 @@ def serve(
         os.set_inheritable(dump_fd, False)
         faulthandler.register(signal.SIGUSR2, dump_fd, all_threads=False)
     own = Own(connection, page)
+    signals.restore_in_children()
     began = time.monotonic()
     had_tensorflow = "tensorflow" in sys.modules  # which the fork server has imported for all
     page.importing(f"importing {' '.join(feeds)}")
