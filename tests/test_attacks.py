@@ -34,8 +34,8 @@ from penstock.stream import Stream
 from penstock_proto import codec, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.position import EndedLane, Place, Position
-from penstock_server import control, sparing
-from penstock_server.sparing import Sparing
+from penstock_server import control, rate_limited_log
+from penstock_server.rate_limited_log import RateLimitedLog
 
 FEED = """
     import numpy as np
@@ -412,15 +412,15 @@ class TestWithAVictim:
 
 
 def test_peers_cannot_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    spare = Sparing(logging.getLogger("penstock_server.test"))
+    spare = RateLimitedLog(logging.getLogger("penstock_server.test"))
     with caplog.at_level(logging.INFO):
         for number in range(1000):
             spare.info("%s comes", number)
             spare.look_at_the_clock(100.0)
         spare.warning("another")
-        assert len(caplog.messages) == sparing.MOST + 2
-        spare.look_at_the_clock(100.0 + sparing.MINUTE)
-        assert caplog.messages[-1] == f"{999 - sparing.MOST} more lines of this kind were left out: %s comes"
+        assert len(caplog.messages) == rate_limited_log.MOST + 2
+        spare.look_at_the_clock(100.0 + rate_limited_log.MINUTE)
+        assert caplog.messages[-1] == f"{999 - rate_limited_log.MOST} more lines of this kind were left out: %s comes"
         spare.info("%s comes", "again")
         assert caplog.messages[-1] == "again comes"
 

@@ -59,7 +59,7 @@ val = Feed(rows, splits=[ROWS[400 + i :: 7] for i in range(7)], batch_size=8)
 
 AFRESH = """
 import sys, threading, time
-if "penstock_server.worker.forkserver" in sys.orig_argv:  # it cannot fork, then, and workers are started afresh
+if "penstock_server.worker.fork_server" in sys.orig_argv:  # it cannot fork, then, and workers are started afresh
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 """
 

@@ -19,7 +19,7 @@ from penstock_proto import FeedError, GeneratorError, ProtocolError, SpecError, 
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf, TupleSpec
 from penstock_server import Feed
-from penstock_server.doing import DoingPage
+from penstock_server.activity import ActivityPage
 from penstock_server.feed import ENDLESS, segment_count
 from penstock_server.worker.collate import ReadyBatches, Rows
 from penstock_server.worker.indexed import IndexRun
@@ -85,7 +85,7 @@ class Lanes:
 
     def __post_init__(self) -> None:
         self.randomness = GlobalRandomness()
-        self.opener = SplitOpener(self.feed, self.plan, self.randomness, DoingPage())
+        self.opener = SplitOpener(self.feed, self.plan, self.randomness, ActivityPage())
         self.count = min(self.plan.lanes, len(self.splits))
         self.rows = Rows(SPEC)
 
@@ -241,7 +241,7 @@ def test_ready_batches_go_on_from_a_record_too(shuffle: int) -> None:
 
     feed = Feed(ready, splits=[0, 1, 2], batch_size=None, shuffle=shuffle, lanes=1)
     plan = feed.plan("feed")
-    opener = SplitOpener(feed, plan, GlobalRandomness(), DoingPage())
+    opener = SplitOpener(feed, plan, GlobalRandomness(), ActivityPage())
     collate = ReadyBatches(Leaf("int64", (None, 2)), copy=shuffle > 0)
 
     def lane(record: bytes = b"") -> LaneRun:
@@ -743,7 +743,7 @@ def indexed(shuffle: int, epoch: int = 0) -> tuple[IndexRun, Rows]:
     plan = Feed(source, batch_size=4, shuffle=shuffle, seed=5).plan("feed")  # type: ignore[arg-type]
     rows = Rows(SPEC)
     return IndexRun(
-        plan, source, epoch=epoch, collate=rows, randomness=GlobalRandomness(), page=DoingPage(), run=1
+        plan, source, epoch=epoch, collate=rows, randomness=GlobalRandomness(), page=ActivityPage(), run=1
     ), rows
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from penstock_proto import codec
 from penstock_proto import messages as m
-from penstock_server.doing import Doing
-from penstock_server.host import stillness, supervisor
+from penstock_server.activity import Activity
+from penstock_server.host import hang_detection, supervisor
 from penstock_server.host.supervisor import Supervisor
 
 FAREWELL = codec.encode(m.Shutdown())
@@ -45,7 +45,7 @@ class Watched:
     def __init__(self, feed: str, count: int = 1, hang_timeout: float | None = None) -> None:
         self.told: list[tuple[str, int]] = []
         self.how: list[str] = []
-        self.did: list[Doing | None] = []
+        self.did: list[Activity | None] = []
         self.why: list[str] = []
         self.at_death: Callable[[int], None] = lambda number: None
         self.supervisor = Supervisor([feed], count, self._data, self._death, self._given_up, hang_timeout)
@@ -70,7 +70,7 @@ class Watched:
         if isinstance(message, m.Imported):
             self.supervisor.ready(number)
 
-    def _death(self, number: int, how: str, doing: Doing | None) -> None:
+    def _death(self, number: int, how: str, doing: Activity | None) -> None:
         self.told.append(("died", number))
         self.how.append(how)
         self.did.append(doing)
@@ -218,7 +218,7 @@ def test_an_idle_worker_that_is_stopped_is_killed_when_it_is_given_work(watch: W
 def test_without_a_hang_timeout_a_worker_that_is_stopped_is_named_in_the_log(
     watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stillness, "OURS", 0.5)
+    monkeypatch.setattr(hang_detection, "OUTSIDE_USER_CODE", 0.5)
 
     async def body(watched: Watched) -> None:
         await watched.imported(0)
@@ -248,7 +248,7 @@ def test_what_a_worker_has_done_is_not_shown_as_though_it_went_on(watch: Watch) 
     watch(body)
 
 
-BUSY = Doing(run=1, number=0, split="a", samples=0, since_seconds=9.0, in_user_code=False)
+BUSY = Activity(run=1, number=0, split="a", samples=0, since_seconds=9.0, in_user_code=False)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ BUSY = Doing(run=1, number=0, split="a", samples=0, since_seconds=9.0, in_user_c
         (replace(BUSY, waits=True), 10, False, "did nothing with what it was given for 10 s"),
     ],
 )
-def test_who_stands_still(last: Doing | None, unread: float, stopped: bool, still: str) -> None:
-    assert stillness.stands_still(last, unread=unread, awake=99, stopped=stopped, timeout=5) == still
-    assert not stillness.stands_still(last, unread=unread, awake=1, stopped=stopped, timeout=5), "we stood still"
+def test_who_stands_still(last: Activity | None, unread: float, stopped: bool, still: str) -> None:
+    assert hang_detection.stands_still(last, unread=unread, awake=99, stopped=stopped, timeout=5) == still
+    assert not hang_detection.stands_still(last, unread=unread, awake=1, stopped=stopped, timeout=5), "we stood still"
 
 
 def test_imports_may_take_longer_than_the_hang_timeout(watch: Watch) -> None:

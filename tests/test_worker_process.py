@@ -23,7 +23,7 @@ import pytest
 from penstock_proto import arrays, codec, errors, layout, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaf_list
-from penstock_server.doing import NBYTES, Doing, read, where
+from penstock_server.activity import NBYTES, Activity, read, where
 
 T = TypeVar("T", bound=m.Message)
 
@@ -215,11 +215,11 @@ class Worker:
         self.dump = -1
         fds = []
         if watched:
-            fds = [os.memfd_create("penstock-doing"), os.memfd_create("penstock-dump")]
+            fds = [os.memfd_create("penstock-activity"), os.memfd_create("penstock-dump")]
             os.ftruncate(fds[0], NBYTES)
             self.page = mmap.mmap(fds[0], NBYTES, prot=mmap.PROT_READ)
             self.dump = fds[1]
-            command += ["--doing-fd", str(fds[0]), "--dump-fd", str(fds[1]), "--ticks"]
+            command += ["--activity-fd", str(fds[0]), "--dump-fd", str(fds[1]), "--ticks"]
         self.stderr = folder / "stderr"
         with theirs, self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -268,7 +268,7 @@ class Worker:
             made = self.receive(m.Made)
         return made
 
-    def doing(self) -> Doing | None:
+    def doing(self) -> Activity | None:
         """What its status page says."""
         assert self.page is not None
         return read(self.page)

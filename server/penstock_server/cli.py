@@ -148,7 +148,7 @@ def serve(
       penstock serve scenes:feed --state groups.sqlite
     """  # noqa: D301 (click wants a real \b)
     from . import daemon
-    from .host.room import default_memory
+    from .host.memory_limits import default_memory
 
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s penstock: %(message)s"

@@ -48,8 +48,8 @@ from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
+from .rate_limited_log import RateLimitedLog
 from .sessions import Sessions
-from .sparing import Sparing
 from .statefile import StateFile
 from .to_workers import ToWorkers
 
@@ -109,7 +109,7 @@ class Daemon:
         self._started = time.monotonic()
         self._bugs = Bugs()
         self._group_file: GroupFile | None = None
-        self._log = Sparing(log)
+        self._log = RateLimitedLog(log)
         self._status = ""
         self._status_at = 0.0
         self._statuses = 0

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from penstock_proto import PenstockError, ProtocolError, StartError, codec
 from penstock_proto import messages as m
 
+from .activity import Activity
 from .coordinator import Coordinator
 from .coordinator import commands as do
 from .coordinator import events as on
 from .coordinator.feeds import Skipped, SplitsInfo
 from .dispatch import Dispatch
-from .doing import Doing
 from .host.supervisor import Supervisor
-from .sparing import Sparing
+from .rate_limited_log import RateLimitedLog
 from .to_workers import ToWorkers
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class FromWorkers:
         *,
         supervisor: Supervisor,
         to_workers: ToWorkers,
-        spare: Sparing,
+        spare: RateLimitedLog,
         warn_once: Callable[[str], None],
         fail: Callable[[PenstockError], None],
     ) -> None:
@@ -70,7 +70,7 @@ class FromWorkers:
         except Exception as error:
             self._dispatch.stream_failed(getattr(message, "run", 0), error)
 
-    def died(self, worker: int, how: str, doing: Doing | None) -> None:
+    def died(self, worker: int, how: str, doing: Activity | None) -> None:
         """A worker's process has ended; `doing`: what its status page said."""
         self._to_workers.anew(worker)
         blamed = None

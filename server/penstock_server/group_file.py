@@ -14,8 +14,8 @@ from penstock_proto import DaemonStopped, PenstockError, StartError
 from .coordinator import Coordinator
 from .coordinator import commands as do
 from .coordinator import events as on
+from .rate_limited_log import RateLimitedLog
 from .sessions import Sessions
-from .sparing import Sparing
 from .statefile import StateFile
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class GroupFile:
         self._sessions = sessions
         self._tell = tell
         self._fail = fail
-        self._log = Sparing(log)
+        self._log = RateLimitedLog(log)
         self._unsaved: set[tuple[str, str]] = set()
         """Groups of which a command in hand could not be written."""
 

@@ -37,7 +37,7 @@ from .greeted import Greeted
 from .host.arena import Segment
 from .host.local import LocalPeer
 from .host.network import Router
-from .sparing import Sparing
+from .rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Sessions:
         self.malformed = 0
         self.greeted = Greeted()
         self._bugs = bugs
-        self._log = Sparing(log)
+        self._log = RateLimitedLog(log)
         self._coordinator = coordinator
         self._tell = tell
         self._numbers = itertools.count(1)

@@ -10,7 +10,7 @@ from .coordinator import Coordinator
 from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
 from .coordinator.stream import Stream
-from .host.place import Worker
+from .host.worker_handle import WorkerHandle
 from .sessions import Session
 
 _MOST_STREAMS = 200
@@ -42,7 +42,7 @@ def of_feed(feed: ServedFeed, url: str) -> dict[str, object]:
     }
 
 
-def of_worker(worker: Worker, *, leaving: bool) -> dict[str, object]:
+def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
     """A worker, and what it does now."""
     return {
         "number": worker.number,

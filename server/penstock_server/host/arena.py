@@ -26,7 +26,7 @@ from penstock_proto import MemoryBound
 
 from ..coordinator import size
 from . import descriptors
-from .room import available
+from .memory_limits import available
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

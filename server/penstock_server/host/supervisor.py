@@ -1,10 +1,11 @@
-"""The worker processes: forked by the fork server, or started afresh where that cannot be; replaced when they die.
+"""Starts the worker processes, replaces those that die, and kills those that hang.
 
-Speaks to them over an inherited socketpair and knows nothing of what is said. A worker that dies is started again after
-0.1 s, doubled each time up to 5 s (0.5 s if it was ready), until one has lived for a minute. A place whose processes
-die again and again before they are ready is given up. Each process has a status page (see doing.py), which outlives it
-by as long as it takes to read what it did when it died; with a hang timeout, one that stands still is killed (see
-stillness.py).
+The fork server forks them; where it cannot, they are started afresh. The supervisor talks to them over inherited
+socketpairs and does not know the messages. It restarts a worker 0.1 s after its death, and doubles this pause with each
+further death up to 5 s (0.5 s if the worker was ready), until one has lived for a minute. It gives a place up when five
+processes in a row die in it before they are ready. Each process has an activity page (activity.py) that outlives it, so
+that the supervisor can read what it did when it died. With a hang timeout it kills workers that make no progress
+(hang_detection.py).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from .. import doing
-from ..doing import Doing
-from . import stillness
+from .. import activity
+from ..activity import Activity
+from . import hang_detection
 from .descriptors import scarce
-from .forking import ForkServer
-from .place import Worker
+from .fork_server import ForkServer
 from .process import Process, ended_how
+from .worker_handle import WorkerHandle
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +80,12 @@ class Supervisor:
         feeds: list[str],
         count: int,
         on_data: Callable[[int, bytes, int | None], None],
-        on_death: Callable[[int, str, Doing | None], None],
+        on_death: Callable[[int, str, Activity | None], None],
         on_given_up: Callable[[int, str], None],
         hang_timeout: float | None = None,
     ) -> None:
-        self.workers = {number: Worker(number, on_data) for number in range(count)}
-        self._leaving: set[Worker] = set()
+        self.workers = {number: WorkerHandle(number, on_data) for number in range(count)}
+        self._leaving: set[WorkerHandle] = set()
         self._feeds = feeds
         self._on_data = on_data
         self._on_death = on_death
@@ -95,7 +96,7 @@ class Supervisor:
         self._watch_timer: asyncio.TimerHandle | None = None
         self._watched = self._awake = 0.0
         """When the workers were last looked at, and since when that was done without a break."""
-        self._inquiries: dict[Worker, asyncio.Task[None]] = {}
+        self._inquiries: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._patient = False
         self._forking = True
         self._fork_server: ForkServer | None = None
@@ -118,7 +119,7 @@ class Supervisor:
             OSError: there are no descriptors for it.
         """
         number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
-        worker = self.workers[number] = Worker(number, self._on_data)
+        worker = self.workers[number] = WorkerHandle(number, self._on_data)
         self._spawn(worker)
         return number
 
@@ -178,10 +179,10 @@ class Supervisor:
             self._fork_server.stop()
         self._leaving.clear()
 
-    def _all(self) -> list[Worker]:
+    def _all(self) -> list[WorkerHandle]:
         return [*self.workers.values(), *self._leaving]
 
-    def _spawn(self, worker: Worker) -> None:
+    def _spawn(self, worker: WorkerHandle) -> None:
         worker.timer = None
         if self._stopping or worker.process is not None or worker.starting is not None:
             return
@@ -214,7 +215,7 @@ class Supervisor:
             log.warning("the fork server cannot be started (%s)", error)
         return self._fork_server
 
-    def _forked(self, worker: Worker, start: object, fds: list[int], result: Process | OSError | None) -> None:
+    def _forked(self, worker: WorkerHandle, start: object, fds: list[int], result: Process | OSError | None) -> None:
         if worker.starting is not start or self._stopping:  # it has left, or was killed
             if isinstance(result, Process):
                 result.forget()
@@ -228,24 +229,24 @@ class Supervisor:
             except OSError as error:
                 self._not_started(worker, f"could not be started ({error})", counts=not scarce(error))
 
-    def _spawn_afresh(self, worker: Worker, fds: list[int]) -> None:
+    def _spawn_afresh(self, worker: WorkerHandle, fds: list[int]) -> None:
         ticks = [] if self._hang_timeout is None else ["--ticks"]
         command = [sys.executable, "-m", "penstock_server.worker", *ticks, "--number", str(worker.number)]
-        for option, fd in zip(("--fd", "--doing-fd", "--dump-fd"), fds, strict=True):
+        for option, fd in zip(("--fd", "--activity-fd", "--dump-fd"), fds, strict=True):
             command += [option, str(fd)]
         self._begin(worker, Process.started([*command, *self._feeds], _environment(str(worker.number)), fds))
 
-    def _begin(self, worker: Worker, process: Process) -> None:
+    def _begin(self, worker: WorkerHandle, process: Process) -> None:
         worker.begin(process)
         process.watch(functools.partial(self._died, worker))
 
-    def _not_started(self, worker: Worker, why: str, *, counts: bool = True) -> None:
+    def _not_started(self, worker: WorkerHandle, why: str, *, counts: bool = True) -> None:
         """No process came of the start; that `counts` unless descriptors or memory were wanting, which may pass."""
         worker.starts_without_ready -= not counts
         worker.forget()
         self._loop.call_soon(self._ended, worker, why, None)
 
-    def _died(self, worker: Worker, status: int | None) -> None:
+    def _died(self, worker: WorkerHandle, status: int | None) -> None:
         if self._stopping:
             return
         worker.peer.drain()
@@ -260,7 +261,7 @@ class Supervisor:
         else:
             self._ended(worker, how, last)
 
-    def _ended(self, worker: Worker, how: str, last: Doing | None) -> None:
+    def _ended(self, worker: WorkerHandle, how: str, last: Activity | None) -> None:
         if self._stopping or worker.leaving:
             return
         number = worker.number
@@ -287,7 +288,7 @@ class Supervisor:
     def _watch(self) -> None:
         now, timeout = time.monotonic(), self._hang_timeout
         every = 1.0 if timeout is None else min(1.0, timeout / 4)
-        if now - self._watched > every + (timeout or stillness.OURS) / 2:
+        if now - self._watched > every + (timeout or hang_detection.OUTSIDE_USER_CODE) / 2:
             self._awake = now  # we stood still ourselves, and so perhaps did they
         self._watched = now
         for worker in self.workers.values():
@@ -297,20 +298,28 @@ class Supervisor:
                 self._inquiries[worker] = self._loop.create_task(self._inquire(worker, timeout))
         self._watch_timer = self._loop.call_later(every, self._watch)
 
-    def _warn(self, worker: Worker) -> None:
+    def _warn(self, worker: WorkerHandle) -> None:
         """Say, once, that the worker does not read what it was sent; without a timeout that is all."""
         last = worker.look() if worker.ready and worker.peer.unread else None
-        if last is not None and not worker.warned and last.waits and worker.unread(last) >= stillness.OURS:
+        if (
+            last is not None
+            and not worker.warned
+            and last.waits
+            and worker.unread(last) >= hang_detection.OUTSIDE_USER_CODE
+        ):
             worker.warned = True
             why = f": a signal has stopped it, `kill -CONT {worker.pid}` lets it go on" if worker.stopped else ""
             log.warning(
-                "worker %d has not taken what it was given to do for %g s%s", worker.number, stillness.OURS, why
+                "worker %d has not taken what it was given to do for %g s%s",
+                worker.number,
+                hang_detection.OUTSIDE_USER_CODE,
+                why,
             )
 
-    def _stands_still(self, worker: Worker, timeout: float) -> str:
+    def _stands_still(self, worker: WorkerHandle, timeout: float) -> str:
         last = worker.look()
         still = functools.partial(
-            stillness.stands_still,
+            hang_detection.stands_still,
             last,
             unread=0.0 if last is None else worker.unread(last),
             awake=time.monotonic() - self._awake,
@@ -318,7 +327,7 @@ class Supervisor:
         )
         return still(stopped=worker.stopped) if still(stopped=True) else ""
 
-    async def _inquire(self, worker: Worker, timeout: float) -> None:
+    async def _inquire(self, worker: WorkerHandle, timeout: float) -> None:
         """Ask a worker where it stands, then kill it, unless it goes on meanwhile."""
         process, stack = worker.process, b""
         try:
@@ -330,7 +339,7 @@ class Supervisor:
                 if stack and stack == before:
                     break
             if process is not None and worker.process is process and (still := self._stands_still(worker, timeout)):
-                where = doing.where(stack)
+                where = activity.where(stack)
                 worker.hung = f"{still} and was killed{where and '; it stood at '}{where}"
                 process.kill()
         finally:

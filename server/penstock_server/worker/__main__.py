@@ -1,9 +1,10 @@
 """A worker that is started afresh: `python -m penstock_server.worker --fd FD --number NUMBER MODULE:ATTR ...`.
 
-The daemon runs it where workers cannot be forked (see forkserver.py).
+The daemon runs it where it cannot fork workers (see fork_server.py).
 
-FD is one end of a SOCK_SEQPACKET socketpair. In the page of `--doing-fd` the worker says what it does (see doing.py),
-with `--ticks` at every sample. At SIGUSR2 it writes its stack to `--dump-fd`, as soon as it has written to that page.
+FD is one end of a SOCK_SEQPACKET socketpair. The worker writes what it does to the activity page `--activity-fd`
+(see activity.py), and with `--ticks` counts every sample there. At SIGUSR2 it writes its stack to `--dump-fd`; it can
+do so from its first write to the page on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from . import start
 
 
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock_server.worker")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)
-    parser.add_argument("--doing-fd", type=int)
+    parser.add_argument("--activity-fd", type=int)
     parser.add_argument("--dump-fd", type=int)
     parser.add_argument("--ticks", action="store_true")
     parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
@@ -33,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     connection.set_inheritable(False)
     start.end_with_the_daemon(connection, f"penstock-w{options.number}")
     start.quiet()
-    page = DoingPage() if options.doing_fd is None else DoingPage.inherited(options.doing_fd, ticks=options.ticks)
+    page = (
+        ActivityPage()
+        if options.activity_fd is None
+        else ActivityPage.inherited(options.activity_fd, ticks=options.ticks)
+    )
     return start.serve(connection, options.number, options.feeds, page, options.dump_fd)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from penstock_proto import PenstockError
 from penstock_proto.spec import infer, leaves
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from .collate import DIGEST, digests_of
 from .randomness import GlobalRandomness
 from .served import ServedFeed, read_item
@@ -51,7 +51,7 @@ class Comparing:
         served: ServedFeed,
         splits: Sequence[Any] | SplitList,
         randomness: GlobalRandomness,
-        page: DoingPage,
+        page: ActivityPage,
         run: int,
     ) -> None:
         self._served = served
@@ -156,7 +156,7 @@ def compare(
     index: int,
     digests: bytes,
     randomness: GlobalRandomness,
-    page: DoingPage,
+    page: ActivityPage,
     run: int,
 ) -> str:
     """What is wrong with a feed whose first sample had these digests, in words; nothing where user code raises."""

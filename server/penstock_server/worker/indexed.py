@@ -10,7 +10,7 @@ import numpy as np
 from penstock_proto import GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from ..importing import user_traceback
 from ..permutation import make_key, permute
 from .collate import BadSample, Collate, Raised
@@ -51,7 +51,7 @@ class IndexRun:
         epoch: int,
         collate: Collate,
         randomness: GlobalRandomness,
-        page: DoingPage,
+        page: ActivityPage,
         run: int,
     ) -> None:
         assert plan.length is not None

@@ -26,7 +26,7 @@ from penstock_proto import FeedError, GeneratorError, PenstockError, ProtocolErr
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec, leaf_list
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from ..feed import segment_count
 from .comparing import compare
 from .indexed import IndexRun
@@ -75,7 +75,7 @@ class Worker:
     """
 
     def __init__(
-        self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed], page: DoingPage, own: Own
+        self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed], page: ActivityPage, own: Own
     ) -> None:
         self._connection = connection
         self._readable = select.poll()

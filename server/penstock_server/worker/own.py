@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import NoReturn
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 
 CUT_OFF = 1
 """The exit status of a worker whose connection was closed by user code; its status page says why it ended."""
@@ -28,7 +28,7 @@ class Own:
         page: where the worker says what it does.
     """
 
-    def __init__(self, connection: socket.socket, page: DoingPage) -> None:
+    def __init__(self, connection: socket.socket, page: ActivityPage) -> None:
         self._pid = os.getpid()
         self._fd = connection.fileno()
         self._identity = self._look()

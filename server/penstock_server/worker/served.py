@@ -14,7 +14,7 @@ from penstock_proto import FeedError, GeneratorError, PenstockError, layout
 from penstock_proto.messages import FeedPlan, FirstSample
 from penstock_proto.spec import Spec, leaf_list
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from ..feed import Feed, batch_warning, fixed_slots
 from ..importing import user_traceback
 from .collate import Collate, ReadyBatches, Rows, digests_of, infer_spec, nbytes_of
@@ -86,7 +86,7 @@ class ServedFeed:
                 self._collate = ReadyBatches(self.spec, copy=self.plan.shuffle > 0, one_length=self.plan.spec is None)
         return self._collate
 
-    def warm_up(self, randomness: GlobalRandomness, page: DoingPage, run: int) -> None:
+    def warm_up(self, randomness: GlobalRandomness, page: ActivityPage, run: int) -> None:
         """Read item 0 of an indexable feed before any other, once in each process, and drop it.
 
         An object that draws at its first use, as Keras' ImageDataGenerator.flow() does its permutation, then draws the
@@ -99,7 +99,7 @@ class ServedFeed:
 
 
 def look_at_splits(
-    served: ServedFeed, splits: Sequence[Any], epoch: int, randomness: GlobalRandomness, page: DoingPage, run: int
+    served: ServedFeed, splits: Sequence[Any], epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> tuple[Spec | None, int]:
     """Read the first sample of a feed, unless what it tells is known.
 
@@ -140,7 +140,7 @@ def look_at_splits(
 
 
 def look_at_item(
-    served: ServedFeed, randomness: GlobalRandomness, page: DoingPage, run: int
+    served: ServedFeed, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> tuple[Spec | None, int]:
     """`look_at_splits` for an indexable feed."""
     if served.plan.length == 0:
@@ -153,7 +153,7 @@ def look_at_item(
     return _seen(served, sample, "item 0", 0, time.monotonic() - began)
 
 
-def first_item(served: ServedFeed, randomness: GlobalRandomness, page: DoingPage, run: int) -> Any:
+def first_item(served: ServedFeed, randomness: GlobalRandomness, page: ActivityPage, run: int) -> Any:
     """Item 0 of an indexable feed, read with the same random numbers in each process.
 
     Raises:
@@ -163,7 +163,7 @@ def first_item(served: ServedFeed, randomness: GlobalRandomness, page: DoingPage
     return read_item(served, 0, randomness, page, run)
 
 
-def read_item(served: ServedFeed, index: int, randomness: GlobalRandomness, page: DoingPage, run: int) -> Any:
+def read_item(served: ServedFeed, index: int, randomness: GlobalRandomness, page: ActivityPage, run: int) -> Any:
     """An item of an indexable feed, read with random numbers of its own.
 
     Raises:

@@ -27,7 +27,7 @@ from penstock_proto import FeedError, GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import shown
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from ..feed import Feed, wants
 from ..importing import said, user_traceback
 from .collate import BadSample, Collate, Raised
@@ -38,7 +38,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 def list_splits(
-    feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness, page: DoingPage, run: int
+    feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> list[Any]:
     """The splits of an epoch, of a feed that is not indexable. A feed without any has itself for one.
 
@@ -150,7 +150,7 @@ class SplitOpener:
     """
 
     def __init__(
-        self, feed: Feed, plan: FeedPlan, randomness: GlobalRandomness, page: DoingPage, run: int = -1
+        self, feed: Feed, plan: FeedPlan, randomness: GlobalRandomness, page: ActivityPage, run: int = -1
     ) -> None:
         self._generate: Callable[..., Any] = feed.generate  # type: ignore[assignment]
         self._wants = wants(feed.generate, has_splits=feed.splits is not None, segments=feed.segment is not None)
@@ -230,7 +230,7 @@ class OpenSplit:
         place: str | None,
         state: GlobalState | None,
         randomness: GlobalRandomness,
-        page: DoingPage,
+        page: ActivityPage,
         run: int,
         number: int,
         most: int | None = None,

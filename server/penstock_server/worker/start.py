@@ -23,7 +23,7 @@ from penstock_proto import PenstockError, StartError, codec, seqpacket
 from penstock_proto.codec import MAX_MESSAGE
 from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, StartFailed
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from ..feed import Feed
 from ..importing import load, said, user_traceback
 from . import imports, signals
@@ -61,7 +61,7 @@ def quiet() -> None:
 
 
 def serve(
-    connection: socket.socket, number: int, feeds: Sequence[str], page: DoingPage, dump_fd: int | None = None
+    connection: socket.socket, number: int, feeds: Sequence[str], page: ActivityPage, dump_fd: int | None = None
 ) -> int:
     """Import the feeds and serve them until the daemon says farewell; returns the process's exit status.
 

@@ -10,7 +10,7 @@ MOST = 50
 MINUTE = 60.0
 
 
-class Sparing:
+class RateLimitedLog:
     """Writes to `log`. The kind of a line is its text before values are filled in."""
 
     def __init__(self, log: logging.Logger) -> None:

@@ -51,12 +51,12 @@ _TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class Activity:
     """What a worker does, or did last.
 
     `run` is the daemon's number of the run; `number` the split's within its lane (for an indexable feed the batch's),
     -1 where no lane is read: splits are listed, a first sample is looked at. `split` shows it. `samples`: read of it
-    so far, exact only where samples are counted (see DoingPage). `since_seconds`: since anything here changed.
+    so far, exact only where samples are counted (see ActivityPage). `since_seconds`: since anything here changed.
     `in_user_code`: user code runs for this run now; otherwise it ran last, or is being imported (then `run` is -1, and
     `importing`). `waits`: it has nothing to do. `cut_off`: user code, of this run if there is one, has closed its
     connection. `works_on`: the run that it works on, in user code or not; -1 for none.
@@ -87,7 +87,7 @@ class Spent:
     user_seconds: float
 
 
-class DoingPage:
+class ActivityPage:
     """The writer's side. One thread writes.
 
     Args:
@@ -111,7 +111,7 @@ class DoingPage:
         self._run = -1
 
     @classmethod
-    def inherited(cls, fd: int, *, ticks: bool = False) -> DoingPage:
+    def inherited(cls, fd: int, *, ticks: bool = False) -> ActivityPage:
         """Over the memfd `fd`, which is closed."""
         try:
             return cls(mmap.mmap(fd, NBYTES), ticks=ticks)
@@ -201,7 +201,7 @@ def _nothing() -> None:
     pass
 
 
-def read(page: Page) -> Doing | None:
+def read(page: Page) -> Activity | None:
     """What a page says; None if nothing was written yet, or the writer died while it wrote."""
     for _ in range(_TRIES):
         sequence, run, number, samples, changed, state, nbytes = _WORDS.unpack_from(page)
@@ -216,7 +216,7 @@ def read(page: Page) -> Doing | None:
     _, waiting = _SUM_SINCE.unpack_from(page, _WAITING)
     (works_on,) = _SEQUENCE.unpack_from(page, _WORK)
     cut_off = state == _CUT_OFF
-    return Doing(
+    return Activity(
         run,
         number,
         text.decode(errors="ignore"),

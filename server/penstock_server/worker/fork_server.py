@@ -1,4 +1,4 @@
-"""The fork server: `python -m penstock_server.worker.forkserver --fd FD MODULE:ATTR ...`, run by the daemon.
+"""The fork server: `python -m penstock_server.worker.fork_server --fd FD MODULE:ATTR ...`, run by the daemon.
 
 It imports the libraries of the user's modules once (preload.py) and then forks each worker, so that many workers start
 as soon as one, and share the memory of what was imported. The user's own modules are run in each worker, as if it had
@@ -30,7 +30,7 @@ import msgspec
 
 from penstock_proto import seqpacket
 
-from ..doing import DoingPage
+from ..activity import ActivityPage
 from . import imports, start
 from .preload import Failed, imported_ahead
 
@@ -77,13 +77,13 @@ FromForkServer: TypeAlias = Ready | Unfit | Forked | Ended
 _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
 """Packages whose import nobody needs to be told of."""
 
-_Worker: TypeAlias = tuple[socket.socket, int, DoingPage, int]
+_Worker: TypeAlias = tuple[socket.socket, int, ActivityPage, int]
 """What a forked worker goes on with: its connection, its number, its status page, and where its stack goes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the fork server, and in each process that it forks the worker; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="penstock_server.worker.forkserver")
+    parser = argparse.ArgumentParser(prog="penstock_server.worker.fork_server")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
     parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _again(connection: socket.socket, name: str) -> None:
     """Begin again, and leave a package to the workers."""
     connection.set_inheritable(True)
-    command = [sys.executable, "-m", "penstock_server.worker.forkserver", *sys.argv[1:]]
+    command = [sys.executable, "-m", "penstock_server.worker.fork_server", *sys.argv[1:]]
     os.execv(sys.executable, [*command[:3], "--without", name.partition(".")[0], *command[3:]])
 
 
@@ -196,7 +196,7 @@ class _Server:
         os.environ["PENSTOCK_WORKER"] = str(asked.number)
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()  # as `random` does by itself
-        return connection, asked.number, DoingPage.inherited(fds[1], ticks=asked.ticks), fds[2]
+        return connection, asked.number, ActivityPage.inherited(fds[1], ticks=asked.ticks), fds[2]
 
     def _bury(self, pidfd: int) -> None:
         ticket, pid = self._workers.pop(pidfd)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..doing import Doing
+from ..activity import Activity
 
-OURS = 10.0
+OUTSIDE_USER_CODE = 10.0
 """Seconds for which a worker that was not stopped may stand still outside user code: a busy machine takes its time."""
 
 
-def stands_still(last: Doing | None, *, unread: float, awake: float, stopped: bool, timeout: float) -> str:
+def stands_still(last: Activity | None, *, unread: float, awake: float, stopped: bool, timeout: float) -> str:
     """What a worker that stands still has not done, or an empty text.
 
     Args:
@@ -22,7 +22,7 @@ def stands_still(last: Doing | None, *, unread: float, awake: float, stopped: bo
         return ""
     if last.in_user_code:
         return f"made no sample for {timeout:g} s" if min(last.since_seconds, awake) >= timeout else ""
-    patience = timeout if stopped else max(timeout, OURS)
+    patience = timeout if stopped else max(timeout, OUTSIDE_USER_CODE)
     since = unread if last.waits else last.since_seconds
     if min(since, awake) < patience:
         return ""

@@ -12,37 +12,42 @@ import time
 import numpy as np
 import pytest
 
-from penstock_server.doing import MAX_TEXT, NBYTES, DoingPage, read, spent, where
+from penstock_server.activity import MAX_TEXT, NBYTES, ActivityPage, read, spent, where
 
 
 def test_a_page_says_what_was_entered_until_it_is_left() -> None:
     memory = bytearray(NBYTES)
-    page = DoingPage(memory)
+    page = ActivityPage(memory)
     assert read(memory) is None
     page.importing("importing feeds:feed")
-    doing = read(memory)
-    assert doing is not None
-    assert (doing.run, doing.number, doing.split, doing.in_user_code) == (-1, -1, "importing feeds:feed", False)
+    activity = read(memory)
+    assert activity is not None
+    assert (activity.run, activity.number, activity.split, activity.in_user_code) == (
+        -1,
+        -1,
+        "importing feeds:feed",
+        False,
+    )
     page.enter(3, 5, "'a.h5'", 100)
-    doing = read(memory)
-    assert doing is not None
-    assert (doing.run, doing.number, doing.split, doing.samples) == (3, 5, "'a.h5'", 100)
-    assert doing.in_user_code
-    assert 0 <= doing.since_seconds < 60
+    activity = read(memory)
+    assert activity is not None
+    assert (activity.run, activity.number, activity.split, activity.samples) == (3, 5, "'a.h5'", 100)
+    assert activity.in_user_code
+    assert 0 <= activity.since_seconds < 60
     page.leave()
-    doing = read(memory)
-    assert doing is not None
-    assert (doing.run, doing.number, doing.split, doing.in_user_code) == (3, 5, "'a.h5'", False)
+    activity = read(memory)
+    assert activity is not None
+    assert (activity.run, activity.number, activity.split, activity.in_user_code) == (3, 5, "'a.h5'", False)
 
 
 def test_a_page_tells_who_waits_from_who_works_and_what_ended_from_what_goes_on() -> None:
     memory = bytearray(NBYTES)
-    page = DoingPage(memory)
+    page = ActivityPage(memory)
     page.ready()
 
     def waits() -> bool:
-        doing = read(memory)
-        return doing is not None and doing.waits
+        activity = read(memory)
+        return activity is not None and activity.waits
 
     seen: list[bool] = []
     page.enter(3, 5, "a")
@@ -53,29 +58,29 @@ def test_a_page_tells_who_waits_from_who_works_and_what_ended_from_what_goes_on(
     page.idle(lambda: seen.append(waits()))
     assert seen == [True]
     assert not waits()
-    doing = read(memory)
-    assert doing is not None
-    assert doing.since_seconds <= time.monotonic() - began, "it has just begun to work again"
+    activity = read(memory)
+    assert activity is not None
+    assert activity.since_seconds <= time.monotonic() - began, "it has just begun to work again"
 
 
 def test_a_page_keeps_what_closed_the_connection() -> None:
     memory = bytearray(NBYTES)
-    page = DoingPage(memory)
+    page = ActivityPage(memory)
     page.importing("importing feeds:feed")
     page.cut_off()
-    doing = read(memory)
-    assert doing is not None
-    assert (doing.cut_off, doing.in_user_code) == (True, False)
+    activity = read(memory)
+    assert activity is not None
+    assert (activity.cut_off, activity.in_user_code) == (True, False)
     page.enter(3, 5, "a")
     page.cut_off()
-    doing = read(memory)
-    assert doing is not None
-    assert (doing.run, doing.number, doing.cut_off, doing.in_user_code) == (3, 5, True, True)
+    activity = read(memory)
+    assert activity is not None
+    assert (activity.run, activity.number, activity.cut_off, activity.in_user_code) == (3, 5, True, True)
 
 
 def test_a_page_that_was_detached_is_written_no_longer() -> None:
     memory = bytearray(NBYTES)
-    page = DoingPage(memory)
+    page = ActivityPage(memory)
     page.enter(3, 5, "a")
     before = bytes(memory)
     page.detach()
@@ -87,16 +92,16 @@ def test_a_page_that_was_detached_is_written_no_longer() -> None:
 
 def test_samples_are_counted_when_asked_for() -> None:
     memory = bytearray(NBYTES)
-    page = DoingPage(memory, ticks=True)
+    page = ActivityPage(memory, ticks=True)
     page.enter(1, 2, "a", 10)
     samples = page.counting(iter("abc"))
     assert next(samples) == "a"
     assert next(samples) == "b"
-    doing = read(memory)
-    assert doing is not None
-    assert (doing.samples, doing.in_user_code) == (12, True)
+    activity = read(memory)
+    assert activity is not None
+    assert (activity.samples, activity.in_user_code) == (12, True)
     plain = iter("abc")
-    assert DoingPage().counting(plain) is plain
+    assert ActivityPage().counting(plain) is plain
 
 
 @pytest.mark.parametrize(
@@ -105,16 +110,16 @@ def test_samples_are_counted_when_asked_for() -> None:
 )
 def test_any_text_can_show_a_split(text: str, shown: str) -> None:
     memory = bytearray(NBYTES)
-    DoingPage(memory).enter(1, 1, text)
-    doing = read(memory)
-    assert doing is not None
-    assert doing.split == shown
-    assert len(doing.split.encode()) <= MAX_TEXT
+    ActivityPage(memory).enter(1, 1, text)
+    activity = read(memory)
+    assert activity is not None
+    assert activity.split == shown
+    assert len(activity.split.encode()) <= MAX_TEXT
 
 
 def test_a_page_adds_up_idle_time_and_time_in_user_code() -> None:
     memory = bytearray(NBYTES)
-    page = DoingPage(memory)
+    page = ActivityPage(memory)
     page.enter(1, 1, "looked at before it is ready")
     page.leave()
     assert spent(memory) is None
@@ -143,17 +148,17 @@ def test_a_page_adds_up_idle_time_and_time_in_user_code() -> None:
 
 def test_a_shorter_text_leaves_nothing_of_a_longer_one() -> None:
     memory = bytearray(NBYTES)
-    page = DoingPage(memory)
+    page = ActivityPage(memory)
     for text in ("longer", "short", "short", "longer still"):
         page.enter(1, 1, text)
-        doing = read(memory)
-        assert doing is not None
-        assert doing.split == text
+        activity = read(memory)
+        assert activity is not None
+        assert activity.split == text
 
 
 def test_a_page_whose_writer_died_while_it_wrote_says_nothing() -> None:
     memory = bytearray(NBYTES)
-    DoingPage(memory).enter(1, 1, "a")
+    ActivityPage(memory).enter(1, 1, "a")
     memory[:8] = struct.pack("=q", 3)
     assert read(memory) is None
 
@@ -163,22 +168,22 @@ def test_any_bytes_can_be_read() -> None:
     for _ in range(200):
         memory = bytearray(rng.bytes(NBYTES))
         memory[0] &= 0xFE
-        doing = read(memory)
-        assert doing is not None
-        assert doing.since_seconds >= 0
+        activity = read(memory)
+        assert activity is not None
+        assert activity.since_seconds >= 0
 
 
 def test_a_page_is_shared_by_its_fd() -> None:
-    fd = os.memfd_create("penstock-doing")
+    fd = os.memfd_create("penstock-activity")
     os.ftruncate(fd, NBYTES)
     reader = mmap.mmap(fd, NBYTES, prot=mmap.PROT_READ)
-    page = DoingPage.inherited(fd)
+    page = ActivityPage.inherited(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     page.enter(7, 0, "split")
-    doing = read(reader)
-    assert doing is not None
-    assert doing.run == 7
+    activity = read(reader)
+    assert activity is not None
+    assert activity.run == 7
     reader.close()
 
 

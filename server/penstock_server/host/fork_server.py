@@ -1,4 +1,4 @@
-"""The daemon's side of the fork server (worker/forkserver.py): asks it for workers, and tells how they ended."""
+"""The daemon's side of the fork server (worker/fork_server.py): asks it for workers, and tells how they ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..worker.forkserver import Ended, Fork, Forked, FromForkServer, Ready, Unfit
+from ..worker.fork_server import Ended, Fork, Forked, FromForkServer, Ready, Unfit
 from .peer import Peer
 from .process import Process, ended_how
 
@@ -55,7 +55,7 @@ class ForkServer:
         self._asked: dict[int, _Asked] = {}
         self._running: dict[int, Process] = {}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "penstock_server.worker.forkserver", "--fd", str(theirs.fileno()), *feeds]
+        command = [sys.executable, "-m", "penstock_server.worker.fork_server", "--fd", str(theirs.fileno()), *feeds]
         try:
             with theirs:
                 self._process = Process.started(command, environment, [theirs.fileno()])

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .. import doing
-from ..doing import Doing
+from .. import activity
+from ..activity import Activity
 from .peer import Peer
 from .process import Process
 
 _MOST_DUMP = 256 * 1024
 
 
-class Worker:
+class WorkerHandle:
     """One worker's place: the process that fills it now, and how often it had to be filled.
 
     The connection to the next process is made as soon as one has ended: what is said before the new one is there waits
@@ -80,7 +80,7 @@ class Worker:
         """Whether a signal has stopped the process: it goes on at SIGCONT."""
         return self.pid is not None and _fields(self.pid)[:1] == ["T"]
 
-    def unread(self, last: Doing) -> float:
+    def unread(self, last: Activity) -> float:
         """For how many seconds something that it was sent lies there unread, as far as that was looked at.
 
         `last`: what its page says; what it does shows that it reads.
@@ -96,15 +96,15 @@ class Worker:
     def spent(self) -> dict[str, float] | None:
         """For status: where the process's time has gone since it was ready, and how long it had a CPU or lacked one."""
         page, pid = self._page, self.pid
-        spent = None if page is None else doing.spent(page)
+        spent = None if page is None else activity.spent(page)
         if spent is None or pid is None:
             return None
         had, wanted = _cpu_seconds(pid)
         return {**dataclasses.asdict(spent), "cpu_seconds": had, "cpu_wait_seconds": wanted}
 
-    def look(self) -> Doing | None:
+    def look(self) -> Activity | None:
         """What the process's status page says."""
-        return None if self._page is None else doing.read(self._page)
+        return None if self._page is None else activity.read(self._page)
 
     def prepare(self) -> list[int]:
         """Make what the next process is given: its connection, its status page, and where its stack goes.
@@ -117,10 +117,10 @@ class Worker:
         try:
             if self._next is None:
                 self._next = self._connection()
-            self._page_fd = os.memfd_create("penstock-doing", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self._page_fd, doing.NBYTES)
+            self._page_fd = os.memfd_create("penstock-activity", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self._page_fd, activity.NBYTES)
             fcntl.fcntl(self._page_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._page = mmap.mmap(self._page_fd, doing.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._page = mmap.mmap(self._page_fd, activity.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
             self._dump = os.memfd_create("penstock-dump", os.MFD_CLOEXEC)
         except OSError:
             self.forget()
