@@ -19,7 +19,7 @@ from conftest import Daemon, Serve
 
 import penstock
 from penstock_server import control
-from penstock_server.worker.preload import Failed, imported_ahead
+from penstock_server.worker.preload import ImportFailed, preload
 
 FEED = """
 from penstock_server import Feed
@@ -280,7 +280,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(textwrap.dedent(text))
         before = set(sys.modules)
-        list(imported_ahead([target], without))
+        list(preload([target], without))
         added = {name for name in set(sys.modules) - before if name.startswith("lib_")}
         ours = {Path(name).stem for name in files} & (set(sys.modules) - before)
         assert not ours, "a module of the user's was imported"
@@ -339,7 +339,7 @@ def test_a_package_can_be_passed_over(ahead: Callable[..., list[str]]) -> None:
 
 
 def test_a_failed_import_names_its_package(ahead: Callable[..., list[str]]) -> None:
-    with pytest.raises(Failed, match=r"^lib_broken$"):
+    with pytest.raises(ImportFailed, match=r"^lib_broken$"):
         ahead({"scenes.py": "import lib_broken"}, "scenes:feed")
 
 

@@ -143,9 +143,9 @@ def test_feeds_of_several_modules_do_not_hear_of_each_others_draws(tmp_path: Pat
         code = (
             "import sys, numpy as np\n"
             "from penstock_server.importing import load\n"
-            "from penstock_server.worker.imports import seeded\n"
+            "from penstock_server.worker.import_seeding import seeded_imports\n"
             "for target in sys.argv[1:]:\n"
-            "    with seeded():\n"
+            "    with seeded_imports():\n"
             "        feed = load(target)\n"
             "print(list(feed.generate), np.random.random())"
         )

@@ -466,14 +466,14 @@ def test_a_stream_at_which_workers_die_outside_of_user_code_fails_by_itself(serv
 
         honest = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
         deadly = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
-        report = loop.Worker._report
+        report = loop.WorkerLoop._report
 
         def dies(self, fill, *values, **named):
-            if self._runs[fill.run].served.plan.name == "deadly":
+            if self._runs[fill.run].feed.plan.name == "deadly":
                 os._exit(9)  # what a fault of our own might do
             report(self, fill, *values, **named)
 
-        loop.Worker._report = dies
+        loop.WorkerLoop._report = dies
     """
     daemon = serve(source, "honest", "deadly", workers=2)
     with (

@@ -22,7 +22,7 @@ except ImportError:
     sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
 
 
-class Group(click.Group):
+class PenstockGroup(click.Group):
     """Shows Penstock's own errors as one message and exit status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -68,7 +68,9 @@ class Advertised(click.ParamType[str]):
         return text
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PENSTOCK"})
+@click.group(
+    cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PENSTOCK"}
+)
 @click.version_option(package_name="penstock")
 def main() -> None:
     """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches."""

@@ -18,7 +18,7 @@ from .feed import Feed
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
-_BETWEEN = (os.path.join(_OURS, "worker", "imports.py"), "<frozen importlib")
+_BETWEEN = (os.path.join(_OURS, "worker", "import_seeding.py"), "<frozen importlib")
 """What stands between a user's `import` and the module that it runs."""
 
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -74,7 +74,7 @@ def user_traceback(error: BaseException) -> str:
         return ""
 
 
-def said(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """The class and the text of `error` in one line, such as "ValueError: no pixels"."""
     try:
         return printable(f"{type(error).__name__}: {error}")
@@ -127,7 +127,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _import_failed(module: str, error: Exception) -> StartError:
-    return StartError(f"importing {module} raised {said(error)}", remote_traceback=user_traceback(error))
+    return StartError(f"importing {module} raised {summary(error)}", remote_traceback=user_traceback(error))
 
 
 def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:

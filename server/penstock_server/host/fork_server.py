@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..worker.fork_server import Ended, Fork, Forked, FromForkServer, Ready, Unfit
+from ..worker.fork_server import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
 from .peer import Peer
 from .process import Process, ended_how
 
@@ -100,7 +100,7 @@ class ForkServer:
 
     def _said(self, data: bytes, fd: int | None) -> None:
         match _decode.decode(data):
-            case Ready(imported, left, seconds):
+            case ForkServerReady(imported, left, seconds):
                 self.ready = True
                 if imported:
                     log.info("imported for all workers, in %.2f s: %s", seconds, ", ".join(imported))
@@ -110,7 +110,7 @@ class ForkServer:
                 early, self._early = self._early, []
                 for asked in early:
                     self._ask(asked)
-            case Unfit(why):
+            case CannotFork(why):
                 log.info("each worker imports all by itself: %s", why)
                 self._lost()
             case Forked(ticket, pid, errno):
@@ -120,7 +120,7 @@ class ForkServer:
                 else:
                     self._running[ticket] = process = Process(pid, fd)
                     done(process)
-            case Ended(ticket, status):
+            case WorkerEnded(ticket, status):
                 self._running.pop(ticket).ended(status)
 
     def _end(self, status: int | None) -> None:

@@ -31,11 +31,11 @@ import msgspec
 from penstock_proto import seqpacket
 
 from ..activity import ActivityPage
-from . import imports, start
-from .preload import Failed, imported_ahead
+from . import import_seeding, start
+from .preload import ImportFailed, preload
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
     """Workers can be forked. What was imported for all of them, what was left to them, and how long that took."""
 
     imported: tuple[str, ...]
@@ -43,7 +43,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class Unfit(msgspec.Struct, frozen=True, tag=True):
+class CannotFork(msgspec.Struct, frozen=True, tag=True):
     """No worker can be forked, and why."""
 
     why: str
@@ -65,14 +65,14 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     errno: int = 0
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
     """The worker of this ticket has ended: its exit status, or minus the number of the signal that killed it."""
 
     ticket: int
     status: int
 
 
-FromForkServer: TypeAlias = Ready | Unfit | Forked | Ended
+FromForkServer: TypeAlias = ForkServerReady | CannotFork | Forked | WorkerEnded
 
 _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
 """Packages whose import nobody needs to be told of."""
@@ -98,17 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     before = _ours()
     if _threads() != 1:
-        _say(connection, Unfit("it has several threads from its beginning"))
+        _say(connection, CannotFork("it has several threads from its beginning"))
         return 0
     imported: list[str] = []
     try:
-        with imports.seeded():  # a feed's own module may be an installed one
-            for name in imported_ahead(options.feeds, options.without):
+        with import_seeding.seeded_imports():  # a feed's own module may be an installed one
+            for name in preload(options.feeds, options.without):
                 if _threads() != 1 or not _ours() <= before:
                     _again(connection, name)
                 if name.partition(".")[0] not in _KNOWN:
                     imported.append(name)
-    except Failed as failed:
+    except ImportFailed as failed:
         _again(connection, failed.args[0])
     gc.collect()
     gc.freeze()  # what a collection touches would not be shared any more
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # or each worker would print what a library has printed
-    _say(connection, Ready((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
+    _say(connection, ForkServerReady((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
     worker = _Server(connection).serve()
     return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
 
@@ -203,7 +203,7 @@ class _Server:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        _say(self._connection, Ended(ticket, os.waitstatus_to_exitcode(status)))
+        _say(self._connection, WorkerEnded(ticket, os.waitstatus_to_exitcode(status)))
 
 
 def _say(connection: socket.socket, message: FromForkServer, fd: int | None = None) -> None:

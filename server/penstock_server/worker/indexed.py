@@ -14,8 +14,8 @@ from ..activity import ActivityPage
 from ..importing import user_traceback
 from ..permutation import make_key, permute
 from .collate import BadSample, Collate, Raised
+from .failures import describe
 from .randomness import GlobalRandomness
-from .usercode import did
 
 _AHEAD = 4096  # permuted positions that are computed at once
 
@@ -129,5 +129,5 @@ class IndexRun:
 def item_failed(item: int, error: BaseException) -> GeneratorError:
     """The error to report when the indexable object raised `error` for this item."""
     return GeneratorError(
-        f"reading item {item} {did(error)}", split=f"item {item}", remote_traceback=user_traceback(error)
+        f"reading item {item} {describe(error)}", split=f"item {item}", remote_traceback=user_traceback(error)
     )

@@ -1,10 +1,10 @@
-"""The worker's conversation with the daemon: one thread, one message at a time, jobs done step by step (see work.py).
+"""The worker's loop: reads the daemon's messages, and between them makes batches, one small step at a time.
 
-A step makes a batch, or reads some of what has to be read before one can be made. Between two steps the worker looks
-for messages, so a run that nobody wants any more ends there, and rows for a merged batch never wait for a turn. User
-code runs inside these steps, inside `_list_splits`, and where generators are closed.
+A step makes a batch, or reads part of what must be read before one can be made. Between two steps the worker looks for
+messages, so it drops a run that nobody wants within one step, and never lets rows for a merged batch wait for a turn.
+User code runs inside these steps, in `_list_splits`, and where generators are closed.
 
-Whatever fails for a run fails that run: the daemon gets RunFailed, and the worker goes on.
+An error in a run fails that run only: the worker sends RunFailed and goes on.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from penstock_proto.spec import Spec, leaf_list
 
 from ..activity import ActivityPage
 from ..feed import segment_count
-from .comparing import compare
+from .failures import describe
 from .indexed import IndexRun
 from .lane import LaneRun
-from .own import Own, above_standard
+from .loaded_feed import LoadedFeed, look_at_item, look_at_splits
+from .process_guard import ProcessGuard, above_standard
 from .randomness import GlobalRandomness
-from .served import ServedFeed, look_at_item, look_at_splits
+from .reproducibility import check_reproducibility
+from .scheduler import Job, Scheduler
 from .slots import Segments
-from .splits import OpenSplit, SplitList, SplitOpener, list_splits, write_list
-from .usercode import did
-from .work import Job, Work
+from .splits import OpenSplit, SharedSplits, SplitOpener, list_splits, write_list
 
 _PART_SECONDS = 0.020
 """A turn that takes longer than this is handed over in parts, so that a waiting consumer sees what there is."""
@@ -48,7 +48,7 @@ class Run:
     """A run that the daemon has opened."""
 
     number: int
-    served: ServedFeed
+    feed: LoadedFeed
     epoch: int
     lane: int
     batches: LaneRun | IndexRun
@@ -63,7 +63,7 @@ class Run:
     held: list[Any] = field(default_factory=list)
 
 
-class Worker:
+class WorkerLoop:
     """Serves the daemon at the other end of a connection.
 
     Args:
@@ -75,7 +75,12 @@ class Worker:
     """
 
     def __init__(
-        self, connection: socket.socket, number: int, feeds: dict[str, ServedFeed], page: ActivityPage, own: Own
+        self,
+        connection: socket.socket,
+        number: int,
+        feeds: dict[str, LoadedFeed],
+        page: ActivityPage,
+        guard: ProcessGuard,
     ) -> None:
         self._connection = connection
         self._readable = select.poll()
@@ -83,19 +88,21 @@ class Worker:
         self._number = number
         self._feeds = feeds
         self._page = page
-        self._own = own
+        self._guard = guard
         self._segments = Segments()
-        own.in_child(self._segments.abandon)
-        self._lists: dict[int, SplitList] = {}
+        guard.on_fork(self._segments.abandon)
+        self._lists: dict[int, SharedSplits] = {}
         self._runs: dict[int, Run] = {}
-        self._work = Work[Run](lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None)
+        self._scheduler = Scheduler[Run](
+            lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None
+        )
         self._randomness = GlobalRandomness()
         self._stopping = False
 
     def serve(self) -> None:
         """Serve until Shutdown. When the daemon is gone, the process ends here, at once."""
         while not self._stopping:
-            job = self._work.next()
+            job = self._scheduler.next()
             if job is None:
                 self._page.idle(self._readable.poll)
                 self._receive()
@@ -112,10 +119,10 @@ class Worker:
         try:
             next(job.steps)
         except StopIteration:
-            self._work.done(job)
+            self._scheduler.done(job)
         except Exception as error:
             self._fail(job.run.number, None, error)
-        self._work.stepped(job, began, time.monotonic())
+        self._scheduler.stepped(job, began, time.monotonic())
 
     # --- messages ---
 
@@ -129,7 +136,7 @@ class Worker:
         except ConnectionError:
             data, fd = b"", None
         except OSError:
-            self._own.check()
+            self._guard.check()
             raise
         if not data:
             os._exit(0)  # user code's threads and exit handlers must not outlive the daemon
@@ -178,7 +185,7 @@ class Worker:
             case m.SplitList():
                 fd = _needed(fd, message)
                 try:
-                    self._lists[message.splits] = SplitList(fd, message.nbytes)
+                    self._lists[message.splits] = SharedSplits(fd, message.nbytes)
                 finally:
                     os.close(fd)
             case m.ForgetSplits():
@@ -191,7 +198,7 @@ class Worker:
                 self._stopping = True
 
     def _send(self, message: m.FromWorker, fd: int | None = None) -> None:
-        self._own.check()
+        self._guard.check()
         try:
             seqpacket.send(self._connection, codec.encode(message), fd)
         except ConnectionError:
@@ -201,35 +208,35 @@ class Worker:
         """Report `error`, and close the run with all of its tickets."""
         if not isinstance(error, PenstockError):
             error = PenstockError(
-                f"the worker failed in this stream: it {did(error)}",
+                f"the worker failed in this stream: it {describe(error)}",
                 remote_traceback="".join(traceback.format_exception(error)),
             )
         error.feed = error.feed or feed
         error.worker = self._number
         opened = self._runs.get(run)
         if opened is not None:
-            error.feed = opened.served.plan.name
+            error.feed = opened.feed.plan.name
             self._close(opened)
         self._send(m.RunFailed(run=run, error=m.ErrorReport.of(error)))
 
     # --- splits and the first sample ---
 
     def _list_splits(self, message: m.ListSplits) -> None:
-        served = self._feeds[message.feed]
-        feed, plan = served.feed, served.plan
+        loaded = self._feeds[message.feed]
+        plan = loaded.plan
         if plan.length is not None:
-            spec, nbytes = look_at_item(served, self._randomness, self._page, message.run)
-            self._send_listed(message.run, 0, f"indexable {plan.length}", spec, nbytes, served.first)
+            spec, nbytes = look_at_item(loaded, self._randomness, self._page, message.run)
+            self._send_listed(message.run, 0, f"indexable {plan.length}", spec, nbytes, loaded.first)
             return
         if plan.segment is not None:
             count = segment_count(plan)
             spec, nbytes = look_at_splits(
-                served, range(count), message.epoch, self._randomness, self._page, message.run
+                loaded, range(count), message.epoch, self._randomness, self._page, message.run
             )
-            self._send_listed(message.run, count, f"segments {plan.segment} {plan.samples}", spec, nbytes, served.first)
+            self._send_listed(message.run, count, f"segments {plan.segment} {plan.samples}", spec, nbytes, loaded.first)
             return
-        splits = list_splits(feed, plan, message.epoch, self._randomness, self._page, message.run)
-        spec, nbytes = look_at_splits(served, splits, message.epoch, self._randomness, self._page, message.run)
+        splits = list_splits(loaded.declared, plan, message.epoch, self._randomness, self._page, message.run)
+        spec, nbytes = look_at_splits(loaded, splits, message.epoch, self._randomness, self._page, message.run)
         self._page.enter(message.run, -1, "pickling the splits")
         try:
             fd, length, digest = write_list(splits)
@@ -244,7 +251,7 @@ class Worker:
                     digest=digest,
                     spec=spec,
                     sample_nbytes=nbytes,
-                    first=served.first,
+                    first=loaded.first,
                 ),
                 fd,
             )
@@ -268,43 +275,45 @@ class Worker:
         )
 
     def _compare(self, message: m.Compare) -> None:
-        served = self._feeds[message.feed]
-        splits = self._lists.get(message.splits, range(segment_count(served.plan) if served.plan.segment else 0))
-        found = compare(served, splits, message.index, message.digests, self._randomness, self._page, message.run)
+        loaded = self._feeds[message.feed]
+        splits = self._lists.get(message.splits, range(segment_count(loaded.plan) if loaded.plan.segment else 0))
+        found = check_reproducibility(
+            loaded, splits, message.index, message.digests, self._randomness, self._page, message.run
+        )
         self._send(m.Compared(run=message.run, warning=found[:1024]))
 
     # --- runs ---
 
     def _start(self, message: m.StartRun) -> None:
-        served = self._feeds[message.feed]
+        loaded = self._feeds[message.feed]
         if message.spec is not None:
-            served.learn(message.spec)
+            loaded.learn(message.spec)
         batches: LaneRun | IndexRun
-        if served.plan.length is not None:
-            served.warm_up(self._randomness, self._page, message.run)
+        if loaded.plan.length is not None:
+            loaded.warm_up(self._randomness, self._page, message.run)
             batches = IndexRun(
-                served.plan,
-                served.feed.generate,
+                loaded.plan,
+                loaded.declared.generate,
                 epoch=message.epoch,
-                collate=served.collate,
+                collate=loaded.collate,
                 randomness=self._randomness,
                 page=self._page,
                 run=message.run,
             )
         else:
-            batches = self._lane(message, served)
+            batches = self._lane(message, loaded)
         careful = batches.index + message.careful
-        self._runs[message.run] = Run(message.run, served, message.epoch, message.lane, batches, careful)
+        self._runs[message.run] = Run(message.run, loaded, message.epoch, message.lane, batches, careful)
 
-    def _lane(self, message: m.StartRun, served: ServedFeed) -> LaneRun:
-        splits: SplitList | range | None
-        if served.plan.segment is not None:
-            splits = range(segment_count(served.plan))
+    def _lane(self, message: m.StartRun, loaded: LoadedFeed) -> LaneRun:
+        splits: SharedSplits | range | None
+        if loaded.plan.segment is not None:
+            splits = range(segment_count(loaded.plan))
         else:
             splits = self._lists.get(message.splits)
         if splits is None:
             raise ProtocolError(f"a run of splits {message.splits}, which this worker was not given")
-        opener = SplitOpener(served.feed, served.plan, self._randomness, self._page, message.run)
+        opener = SplitOpener(loaded.declared, loaded.plan, self._randomness, self._page, message.run)
 
         def item(number: int, index: int) -> Any:
             if isinstance(splits, range):
@@ -321,7 +330,7 @@ class Worker:
         def on_skip(number: int, index: int, samples: int, error: GeneratorError | None) -> None:
             report = None
             if error is not None:
-                error.feed, error.worker = served.plan.name, self._number
+                error.feed, error.worker = loaded.plan.name, self._number
                 report = m.ErrorReport.of(error)
             try:
                 text = opener.show(item(number, index))
@@ -330,11 +339,11 @@ class Worker:
             self._send(m.SplitSkipped(run=message.run, number=number, split=text[:1024], samples=samples, error=report))
 
         return LaneRun(
-            served.plan,
+            loaded.plan,
             epoch=message.epoch,
             lane=message.lane,
             n_splits=len(splits),
-            collate=served.collate,
+            collate=loaded.collate,
             open_split=open_split,
             record=message.record,
             ahead=message.ahead,
@@ -346,7 +355,7 @@ class Worker:
         run = self._runs.pop(number, None)
         if run is None:
             return  # its StartRun failed
-        jobs = [] if run.closed else self._work.drop(run)  # if it failed, its tickets are gone with it
+        jobs = [] if run.closed else self._scheduler.drop(run)  # if it failed, its tickets are gone with it
         if run.waiting is not None:
             self._send(_nothing(number, run.waiting))
         self._close(run)
@@ -361,7 +370,7 @@ class Worker:
         run.waiting = None
         run.held = []
         run.batches.close()
-        self._work.drop(run)
+        self._scheduler.drop(run)
 
     # --- turns ---
 
@@ -370,14 +379,14 @@ class Worker:
         if run is None or run.closed:
             return  # it failed when the daemon had not heard of it
         job = Job(run, fill.ticket, fills=True)
-        if run.served.layout is None:
+        if run.feed.layout is None:
             job.steps = self._fill_one(fill, job)
         else:
-            job.steps = self._fill_turn(fill, job, run.served.layout)
+            job.steps = self._fill_turn(fill, job, run.feed.layout)
         waited = run.waiting == fill.ticket
         if waited:
             run.waiting = None
-        self._work.add(job, first=waited)
+        self._scheduler.add(job, first=waited)
 
     def _fill_turn(self, fill: m.Fill, job: Job[Run], slot_layout: layout.SlotLayout) -> Iterator[None]:
         """A turn of a fixed feed: batches one after another, reported in parts where they take their time."""
@@ -387,7 +396,7 @@ class Worker:
         if fill.first + fill.batches > slot_layout.batches:
             raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit a slot")
         slot = self._segments.batches(slot_layout, fill.segment)
-        full = run.served.plan.batch_size
+        full = run.feed.plan.batch_size
         at = rows = 0
         ended = False
         reported = time.monotonic()
@@ -443,9 +452,9 @@ class Worker:
                 return
             run.held = target[0]
         batch, run.held = run.held, []
-        assert run.served.spec is not None
+        assert run.feed.spec is not None
         shapes = tuple(leaf.shape for leaf in batch)
-        slot_layout = layout.lay_out([leaf.dtype for leaf in leaf_list(run.served.spec)], shapes)
+        slot_layout = layout.lay_out([leaf.dtype for leaf in leaf_list(run.feed.spec)], shapes)
         if slot_layout.nbytes > fill.nbytes:
             run.held = [leaf.copy() for leaf in batch]  # the generator may reuse its buffers in another lane
             run.waiting = fill.ticket
@@ -496,19 +505,19 @@ class Worker:
         if isinstance(run.batches, LaneRun) and not run.batches.ended:
             job = Job(run, message.ticket, fills=False)
             job.steps = steps
-            self._work.add(job, first=True)
+            self._scheduler.add(job, first=True)
         else:
             next(steps, None)
 
     def _written(self, message: m.WriteRows, run: Run) -> Iterator[None]:
         """Write leftover rows. A run that goes on from behind its last full batch is read to its end first, which gives
         its leftover again."""
-        lane, slot_layout = run.batches, run.served.layout
+        lane, slot_layout = run.batches, run.feed.layout
         if isinstance(lane, LaneRun) and not lane.ended:
             run.read_again = True
             while not lane.prepare():
                 yield
-            if lane.next_batch(run.served.collate.store(run.served.plan.batch_size or 1)):
+            if lane.next_batch(run.feed.collate.store(run.feed.plan.batch_size or 1)):
                 raise ProtocolError(f"leftover rows are asked of a lane that has a full batch, number {lane.index - 1}")
         if slot_layout is None or message.start + message.count > lane.leftover:
             if run.read_again:

@@ -23,11 +23,11 @@ Steps: TypeAlias = Generator[str, None, bool]
 """Gives the name of what it has imported, and at last whether the search goes on behind it."""
 
 
-class Failed(Exception):
+class ImportFailed(Exception):
     """The import of the module in its first argument raised."""
 
 
-def imported_ahead(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
+def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
     """Import libraries of the feeds' modules, one at a time, and give the name of each behind its import.
 
     Args:
@@ -104,6 +104,6 @@ class _Search:
             try:
                 __import__(name, fromlist=[one for one in wanted if one != "*"])
             except (Exception, SystemExit):
-                raise Failed(name.partition(".")[0]) from None  # the worker says what is wrong with it
+                raise ImportFailed(name.partition(".")[0]) from None  # the worker says what is wrong with it
             yield name
         return True

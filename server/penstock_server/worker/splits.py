@@ -29,10 +29,10 @@ from penstock_proto.spec import shown
 
 from ..activity import ActivityPage
 from ..feed import Feed, wants
-from ..importing import said, user_traceback
+from ..importing import summary, user_traceback
 from .collate import BadSample, Collate, Raised
+from .failures import describe
 from .randomness import GlobalRandomness, GlobalState, generator
-from .usercode import did
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -67,7 +67,7 @@ def list_splits(
             raise
         except BaseException as error:
             raise GeneratorError(
-                f"{name}, which lists the splits, {did(error)}", remote_traceback=user_traceback(error)
+                f"{name}, which lists the splits, {describe(error)}", remote_traceback=user_traceback(error)
             ) from error
         finally:
             page.leave()
@@ -92,8 +92,8 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
             items.append(pickle.dumps(split, protocol=5))
         except BaseException as error:
             raise FeedError(
-                f"split {number} of {len(splits)} cannot be pickled ({said(error)}): make splits plain data, such as "
-                "paths or ranges, and open files in the generator",
+                f"split {number} of {len(splits)} cannot be pickled ({summary(error)}): make splits plain data, such "
+                "as paths or ranges, and open files in the generator",
                 split=shown(split),
             ) from error
     head = 8 * (len(items) + 2)
@@ -111,7 +111,7 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
     return fd, len(data), hashlib.sha256(data).digest()
 
 
-class SplitList:
+class SharedSplits:
     """A list of splits that `write_list` made, here or in another worker; an item is unpickled when it is read."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -135,7 +135,8 @@ class SplitList:
             return pickle.loads(self._data[start:stop])
         except BaseException as error:
             raise FeedError(
-                f"split {index} cannot be unpickled ({said(error)}): make splits plain data, such as paths or ranges",
+                f"split {index} cannot be unpickled ({summary(error)}): make splits plain data, such as paths or "
+                "ranges",
                 remote_traceback=user_traceback(error),
             ) from error
 
@@ -331,7 +332,7 @@ class OpenSplit:
 
 
 def _failed(name: str, place: str | None, error: BaseException) -> GeneratorError:
-    return GeneratorError(f"{name} {did(error)}", split=place, remote_traceback=user_traceback(error))
+    return GeneratorError(f"{name} {describe(error)}", split=place, remote_traceback=user_traceback(error))
 
 
 def _mend(returned: Any) -> str:

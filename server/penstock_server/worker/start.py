@@ -25,12 +25,12 @@ from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, St
 
 from ..activity import ActivityPage
 from ..feed import Feed
-from ..importing import load, said, user_traceback
-from . import imports, signals
-from .loop import Worker
-from .own import Own
-from .served import ServedFeed
-from .usercode import did
+from ..importing import load, summary, user_traceback
+from . import import_seeding, signals
+from .failures import describe
+from .loaded_feed import LoadedFeed
+from .loop import WorkerLoop
+from .process_guard import ProcessGuard
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 
@@ -75,42 +75,42 @@ def serve(
     if dump_fd is not None:
         os.set_inheritable(dump_fd, False)
         faulthandler.register(signal.SIGUSR2, dump_fd, all_threads=False)
-    own = Own(connection, page)
+    guard = ProcessGuard(connection, page)
     signals.restore_in_children()
     began = time.monotonic()
     had_tensorflow = "tensorflow" in sys.modules  # which the fork server has imported for all
     page.importing(f"importing {' '.join(feeds)}")
     try:
-        served = _load(feeds)
+        loaded = _load(feeds)
     except PenstockError as error:
         error.worker = number
-        own.check()
+        guard.check()
         _send(connection, StartFailed(error=ErrorReport.of(error)))
         return 1
     page.leave()
     _send(
         connection,
         Imported(
-            feeds=tuple(one.plan for one in served.values()),
+            feeds=tuple(one.plan for one in loaded.values()),
             imports_seconds=time.monotonic() - began,
             tensorflow="tensorflow" in sys.modules and not had_tensorflow,
         ),
     )
     page.ready()
-    Worker(connection, number, served, page, own).serve()
+    WorkerLoop(connection, number, loaded, page, guard).serve()
     return 0
 
 
-def _load(targets: Sequence[str]) -> dict[str, ServedFeed]:
-    feeds: dict[str, ServedFeed] = {}
+def _load(targets: Sequence[str]) -> dict[str, LoadedFeed]:
+    feeds: dict[str, LoadedFeed] = {}
     for target in targets:
-        with imports.seeded():
+        with import_seeding.seeded_imports():
             feed = _import(target)
             plan = _plan(feed.plan, target)
         if plan.name in feeds:
             raise StartError(f"two feeds have the name {plan.name!r} ({target} is the second): give one Feed(name=...)")
-        feeds[plan.name] = ServedFeed(feed, plan)
-    nbytes = sum(len(msgspec.msgpack.encode(served.plan)) for served in feeds.values())
+        feeds[plan.name] = LoadedFeed(feed, plan)
+    nbytes = sum(len(msgspec.msgpack.encode(loaded.plan)) for loaded in feeds.values())
     if nbytes > MAX_MESSAGE - 1024:
         raise StartError(
             f"the declared specs of these feeds take {nbytes} bytes together; up to {MAX_MESSAGE - 1024} can be served "
@@ -123,14 +123,16 @@ def _import(target: str) -> Feed:
     try:
         return load(target)
     except (SystemExit, KeyboardInterrupt) as error:
-        raise StartError(f"importing {target} {did(error)}", remote_traceback=user_traceback(error)) from error
+        raise StartError(f"importing {target} {describe(error)}", remote_traceback=user_traceback(error)) from error
 
 
 def _plan(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
     try:
         return make(target.rpartition(":")[2])
     except BaseException as error:  # the length of an indexable object is user code
-        raise StartError(f"{target} cannot be served: {said(error)}", remote_traceback=user_traceback(error)) from error
+        raise StartError(
+            f"{target} cannot be served: {summary(error)}", remote_traceback=user_traceback(error)
+        ) from error
 
 
 def _send(connection: socket.socket, message: Message) -> None:

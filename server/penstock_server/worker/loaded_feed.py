@@ -18,21 +18,21 @@ from ..activity import ActivityPage
 from ..feed import Feed, batch_warning, fixed_slots
 from ..importing import user_traceback
 from .collate import Collate, ReadyBatches, Rows, digests_of, infer_spec, nbytes_of
+from .failures import describe
 from .indexed import item_failed
 from .lane import MAX_EMPTY, MAX_SKIPPED
 from .randomness import GlobalRandomness
 from .splits import SplitOpener
-from .usercode import did
 
 _MOST_DIGESTED = 64 << 20
 """Bytes of a sample beyond which making its digest takes too long."""
 
 
-class ServedFeed:
+class LoadedFeed:
     """A feed of this process, its options, and, once it is known, its spec and what follows from that."""
 
-    def __init__(self, feed: Feed, plan: FeedPlan) -> None:
-        self.feed = feed
+    def __init__(self, declared: Feed, plan: FeedPlan) -> None:
+        self.declared = declared
         self.plan = plan
         self.spec: Spec | None = None
         self.layout: layout.SlotLayout | None = None
@@ -99,7 +99,7 @@ class ServedFeed:
 
 
 def look_at_splits(
-    served: ServedFeed, splits: Sequence[Any], epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
+    loaded: LoadedFeed, splits: Sequence[Any], epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> tuple[Spec | None, int]:
     """Read the first sample of a feed, unless what it tells is known.
 
@@ -112,65 +112,65 @@ def look_at_splits(
         FeedError: no split yields a sample.
         GeneratorError, SpecError: user code raised, or what it yields cannot be served.
     """
-    served.first = None
-    if not served.needs_a_look:
-        return None, served.declared_nbytes
-    opener = SplitOpener(served.feed, served.plan, randomness, page, run)
+    loaded.first = None
+    if not loaded.needs_a_look:
+        return None, loaded.declared_nbytes
+    opener = SplitOpener(loaded.declared, loaded.plan, randomness, page, run)
     raised: list[GeneratorError] = []
-    for index, split in enumerate(splits[:MAX_EMPTY] if served.plan.endless else splits):
+    for index, split in enumerate(splits[:MAX_EMPTY] if loaded.plan.endless else splits):
         began = time.monotonic()
         try:
             opened = opener.open(split, index, epoch)
             try:
                 for sample in opened.first():
-                    return _seen(served, sample, opened.place, index, time.monotonic() - began)
+                    return _seen(loaded, sample, opened.place, index, time.monotonic() - began)
             finally:
                 opened.close()
         except GeneratorError as error:
             raised.append(error)
-            if served.plan.on_error != "skip" or len(raised) > MAX_SKIPPED:
+            if loaded.plan.on_error != "skip" or len(raised) > MAX_SKIPPED:
                 break
     if raised:
         raise raised[0]
-    if served.plan.endless:
+    if loaded.plan.endless:
         raise FeedError(f"the feed yields nothing: the first {MAX_EMPTY} segments ended without a sample")
     raise FeedError(
-        f"the feed yields nothing: all of its {len(splits)} {served.plan.piece}s were read, and none yielded a sample"
+        f"the feed yields nothing: all of its {len(splits)} {loaded.plan.piece}s were read, and none yielded a sample"
     )
 
 
 def look_at_item(
-    served: ServedFeed, randomness: GlobalRandomness, page: ActivityPage, run: int
+    loaded: LoadedFeed, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> tuple[Spec | None, int]:
     """`look_at_splits` for an indexable feed."""
-    if served.plan.length == 0:
+    if loaded.plan.length == 0:
         raise FeedError("the feed yields nothing: the indexable object has no items (its len() is 0)")
-    served.first = None
-    if not served.needs_a_look:
-        return None, served.declared_nbytes
+    loaded.first = None
+    if not loaded.needs_a_look:
+        return None, loaded.declared_nbytes
     began = time.monotonic()
-    sample = first_item(served, randomness, page, run)
-    return _seen(served, sample, "item 0", 0, time.monotonic() - began)
+    sample = first_item(loaded, randomness, page, run)
+    return _seen(loaded, sample, "item 0", 0, time.monotonic() - began)
 
 
-def first_item(served: ServedFeed, randomness: GlobalRandomness, page: ActivityPage, run: int) -> Any:
+def first_item(loaded: LoadedFeed, randomness: GlobalRandomness, page: ActivityPage, run: int) -> Any:
     """Item 0 of an indexable feed, read with the same random numbers in each process.
 
     Raises:
         GeneratorError: user code raised.
     """
-    served.warm = True
-    return read_item(served, 0, randomness, page, run)
+    loaded.warm = True
+    return read_item(loaded, 0, randomness, page, run)
 
 
-def read_item(served: ServedFeed, index: int, randomness: GlobalRandomness, page: ActivityPage, run: int) -> Any:
+def read_item(loaded: LoadedFeed, index: int, randomness: GlobalRandomness, page: ActivityPage, run: int) -> Any:
     """An item of an indexable feed, read with random numbers of its own.
 
     Raises:
         GeneratorError: user code raised.
     """
-    randomness.seed(served.plan.seed, 0, index)
-    source: Any = served.feed.generate
+    randomness.seed(loaded.plan.seed, 0, index)
+    source: Any = loaded.declared.generate
     page.enter(run, -1, f"item {index}")
     try:
         return source[index]
@@ -180,9 +180,9 @@ def read_item(served: ServedFeed, index: int, randomness: GlobalRandomness, page
         page.leave()
 
 
-def _seen(served: ServedFeed, sample: Any, place: str | None, index: int, seconds: float) -> tuple[Spec | None, int]:
+def _seen(loaded: LoadedFeed, sample: Any, place: str | None, index: int, seconds: float) -> tuple[Spec | None, int]:
     try:
-        spec = served.spec or infer_spec(sample, served.plan.batch_size)
+        spec = loaded.spec or infer_spec(sample, loaded.plan.batch_size)
         nbytes = nbytes_of(spec, sample)
         digests = digests_of(sample) if nbytes <= _MOST_DIGESTED else b""
     except PenstockError as error:
@@ -190,10 +190,10 @@ def _seen(served: ServedFeed, sample: Any, place: str | None, index: int, second
         raise
     except BaseException as error:  # a sample's __array__ or keys() is user code as well
         raise GeneratorError(
-            f"looking at the first sample {did(error)}", split=place, remote_traceback=user_traceback(error)
+            f"looking at the first sample {describe(error)}", split=place, remote_traceback=user_traceback(error)
         ) from error
-    found = spec if served.spec is None else None
-    warning = batch_warning(served.plan.name, spec, served.plan.batch_size)
-    served.first = FirstSample(index, digests, seconds, () if warning is None else (warning,))
-    served.learn(spec)
+    found = spec if loaded.spec is None else None
+    warning = batch_warning(loaded.plan.name, spec, loaded.plan.batch_size)
+    loaded.first = FirstSample(index, digests, seconds, () if warning is None else (warning,))
+    loaded.learn(spec)
     return found, nbytes

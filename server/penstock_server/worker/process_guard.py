@@ -20,7 +20,7 @@ CUT_OFF = 1
 """The exit status of a worker whose connection was closed by user code; its status page says why it ended."""
 
 
-class Own:
+class ProcessGuard:
     """See the file's head. One for each worker process.
 
     Args:
@@ -33,13 +33,13 @@ class Own:
         self._fd = connection.fileno()
         self._identity = self._look()
         self._page = page
-        self._in_child: list[Callable[[], None]] = []
+        self._on_fork: list[Callable[[], None]] = []
         page.on_leave = self.check
         os.register_at_fork(after_in_child=self._let_go)
 
-    def in_child(self, let_go: Callable[[], None]) -> None:
+    def on_fork(self, let_go: Callable[[], None]) -> None:
         """Call `let_go` in each process that user code forks."""
-        self._in_child.append(let_go)
+        self._on_fork.append(let_go)
 
     def check(self) -> None:
         """User code has returned: end the process if it is not the worker, or has no connection any longer."""
@@ -65,7 +65,7 @@ class Own:
     def _let_go(self) -> None:
         """In a child: it has no part in what is the worker's."""
         self._page.detach()
-        for let_go in self._in_child:
+        for let_go in self._on_fork:
             let_go()
         if self._look() == self._identity:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

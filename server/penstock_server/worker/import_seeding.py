@@ -34,7 +34,7 @@ _LOADERS = (
 
 
 @contextmanager
-def seeded() -> Iterator[None]:
+def seeded_imports() -> Iterator[None]:
     """Within, user modules are imported and their objects are built with the same random numbers in each process.
 
     Behind it the global generators have a state that differs from process to process, as at the start of any.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import repeat
 
-from penstock_server.worker.work import SLICE_SECONDS, Job, Work
+from penstock_server.worker.scheduler import SLICE_SECONDS, Job, Scheduler
 
 STEP = SLICE_SECONDS / 3.9
 """Seconds: four make a slice."""
@@ -21,24 +21,24 @@ class World:
     """Jobs whose steps take as long as is said."""
 
     def __init__(self) -> None:
-        self.work = Work[Run](lambda run: run.stream, lambda run: run.waits)
+        self.scheduler = Scheduler[Run](lambda run: run.stream, lambda run: run.waits)
         self.now = 0.0
         self.done: list[int] = []
 
     def add(self, run: Run, ticket: int, steps: int = 1, *, first: bool = False) -> None:
         job = Job(run, ticket, fills=True)
         job.steps = repeat(None, steps)
-        self.work.add(job, first=first)
+        self.scheduler.add(job, first=first)
 
     def step(self, seconds: float = STEP) -> int:
         """Take a step; returns which job's."""
-        job = self.work.next()
+        job = self.scheduler.next()
         assert job is not None
         began, self.now = self.now, self.now + seconds
         if next(job.steps, self) is self:
-            self.work.done(job)
+            self.scheduler.done(job)
             self.done.append(job.ticket)
-        self.work.stepped(job, began, self.now)
+        self.scheduler.stepped(job, began, self.now)
         return job.ticket
 
 
@@ -46,7 +46,7 @@ def test_a_streams_jobs_are_done_one_after_another() -> None:
     world, run, other = World(), Run(1), Run(1)
     for ticket in range(4):
         world.add(run if ticket % 2 else other, ticket, steps=10)
-    while world.work.next() is not None:
+    while world.scheduler.next() is not None:
         world.step()
     assert world.done == [0, 1, 2, 3]
 
@@ -79,10 +79,10 @@ def test_a_run_that_waits_lets_others_of_its_stream_by_and_keeps_its_order() -> 
     world.add(other, 3)
     assert world.step() == 3
     world.step()
-    assert world.work.next() is None
+    assert world.scheduler.next() is None
     world.add(run, 0, first=True)
     run.waits = False
-    while world.work.next() is not None:
+    while world.scheduler.next() is not None:
         world.step()
     assert world.done == [3, 0, 1, 2]
 
@@ -92,7 +92,7 @@ def test_the_jobs_of_a_run_that_is_dropped_are_returned_in_order() -> None:
     for ticket in range(4):
         world.add(run if ticket % 2 else other, ticket, steps=9)
     world.step()
-    assert [job.ticket for job in world.work.drop(run)] == [1, 3]
-    assert [job.ticket for job in world.work.drop(other)] == [0, 2]
-    assert world.work.next() is None
-    assert world.work.drop(run) == []
+    assert [job.ticket for job in world.scheduler.drop(run)] == [1, 3]
+    assert [job.ticket for job in world.scheduler.drop(other)] == [0, 2]
+    assert world.scheduler.next() is None
+    assert world.scheduler.drop(run) == []

@@ -38,7 +38,7 @@ class Job(Generic[R]):
     reported: int = 0
 
 
-class Work(Generic[R]):
+class Scheduler(Generic[R]):
     """The jobs that are to be done.
 
     Args:
@@ -50,7 +50,7 @@ class Work(Generic[R]):
         self._stream = stream
         self._waits = waits
         self._jobs: dict[int, deque[Job[R]]] = {}  # by stream, the one whose turn it is first
-        self._turn: int | None = None
+        self._current: int | None = None
         self._since = 0.0
 
     def add(self, job: Job[R], *, first: bool = False) -> None:
@@ -68,10 +68,10 @@ class Work(Generic[R]):
     def stepped(self, job: Job[R], began: float, now: float) -> None:
         """A step of the job was done, from `began` until `now`. A stream that has had its time lets others by."""
         stream = self._stream(job.run)
-        if self._turn != stream:
-            self._turn, self._since = stream, began
+        if self._current != stream:
+            self._current, self._since = stream, began
         if now - self._since >= SLICE_SECONDS:
-            self._turn = None
+            self._current = None
             if stream in self._jobs:
                 self._jobs[stream] = self._jobs.pop(stream)
 
