@@ -36,7 +36,7 @@ def installed(folder: Path, **packages: str) -> str:
     for name, body in packages.items():
         note = f"import os\nwith open({str(folder / name)!r}, 'a') as notes: print(os.getpid(), file=notes)\n"
         (site / f"{name}.py").write_text(note + textwrap.dedent(body))
-    return str(site)
+    return os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def importers(folder: Path, name: str) -> list[int]:

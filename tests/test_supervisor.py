@@ -351,7 +351,7 @@ def test_workers_may_leave_or_be_killed_before_they_have_started(
     library, go = tmp_path / "site-packages" / "slow.py", tmp_path / "go"
     library.parent.mkdir()
     library.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n")
-    monkeypatch.setenv("PYTHONPATH", str(library.parent))
+    monkeypatch.setenv("PYTHONPATH", str(library.parent), prepend=os.pathsep)
 
     async def body(watched: Watched) -> None:
         watched.supervisor.retire(1, FAREWELL)
