@@ -458,7 +458,7 @@ def test_a_stream_at_which_workers_die_outside_of_user_code_fails_by_itself(serv
         import os
         import numpy as np
         from penstock_server import Feed
-        from penstock_server.worker import loop
+        from penstock_server.worker import filling
 
         def numbers(split):
             for i in range(200):
@@ -466,14 +466,14 @@ def test_a_stream_at_which_workers_die_outside_of_user_code_fails_by_itself(serv
 
         honest = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
         deadly = Feed(numbers, splits=range(4), batch_size=4, turn=1, lanes=4)
-        report = loop.WorkerLoop._report
+        report = filling.Filler._report
 
-        def dies(self, fill, *values, **named):
-            if self._runs[fill.run].feed.plan.name == "deadly":
+        def dies(self, run, fill, *values, **named):
+            if run.feed.plan.name == "deadly":
                 os._exit(9)  # what a fault of our own might do
-            report(self, fill, *values, **named)
+            report(self, run, fill, *values, **named)
 
-        loop.WorkerLoop._report = dies
+        filling.Filler._report = dies
     """
     daemon = serve(source, "honest", "deadly", workers=2)
     with (

@@ -17,7 +17,8 @@ from penstock_proto.spec import infer, leaves
 
 from ..activity import ActivityPage
 from .collate import DIGEST, digests_of
-from .loaded_feed import LoadedFeed, read_item
+from .first_sample import Probe
+from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
 from .splits import SharedSplits, SplitOpener
 
@@ -48,17 +49,18 @@ class ReproducibilityCheck:
 
     def __init__(
         self,
-        loaded: LoadedFeed,
+        feed: LoadedFeed,
         splits: Sequence[Any] | SharedSplits,
         randomness: GlobalRandomness,
         page: ActivityPage,
         run: int,
     ) -> None:
-        self._loaded = loaded
+        self._feed = feed
         self._splits = splits
         self._randomness = randomness
         self._page = page
         self._run = run
+        self._probe = Probe(feed, randomness, page, run)
         self._paths: list[str] = []
 
     def with_what_was_seen(self, index: int, digests: bytes) -> str:
@@ -68,7 +70,7 @@ class ReproducibilityCheck:
             index: of the split (or item) that gave the sample that was seen.
             digests: those of that sample's leaves.
         """
-        if self._loaded.plan.length is not None:
+        if self._feed.plan.length is not None:
             return self._item(digests)
         count, other = len(self._splits), None
         if count > 1:
@@ -78,14 +80,14 @@ class ReproducibilityCheck:
         if found != [digests]:
             reason = _ONCE_A_PROCESS if self._first_samples(index, 1) == found else _UNSEEDED
             return self._differs(self._place(index), found, digests, reason)
-        if self._loaded.plan.segment is not None and other == found:
+        if self._feed.plan.segment is not None and other == found:
             return self._equal_segments()
         return ""
 
     def _item(self, digests: bytes) -> str:
-        self._loaded.warm = True
+        self._feed.set_warm()
         first = self._item_digests(0)
-        if self._loaded.plan.length != 1:
+        if self._feed.plan.length != 1:
             self._item_digests(1)
         again = self._item_digests(0)
         if first != digests:
@@ -93,7 +95,7 @@ class ReproducibilityCheck:
         return "" if again == first else self._differs("item 0", [again], digests, _KEPT)
 
     def _item_digests(self, index: int) -> bytes:
-        return self._digests(read_item(self._loaded, index, self._randomness, self._page, self._run))
+        return self._digests(self._probe.item(index))
 
     def _equal_segments(self) -> str:
         """Compare more of them, since two honest ones may begin alike: a game has one opening, a coin two sides."""
@@ -107,7 +109,7 @@ class ReproducibilityCheck:
         if compared < _ENOUGH:
             return ""
         return (
-            f"feed {self._loaded.plan.name}: segments 0 and {first} are made of the same samples, as far as these were "
+            f"feed {self._feed.plan.name}: segments 0 and {first} are made of the same samples, as far as these were "
             f"compared, so each segment repeats them. Let the generator draw from `rng`, or from random or "
             "numpy.random without a seed of its own (they are seeded for each segment), or take the segment's number "
             "as its first parameter"
@@ -115,7 +117,7 @@ class ReproducibilityCheck:
 
     def _first_samples(self, index: int, count: int) -> list[bytes]:
         """The digests of the first samples of a split."""
-        opener = SplitOpener(self._loaded.declared, self._loaded.plan, self._randomness, self._page, self._run)
+        opener = SplitOpener(self._feed.declared, self._feed.plan, self._randomness, self._page, self._run)
         opened = opener.open(self._splits[index], index, 0)
         found = []
         try:
@@ -131,7 +133,7 @@ class ReproducibilityCheck:
         return digests_of(sample)
 
     def _place(self, index: int) -> str:
-        feed, plan = self._loaded.declared, self._loaded.plan
+        feed, plan = self._feed.declared, self._feed.plan
         opener = SplitOpener(feed, plan, self._randomness, self._page, self._run)
         return f"{'' if feed.splits is None else 'split '}{opener.show(self._splits[index])}"
 
@@ -145,13 +147,13 @@ class ReproducibilityCheck:
             ]
             which = f" ({', '.join(paths[:4])}{', ...' if len(paths) > 4 else ''})"
         return (
-            f"feed {self._loaded.plan.name}: {place} gave another first sample{which} when it was made a second time: "
+            f"feed {self._feed.plan.name}: {place} gave another first sample{which} when it was made a second time: "
             f"{reason}. {_SO}"
         )
 
 
 def check_reproducibility(
-    loaded: LoadedFeed,
+    feed: LoadedFeed,
     splits: Sequence[Any] | SharedSplits,
     index: int,
     digests: bytes,
@@ -161,6 +163,6 @@ def check_reproducibility(
 ) -> str:
     """What is wrong with a feed whose first sample had these digests, in words; nothing where user code raises."""
     try:
-        return ReproducibilityCheck(loaded, splits, randomness, page, run).with_what_was_seen(index, digests)
+        return ReproducibilityCheck(feed, splits, randomness, page, run).with_what_was_seen(index, digests)
     except BaseException:
         return ""

@@ -1,0 +1,183 @@
+"""Makes a run's batches in the slots that the daemon names, and reports them.
+
+Each method returns an iterator of steps: the worker's loop takes them one at a time, and looks for messages in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock_proto import FeedError, ProtocolError, layout
+from penstock_proto import messages as m
+from penstock_proto.spec import leaf_list
+
+from .indexed import IndexRun
+from .lane import LaneRun
+from .run import Run
+from .scheduler import Job
+from .slots import Segments
+
+_PART_SECONDS = 0.020
+"""A turn that takes longer than this is reported in parts, so that a waiting consumer gets what there is."""
+
+
+class Filler:
+    """Fills slots.
+
+    Args:
+        segments: the mapped slots.
+        send: sends a message to the daemon.
+    """
+
+    def __init__(self, segments: Segments, send: Callable[[m.Made | m.NeedRoom | m.RowsWritten], None]) -> None:
+        self._segments = segments
+        self._send = send
+
+    def turn(self, fill: m.Fill, job: Job[Run], slot_layout: layout.SlotLayout) -> Iterator[None]:
+        """Make a turn of a feed whose batches have one size; report it in parts if it takes long."""
+        run = job.run
+        source = run.batches
+        _go_to(source, fill.index)
+        if fill.first + fill.batches > slot_layout.batches:
+            raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit a slot")
+        slot = self._segments.batches(slot_layout, fill.segment)
+        full = run.feed.plan.batch_size
+        at = rows = 0
+        ended = False
+        reported = time.monotonic()
+
+        def report(*, last: bool = False) -> None:
+            nonlocal rows, reported
+            self._report(run, fill, job.reported, at, rows, last=last, ended=ended)
+            job.reported, rows, reported = at, 0, time.monotonic()
+
+        def takes_long() -> bool:
+            return at > job.reported and source.settled and time.monotonic() - reported > _PART_SECONDS
+
+        while at < fill.batches:
+            place = fill.first + at
+            try:
+                while not source.prepare():
+                    if takes_long():
+                        report()
+                    yield
+                made = source.next_batch([leaf[place] for leaf in slot.leaves])
+            except Exception:
+                if at > job.reported and source.settled:
+                    report()  # what was made before is not lost
+                raise
+            if not made:
+                ended = True
+                break
+            if made != full and at > job.reported:  # an epoch's last batch, which is a slab by itself
+                report()
+            slot.headers[place, :4] = made, run.epoch, run.lane, source.index - 1
+            rows += made
+            at += 1
+            if at == fill.batches:
+                break
+            if source.index < run.careful or takes_long():
+                report()
+            yield
+        report(last=True)
+
+    def one(self, fill: m.Fill, job: Job[Run]) -> Iterator[None]:
+        """Make one batch of a feed whose batches vary in size; ask for a larger slot if it does not fit."""
+        run = job.run
+        if fill.batches != 1:
+            raise ProtocolError(f"{fill.batches} batches in a slot of a feed whose batches vary in size")
+        source = run.batches
+        if not run.held:
+            _go_to(source, fill.index)
+            while not source.prepare():
+                yield
+            target: list[Any] = [None]
+            if not source.next_batch(target):
+                self._report(run, fill, 0, 0, 0, last=True, ended=True)
+                return
+            run.held = target[0]
+        batch, run.held = run.held, []
+        assert run.feed.spec is not None
+        shapes = tuple(leaf.shape for leaf in batch)
+        slot_layout = layout.lay_out([leaf.dtype for leaf in leaf_list(run.feed.spec)], shapes)
+        if slot_layout.nbytes > fill.nbytes:
+            run.held = [leaf.copy() for leaf in batch]  # the generator may reuse its buffers in another lane
+            run.waiting = fill.ticket
+            self._send(m.NeedRoom(run=fill.run, ticket=fill.ticket, nbytes=slot_layout.nbytes))
+            return
+        slot = self._segments.batches(slot_layout, fill.segment)
+        for room, leaf in zip(slot.leaves, batch, strict=True):
+            room[0] = leaf
+        rows = next((shape[0] for shape in shapes if shape), 1)
+        slot.headers[0, :4] = rows, run.epoch, run.lane, source.index - 1
+        self._report(run, fill, 0, 1, rows, last=True, shapes=shapes)
+
+    def leftover(self, message: m.WriteRows, run: Run) -> Iterator[None]:
+        """Write leftover rows. A run that began at its last full batch is read to its end first, which gives the
+        leftover again."""
+        lane, slot_layout = run.batches, run.feed.layout
+        if isinstance(lane, LaneRun) and not lane.ended:
+            run.read_again = True
+            while not lane.prepare():
+                yield
+            if lane.next_batch(run.feed.collate.store(run.feed.plan.batch_size or 1)):
+                raise ProtocolError(f"leftover rows are asked of a lane that has a full batch, number {lane.index - 1}")
+        if slot_layout is None or message.start + message.count > lane.leftover:
+            if run.read_again:
+                raise FeedError(
+                    f"lane {run.lane} had {message.start + message.count} samples or more behind its last full batch, "
+                    f"and only {lane.leftover} when its splits were read again: a stream can go on elsewhere only if "
+                    "a split always yields the same samples"
+                )
+            raise ProtocolError(
+                f"rows {message.start} to {message.start + message.count} of a run with {lane.leftover} rows left over"
+            )
+        slot = self._segments.batches(slot_layout, message.segment)
+        for target, rows in zip(slot.leaves, lane.leftover_rows, strict=True):
+            target[0, message.row : message.row + message.count] = rows[message.start : message.start + message.count]
+        slot.headers[0, :4] = message.rows, run.epoch, layout.TAIL_LANE, message.index
+        self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
+
+    def _report(
+        self,
+        run: Run,
+        fill: m.Fill,
+        first: int,
+        at: int,
+        rows: int,
+        *,
+        last: bool = False,
+        ended: bool = False,
+        shapes: m.Shapes = (),
+    ) -> None:
+        source = run.batches
+        tells = at > first or ended  # the end too, as splits may have been skipped behind the last batch
+        self._send(
+            m.Made(
+                run=fill.run,
+                ticket=fill.ticket,
+                first=first,
+                batches=at - first,
+                rows=rows,
+                last=last,
+                ended=ended,
+                leftover=source.leftover if ended else 0,
+                shapes=shapes,
+                record=source.record() if tells else b"",
+                border=tells and source.border,
+            )
+        )
+
+
+def nothing_made(run: int, ticket: int, first: int = 0) -> m.Made:
+    """The answer for a ticket whose run was dropped when `first` batches were reported."""
+    return m.Made(run=run, ticket=ticket, first=first, batches=0, rows=0, last=True)
+
+
+def _go_to(source: LaneRun | IndexRun, index: int) -> None:
+    if isinstance(source, IndexRun):
+        source.index = index
+    elif source.index != index and not source.ended:
+        raise ProtocolError(f"batch {index} is asked of a lane that stands at batch {source.index}")

@@ -1,0 +1,80 @@
+"""Answers ListSplits: the splits of an epoch, and the first sample of the feed where its spec is not known."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+
+from penstock_proto import messages as m
+from penstock_proto.spec import Spec
+
+from ..activity import ActivityPage
+from ..feed import segment_count
+from .first_sample import Probe
+from .loaded_feed import LoadedFeed
+from .randomness import GlobalRandomness
+from .splits import list_splits, write_list
+
+
+def answer_listing(
+    message: m.ListSplits,
+    feed: LoadedFeed,
+    randomness: GlobalRandomness,
+    page: ActivityPage,
+    send: Callable[[m.SplitsListed, int | None], None],
+) -> None:
+    """List the splits, look at the first sample, and send both, the list as a memfd.
+
+    Raises:
+        FeedError: there are no splits, none yields a sample, or one cannot be pickled.
+        GeneratorError, SpecError: user code raised, or what it yields cannot be served.
+    """
+    plan, probe = feed.plan, Probe(feed, randomness, page, message.run)
+    if plan.length is not None:
+        spec, nbytes = probe.look_at_item()
+        send(_without_list(message.run, 0, f"indexable {plan.length}", spec, nbytes, feed.first), None)
+        return
+    if plan.segment is not None:
+        count = segment_count(plan)
+        spec, nbytes = probe.look_at_splits(range(count), message.epoch)
+        identity = f"segments {plan.segment} {plan.samples}"
+        send(_without_list(message.run, count, identity, spec, nbytes, feed.first), None)
+        return
+    splits = list_splits(feed.declared, plan, message.epoch, randomness, page, message.run)
+    spec, nbytes = probe.look_at_splits(splits, message.epoch)
+    page.enter(message.run, -1, "pickling the splits")
+    try:
+        fd, length, digest = write_list(splits)
+    finally:
+        page.leave()
+    try:
+        send(
+            m.SplitsListed(
+                run=message.run,
+                count=len(splits),
+                nbytes=length,
+                digest=digest,
+                spec=spec,
+                sample_nbytes=nbytes,
+                first=feed.first,
+            ),
+            fd,
+        )
+    finally:
+        os.close(fd)
+
+
+def _without_list(
+    run: int, count: int, identity: str, spec: Spec | None, nbytes: int, first: m.FirstSample | None
+) -> m.SplitsListed:
+    """The answer of a feed that has no list; the digest of `identity` stands for it."""
+    return m.SplitsListed(
+        run=run,
+        count=count,
+        nbytes=0,
+        digest=hashlib.sha256(identity.encode()).digest(),
+        spec=spec,
+        sample_nbytes=nbytes,
+        first=first,
+    )

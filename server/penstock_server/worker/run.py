@@ -1,0 +1,150 @@
+"""Runs: what the daemon has asked this worker to make, one lane or one indexable feed of one epoch.
+
+Opening a run reads nothing but the restart record, and, of an indexable feed, item 0 once in each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock_proto import FeedError, GeneratorError, ProtocolError
+from penstock_proto import messages as m
+
+from ..activity import ActivityPage
+from ..feed import segment_count
+from .first_sample import Probe
+from .indexed import IndexRun
+from .lane import LaneRun
+from .loaded_feed import LoadedFeed
+from .randomness import GlobalRandomness
+from .splits import OpenSplit, SharedSplits, SplitOpener
+
+
+@dataclass(eq=False)
+class Run:
+    """A run that the daemon has opened.
+
+    Attributes:
+        number: the daemon's number of it.
+        feed: what it makes batches of.
+        epoch: from 0.
+        lane: number of the lane, 0 for an indexable feed.
+        batches: makes the batches.
+        careful: report each batch before this one at once.
+        read_again: whether it was read again for its leftover alone.
+        closed: whether it was dropped or has failed; nothing more is made of it.
+        waiting: the ticket whose batch, `held`, needs a larger slot; None if there is none.
+    """
+
+    number: int
+    feed: LoadedFeed
+    epoch: int
+    lane: int
+    batches: LaneRun | IndexRun
+    careful: int = 0
+    read_again: bool = False
+    closed: bool = False
+    waiting: int | None = None
+    held: list[Any] = field(default_factory=list)
+
+    def close(self) -> None:
+        """End the generators, and let go of the batch that waits."""
+        self.closed = True
+        self.waiting = None
+        self.held = []
+        self.batches.close()
+
+
+class RunOpener:
+    """Opens runs.
+
+    Args:
+        worker: the worker's number, for errors.
+        lists: the lists of splits that the daemon has sent, by number.
+        randomness: the random numbers of this process.
+        page: where user code is announced.
+        send: sends a message to the daemon.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        lists: Mapping[int, SharedSplits],
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        send: Callable[[m.SplitSkipped], None],
+    ) -> None:
+        self._worker = worker
+        self._lists = lists
+        self._randomness = randomness
+        self._page = page
+        self._send = send
+
+    def open(self, message: m.StartRun, feed: LoadedFeed) -> Run:
+        """The run that the daemon asks for.
+
+        Raises:
+            ProtocolError: its restart record or its list of splits is not of this feed.
+        """
+        if message.spec is not None:
+            feed.learn(message.spec)
+        batches: LaneRun | IndexRun
+        if feed.plan.length is not None:
+            Probe(feed, self._randomness, self._page, message.run).warm_up()
+            batches = IndexRun(
+                feed.plan,
+                feed.declared.generate,
+                epoch=message.epoch,
+                collate=feed.collate,
+                randomness=self._randomness,
+                page=self._page,
+                run=message.run,
+            )
+        else:
+            batches = self._lane(message, feed)
+        return Run(message.run, feed, message.epoch, message.lane, batches, batches.index + message.careful)
+
+    def _lane(self, message: m.StartRun, feed: LoadedFeed) -> LaneRun:
+        segmented = feed.plan.segment is not None
+        splits = range(segment_count(feed.plan)) if segmented else self._lists.get(message.splits)
+        if splits is None:
+            raise ProtocolError(f"a run uses list of splits {message.splits}, which this worker was not sent")
+        opener = SplitOpener(feed.declared, feed.plan, self._randomness, self._page, message.run)
+
+        def item(number: int, index: int) -> Any:
+            if isinstance(splits, range):
+                return index
+            self._page.enter(message.run, number, f"item {index} of the list of splits")
+            try:
+                return splits[index]
+            finally:
+                self._page.leave()
+
+        def open_split(number: int, index: int) -> OpenSplit:
+            return opener.open(item(number, index), index, message.epoch, number)
+
+        def on_skip(number: int, index: int, samples: int, error: GeneratorError | None) -> None:
+            report = None
+            if error is not None:
+                error.feed, error.worker = feed.plan.name, self._worker
+                report = m.ErrorReport.of(error)
+            try:
+                text = opener.show(item(number, index))
+            except FeedError:  # it cannot be unpickled
+                text = f"item {index} of the list of splits"
+            self._send(m.SplitSkipped(run=message.run, number=number, split=text[:1024], samples=samples, error=report))
+
+        return LaneRun(
+            feed.plan,
+            epoch=message.epoch,
+            lane=message.lane,
+            n_splits=len(splits),
+            collate=feed.collate,
+            open_split=open_split,
+            record=message.record,
+            ahead=message.ahead,
+            skip=message.skip,
+            on_skip=on_skip,
+        )
