@@ -124,7 +124,7 @@ BAD = {
     "constant": r"segments 0 and 1 are made of the same samples, .*`rng`",
 }
 HONEST = "drawn drawn_globally honest opening coin numbered empty_at_first one_breaks none".split()
-PATIENT = {"coordinator.comparing.MOST_SECONDS": 3600}  # or a busy machine leaves some out
+PATIENT = {"coordinator.first_samples.MOST_SECONDS": 3600}  # or a busy machine leaves some out
 
 
 def warnings(daemon: Daemon, *, compared: int) -> dict[str, str]:
