@@ -23,8 +23,9 @@ from penstock_server.activity import ActivityPage
 from penstock_server.feed import ENDLESS, segment_count
 from penstock_server.worker.collate import ReadyBatches, Rows
 from penstock_server.worker.indexed import IndexRun
-from penstock_server.worker.lane import MAX_SKIPPED, LaneRun
+from penstock_server.worker.lane import LaneRun
 from penstock_server.worker.randomness import GlobalRandomness
+from penstock_server.worker.restart_record import MAX_SKIPPED
 from penstock_server.worker.splits import SplitOpener
 
 SPEC = TupleSpec((Leaf("int64", (2,)), Leaf("float64", ())))
@@ -108,7 +109,7 @@ class Lanes:
         splits = [(split[0], good_samples(split)) for split in self.splits]
         for of, number, samples in self.told:
             if of == lane:
-                index = self.lane(lane)._index_of(number)
+                index = self.lane(lane)._splits.index_of(number)
                 splits[index] = splits[index][0], samples
         feed = dataclasses.replace(self.feed, generate=with_globals, splits=splits, on_error="raise")
         return Lanes(feed, feed.plan("feed"), splits, self.epoch)
@@ -395,7 +396,7 @@ def test_a_record_in_the_middle_of_a_batch_would_be_noticed() -> None:
     with pytest.raises(GeneratorError):
         lanes.next_batch(run)
     assert run.record() == good
-    torn = run._behind = run._place(run.index)
+    torn = run._behind = run._splits.record(0, run.index)
     assert torn.taken == 6
     with pytest.raises(ProtocolError, match="has 6 samples before batch 1 by its restart record"):
         run.record()
@@ -446,7 +447,7 @@ def test_a_lane_comes_by_the_place_ahead_with_the_same_splits_left_out(lanes: La
     ahead = data.draw(st.integers(0, len(batches)))
     known = dict(arrays.unpack(records[ahead])["skipped"])
     for number, samples in known.items():  # what broke then is whole now
-        index = run._index_of(number)
+        index = run._splits.index_of(number)
         if samples == good_samples(lanes.splits[index]):
             lanes.splits[index] = (lanes.splits[index][0], lanes.splits[index][1], None)  # type: ignore[index]
     again = lanes.lane(0, records[at], ahead=records[ahead])
@@ -502,7 +503,7 @@ def test_what_is_read_again_is_read_in_steps() -> None:
             yield np.array([split, i]), 0.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock_server.worker.lane.STEP_SECONDS", 0.0)  # one sample a step
+        patch.setattr("penstock_server.worker.lane_splits.STEP_SECONDS", 0.0)  # one sample a step
         lanes = only_lane(counting, [0, 1], on_error="raise")
         run = lanes.lane(0)
         for _ in range(300):
@@ -529,7 +530,7 @@ def test_a_block_of_slow_samples_is_filled_in_steps_of_a_batch(fresh: bool) -> N
     again = lanes.lane(0, b"" if fresh else run.record())
     steps = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock_server.worker.lane.STEP_SECONDS", 0.0)  # any sample takes longer
+        patch.setattr("penstock_server.worker.lane_splits.STEP_SECONDS", 0.0)  # any sample takes longer
         while not again.prepare():
             steps += 1
     assert steps >= 60 / 4

@@ -17,9 +17,10 @@ from ..importing import user_traceback
 from .collate import digests_of, infer_spec, nbytes_of
 from .failures import describe
 from .indexed import item_failed
-from .lane import MAX_EMPTY, MAX_SKIPPED
+from .lane_splits import MAX_EMPTY
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
+from .restart_record import MAX_SKIPPED
 from .splits import SplitOpener
 
 _MOST_DIGESTED = 64 << 20

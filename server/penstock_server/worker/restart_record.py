@@ -1,0 +1,113 @@
+"""Restart records: where a lane stands behind its last full batch, in a form from which any worker can go on.
+
+A record adds up: the samples that it says were read are those of the batches before it. It comes back through a
+trainer's checkpoint, so everything in it is checked.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from penstock_proto import ProtocolError, arrays
+from penstock_proto.messages import Count, Progress
+
+MAX_SKIPPED = 1024
+"""Splits of a lane that may be skipped: they stay in its record."""
+
+SAME_AGAIN = "a stream can go on elsewhere only if a split always yields the same samples"
+"""The end of an error that says that samples differ when they are read again."""
+
+
+class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a lane stands. When shuffling, `seats`, `next` and `done` are those at the start of the block.
+
+    Attributes:
+        seats: for each open split its number within the lane and the samples taken of it; None for an empty seat.
+        next: number of the lane's next split.
+        done: samples of the splits that were read to their ends.
+        block: number of the shuffle block.
+        made: batches taken of the block.
+        index: number of the lane's next batch.
+        skipped: for each split that was or will be cut short its number within the lane, and the samples after which
+            it ends.
+        closed: if any batch was taken of the block, what `done` was when the block was full.
+    """
+
+    seats: tuple[tuple[Count, Progress] | None, ...]
+    next: Count
+    done: Progress
+    block: Progress
+    made: Progress
+    index: Progress
+    skipped: Annotated[tuple[tuple[Count, Progress], ...], Meta(max_length=MAX_SKIPPED)] = ()
+    closed: Progress = 0
+
+    @property
+    def taken(self) -> int:
+        """Samples that were read before it, or before its block."""
+        return self.done + sum(seat[1] for seat in self.seats if seat is not None)
+
+    def adds_up(self, batch_rows: int, block_rows: int) -> bool:
+        """Whether the samples that were read before it are those of the batches before it."""
+        if block_rows:
+            return self.taken == self.block * block_rows == (self.index - self.made) * batch_rows
+        return self.taken == self.index * batch_rows
+
+    def ends_of_skipped(self, ahead: RestartRecord | None) -> dict[int, int]:
+        """For each split that is skipped by here, or by the later record `ahead`, the samples after which it ends.
+
+        Raises:
+            ProtocolError: a split was read beyond its end.
+        """
+        skipped = {**dict(ahead.skipped if ahead is not None else ()), **dict(self.skipped)}
+        if any(seat is not None and seat[1] > skipped.get(seat[0], seat[1]) for seat in self.seats):
+            raise ProtocolError("a restart record whose splits were read beyond their ends")
+        return skipped
+
+    def where(self, piece: str) -> str:
+        """The place in words, such as "20 samples into split 3"."""
+        seats = [f"{seat[1]} samples into {piece} {seat[0]}" for seat in self.seats if seat is not None]
+        return " and ".join(seats) or f"before {piece} {self.next}"
+
+    def encode(self) -> bytes:
+        """The record as bytes, which `decode` reads."""
+        return arrays.pack(msgspec.to_builtins(self))
+
+
+def decode(data: bytes, *, seats: int, splits: int, batch_rows: int, block_rows: int) -> RestartRecord:
+    """Read a record of a lane.
+
+    Args:
+        data: what `RestartRecord.encode` returned.
+        seats: splits that the lane has open at once.
+        splits: of the lane.
+        batch_rows: samples in a batch.
+        block_rows: samples in a shuffle block; 0 without shuffling.
+
+    Raises:
+        ProtocolError: it is malformed, or not of this lane.
+    """
+    try:
+        record = msgspec.convert(arrays.unpack(data), type=RestartRecord)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"a malformed restart record: {error}") from None
+    numbers = [seat[0] for seat in record.seats if seat is not None]
+    skipped = dict(record.skipped)
+    if (
+        len(record.seats) != seats
+        or len(set(numbers)) != len(numbers)
+        or len(skipped) != len(record.skipped)
+        or any(number >= splits for number in skipped)
+        or any(number >= record.next for number in numbers)
+        or record.next > splits
+        or (record.made and record.made * batch_rows >= block_rows)
+    ):
+        raise ProtocolError("a restart record that was made with other splits or other options of the feed")
+    if not record.adds_up(batch_rows, block_rows):
+        raise ProtocolError(
+            f"a restart record that does not add up: it has {record.taken} samples before batch {record.index}"
+        )
+    return record
