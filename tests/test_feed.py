@@ -67,57 +67,65 @@ def no_yield(path: str) -> None:
 @pytest.mark.parametrize(
     ("generate", "options", "message"),
     [
-        (by_split, {}, "by_split asks for a split \\(path\\), but there are none: give splits="),
+        (by_split, {}, "by_split takes a split \\(path\\), but there are none: give splits="),
         (alone, {"splits": [1]}, "alone takes no split: add a first parameter"),
         (by_shard, {"splits": [1]}, "takes no split"),
-        (asks_split_and_shard, {"splits": [1]}, "asks for shard, which is for generators without splits="),
-        (asks_too_much, {"splits": [1]}, "asks for size: a generator can ask for .* functools.partial"),
-        (alone(), {}, "an iterator, which can be read only once"),
-        (3, {}, "is no function: give a generator function"),
-        (by_split, {"splits": "a.h5"}, "splits is 'a.h5'; it is a list"),
-        (by_split, {"splits": 3}, "splits is 3; it is a list"),
+        (asks_split_and_shard, {"splits": [1]}, "takes shard, which is for generators without splits="),
+        (asks_too_much, {"splits": [1]}, "without an argument: size. A generator can take .* functools.partial"),
+        (alone(), {}, "an iterator can be read only once"),
+        (3, {}, "expected a generator function .* got 3"),
+        (by_split, {"splits": "a.h5"}, "splits must be a list .* got 'a.h5'"),
+        (by_split, {"splits": 3}, "splits must be a list .* got 3"),
         ([1, 2], {"splits": [1]}, "splits= is for generators"),
-        ([1, 2], {"samples": 3}, "samples is 3, but the indexable object has 2"),
-        ({"x": 1}, {}, "has no numbered samples"),
-        (list, {}, "list is a class: give an object of it"),
-        (alone, {"batch_size": 0}, "batch_size is 0; it can be 1 to"),
-        (alone, {"batch_size": 1.5}, "batch_size is 1.5; it is a whole number"),
-        (alone, {"shuffle": True}, "shuffle is True; it is a whole number"),
-        (alone, {"shuffle": -1}, "shuffle is -1"),
-        (alone, {"seed": None}, "seed is None; it is a whole number"),
+        ([1, 2], {"samples": 3}, "samples=3, but the indexable object has 2"),
+        ({"x": 1}, {}, "expected a list of samples or a generator function, got {'x': 1}"),
+        (list, {}, "list is a class: give an instance"),
+        (alone, {"batch_size": 0}, "batch_size must be 1 to .* got 0"),
+        (alone, {"batch_size": 1.5}, "batch_size must be a whole number.* got 1.5"),
+        (alone, {"shuffle": True}, "shuffle must be a whole number.* got True"),
+        (alone, {"shuffle": -1}, "shuffle must be 0 to .* got -1"),
+        (alone, {"seed": None}, "seed must be a whole number.* got None"),
         (alone, {"interleave": 4}, "needs shuffle="),
-        (alone, {"lanes": 0}, "lanes is 0"),
-        (alone, {"epochs": 0}, "epochs is 0"),
-        (alone, {"order": "any"}, "it can be 'exact' or 'fast'"),
-        (alone, {"on_error": "ignore"}, "on_error is 'ignore'; it can be 'raise', 'skip' or 'retry'"),
-        (alone, {"on_error": "skip", "samples": 9}, "promises the length of an epoch, which on_error='skip' cannot"),
-        ([1, 2], {"on_error": "skip"}, "an indexable object has none: let its __getitem__ answer with another sample"),
-        (alone, {"attempts": 0}, "attempts is 0; it can be 1 to 1000"),
-        (alone, {"attempts": None}, "attempts is None; it is a whole number"),
-        (alone, {"name": "a/b"}, "name is 'a/b'; a feed's name is 1 to 128 letters"),
-        (alone, {"drop_remainder": 1}, "drop_remainder is 1"),
-        (alone, {"batch_size": None, "drop_remainder": True}, "cannot work with batch_size=None"),
-        (alone, {"batch_size": None, "turn": 2}, "turn= is 1 with batch_size=None"),
+        (alone, {"lanes": 0}, "lanes must be 1 to .* got 0"),
+        (alone, {"epochs": 0}, "epochs must be 1 to .* got 0"),
+        (alone, {"order": "any"}, "order must be 'exact' or 'fast', got 'any'"),
+        (alone, {"on_error": "ignore"}, "on_error must be 'raise', 'skip' or 'retry', got 'ignore'"),
+        (alone, {"on_error": "skip", "samples": 9}, "promises the length of an epoch, and on_error='skip' cannot"),
+        ([1, 2], {"on_error": "skip"}, "an indexable object has none: let its __getitem__ return another sample"),
+        (alone, {"attempts": 0}, "attempts must be 1 to .* got 0"),
+        (alone, {"attempts": None}, "attempts must be a whole number.* got None"),
+        (alone, {"name": "a/b"}, "name must be 1 to 128 letters.* got 'a/b'"),
+        (alone, {"drop_remainder": 1}, "drop_remainder must be True or False, got 1"),
+        (alone, {"batch_size": None, "drop_remainder": True}, "drop_remainder= needs a batch_size="),
+        (alone, {"batch_size": None, "turn": 2}, "turn= must be 1 with batch_size=None"),
         (by_split, {"splits": [1], "segment": 5}, "segment= is for generators without splits="),
-        ([1, 2], {"segment": 5}, "segment= is for generators: an indexable object is divided by its indices"),
-        (by_shard, {"segment": 5}, "asks for shard, which is for generators without segment="),
-        (asks_too_much, {"segment": 5}, "asks for size"),
-        (alone, {"segment": 0}, "segment is 0; it can be 1 to"),
-        (alone, {"segment": 5, "epochs": 2}, "epochs=2 has no meaning where an epoch has no end: give samples="),
-        (alone, {"spec": "float32"}, r"spec is 'float32'; it is a Leaf, such as .* or a tuple or a dict"),
-        (alone, {"spec": {"x": Leaf("int64", ()), "y": [Leaf("int64", ())]}}, r"spec\['y'\] is \[Leaf.*or a tuple"),
-        (alone, {"spec": {1: Leaf("int64", ())}}, "a dict with str keys"),
-        (alone, {"spec": {"k" * 257: Leaf("int64", ())}}, "which cannot be served.*256"),
+        ([1, 2], {"segment": 5}, "segment= is for generators; leave it out: an indexable object"),
+        (by_shard, {"segment": 5}, "takes shard, which is for generators without segment="),
+        (asks_too_much, {"segment": 5}, "without an argument: size"),
+        (alone, {"segment": 0}, "segment must be 1 to .* got 0"),
+        (alone, {"segment": 5, "epochs": 2}, "epochs=2 cannot work, .* endless epoch: give samples="),
+        (
+            alone,
+            {"spec": "float32"},
+            r"spec must be a Leaf, such as .* or a tuple of those, or a dict .* got 'float32'",
+        ),
+        (
+            alone,
+            {"spec": {"x": Leaf("int64", ()), "y": [Leaf("int64", ())]}},
+            r"spec\['y'\] must be a Leaf.*got \[Leaf",
+        ),
+        (alone, {"spec": {1: Leaf("int64", ())}}, "a dict of those with str keys"),
+        (alone, {"spec": {"k" * 257: Leaf("int64", ())}}, "cannot serve spec.*256"),
         (
             alone,
             {"spec": {f"{i:0200}": Leaf("int64", ()) for i in range(1000)}},
-            "spec cannot be served: .* 23.... bytes",
+            "cannot serve spec: .* 23.... bytes",
         ),
         (alone, {"spec": functools.reduce(lambda spec, _: (spec,), range(40), Leaf("int64", ()))}, "more than 32 deep"),
         (
             (np.zeros((100, 3)), np.zeros(100)),
             {},
-            r"would be an epoch of 2 samples, its items: give list\(zip\(X, y\)\)",
+            r"would be an epoch of 2 samples, one for each array: give list\(zip\(X, y\)\)",
         ),
         ((np.zeros((100, 3)),) * 3, {}, "would be an epoch of 3 samples"),
         ([1, 2, 3], {"batch_size": 4, "drop_remainder": True}, "it has 3 samples, and a batch takes 4"),
@@ -125,13 +133,13 @@ def no_yield(path: str) -> None:
         (
             number_second,
             {"segment": 5},
-            "asks for number behind rng: only the first parameter can be the segment's number",
+            "has parameter number after rng: only the first one can be the segment's number",
         ),
-        (number_second, {"splits": [1]}, "asks for number behind rng: only the first parameter can be the split"),
-        (two_numbers, {"segment": 5}, "asks for size: a generator can ask for the split .* functools.partial"),
+        (number_second, {"splits": [1]}, "has parameter number after rng: only the first one can be the split"),
+        (two_numbers, {"segment": 5}, "without an argument: size. A generator can take the split .* functools.partial"),
         (alone, {"spec": TupleSpec(())}, "spec has no leaves"),
-        (alone, {"spec": Leaf("int64", (None,))}, "need one shape. Pad them, or yield whole batches"),
-        (alone, {"spec": Leaf("int64", (-1,))}, "which cannot be served"),
+        (alone, {"spec": Leaf("int64", (None,))}, "need one shape, and spec is .* Pad them, or yield whole batches"),
+        (alone, {"spec": Leaf("int64", (-1,))}, "cannot serve spec"),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_the_mend(
@@ -190,7 +198,9 @@ def test_a_generator_that_is_cut_into_segments_has_as_many_as_its_samples_take_o
     assert str(ENDLESS) not in str(workers_warning(plan, ENDLESS, 15))
     plan = Feed(with_all, segment=10, samples=101, epochs=3, batch_size=4, shuffle=50).plan("train")
     assert (segment_count(plan), plan.endless, plan.drop_remainder) == (11, False, False)
-    assert "of its 11 segments, because 11 lanes share them: make segment= smaller" in str(mixing_warning(plan, 11))
+    assert "of its 11 segments, because they are shared among 11 lanes: make segment= smaller" in str(
+        mixing_warning(plan, 11)
+    )
     assert Feed(alone, segment=10, batch_size=4).plan("train").warnings == (), "it may draw from numpy.random"
     assert not wants(lambda n=3: iter(()), has_splits=False, segments=True).split
     assert wants(by_split, has_splits=False, segments=True).split
@@ -267,6 +277,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "needs_more.py").write_text("import not_there_at_all\n")
     (tmp_path / "breaks.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
     (tmp_path / "syntax.py").write_text("def f(:\n")
+    (tmp_path / "notes.txt").touch()
     yield tmp_path
     for name in set(sys.modules) - known:
         if name in ("scenes_to_load", "needs_more", "breaks", "syntax", "email_"):
@@ -285,18 +296,20 @@ def test_a_feed_is_found_by_module_or_by_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("scenes_to_load", "does not name a feed: write MODULE:ATTR"),
-        ("scenes_to_load:", "does not name a feed"),
-        ("not_there:feed", "there is no module 'not_there'"),
-        ("scenes_to_load.deeper:feed", "there is no module 'scenes_to_load.deeper'|'scenes_to_load' is not a package"),
-        ("not_there.py:feed", "there is no file .*not_there.py"),
+        ("scenes_to_load", "expected MODULE:ATTR, such as .* got 'scenes_to_load'"),
+        ("scenes_to_load:", "expected MODULE:ATTR"),
+        ("not_there:feed", "no module 'not_there'"),
+        ("scenes_to_load.deeper:feed", "no module 'scenes_to_load.deeper'|'scenes_to_load' is not a package"),
+        ("not_there.py:feed", "not_there.py: no such file"),
+        ("notes.txt:feed", "^notes.txt: expected a Python file"),
+        ("./notes.txt:feed", "notes.txt: expected a Python file"),
         ("needs_more:feed", "importing needs_more raised ModuleNotFoundError: No module named 'not_there_at_all'"),
         ("needs_more.py:feed", "importing .*needs_more.py raised ModuleNotFoundError"),
         ("breaks:feed", "importing breaks raised ZeroDivisionError"),
         ("syntax:feed", "importing syntax raised SyntaxError"),
-        ("scenes_to_load:test", "no attribute 'test'; of Feed objects it has train, val"),
-        ("scenes_to_load:scenes", "is no Feed but <function .* wrap it: feed = Feed\\(scenes, splits"),
-        ("scenes_to_load:number", "is no Feed but 3; of Feed objects it has train, val"),
+        ("scenes_to_load:test", "no attribute 'test'; its feeds are train, val"),
+        ("scenes_to_load:scenes", "must be a Feed, got <function .* write feed = Feed\\(scenes, splits"),
+        ("scenes_to_load:number", "must be a Feed, got 3; its feeds are train, val"),
     ],
 )
 def test_each_way_to_fail_has_its_own_sentence(folder: Path, target: str, message: str) -> None:
@@ -316,7 +329,7 @@ def test_the_traceback_of_a_failed_import_begins_in_user_code(folder: Path) -> N
 
 def test_a_file_with_the_name_of_a_loaded_module_is_refused(folder: Path) -> None:
     (folder / "textwrap.py").write_text("")
-    with pytest.raises(StartError, match=r"has the name of a module that is already loaded from .*: rename the file"):
+    with pytest.raises(StartError, match=r"a module of this name is already loaded from .*: rename the file"):
         load("textwrap.py:feed")
 
 

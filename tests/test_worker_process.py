@@ -377,7 +377,7 @@ def test_it_says_what_it_serves(worker: Start) -> None:
     ("targets", "message"),
     [
         (["feeds.py:missing"], "no attribute 'missing'"),
-        (["not_there:feed"], "there is no module 'not_there'"),
+        (["not_there:feed"], "no module 'not_there'"),
         (["feed", "feed"], "two feeds have the name 'feed'"),
     ],
     ids=["no attribute", "no module", "twice"],

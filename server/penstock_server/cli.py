@@ -1,6 +1,6 @@
 """The command line: `penstock serve`, `status`, `scale`, `stop`, `bench`.
 
-`bench` reads as a trainer does, and is the one place of the server that imports the client.
+`bench` reads a feed as a trainer does; it is the only part of the server that imports the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ except ImportError:
 
 
 class PenstockGroup(click.Group):
-    """Shows Penstock's own errors as one message and exit status 1."""
+    """Shows Penstock's own errors as one message, with exit status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -35,35 +35,37 @@ class PenstockGroup(click.Group):
 
 
 class Bytes(click.ParamType[int]):
-    """A number of bytes: 500000000, 500M, 4G (powers of 1024)."""
+    """A size in bytes: 500000000, 500M, 4G (powers of 1024)."""
 
     name = "bytes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """`value` as a number of bytes."""
+        """Return `value` as a number of bytes."""
         text = str(value).strip().upper().removesuffix("B").removesuffix("I")
         shift = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:], 0)
         try:
             number = float(text[:-1]) * 2**shift if shift else int(text)
         except ValueError:
-            self.fail(f"{value!r} is no number of bytes: write 500000000, 500M or 4G", param, ctx)
+            self.fail(f"must be a size such as 4G or 512M, got {value!r}", param, ctx)
         if number <= 0:
-            self.fail("must be more than 0", param, ctx)
+            self.fail(f"must be more than 0, got {value!r}", param, ctx)
         return int(number)
 
 
 class Advertised(click.ParamType[str]):
-    """A host, or HOST:PORT; an IPv6 address stands in brackets."""
+    """HOST or HOST:PORT; an IPv6 address is in brackets."""
 
     name = "host"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """`value`, if it can stand in a URL."""
+        """Return `value` if it can be part of a URL."""
         text = str(value)
         match = re.fullmatch(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:/]+)(?::([0-9]{1,5}))?", text)
         if match is None or not 1 <= int(match[1] or 1) <= 65535:
             self.fail(
-                f"{text!r} is not HOST or HOST:PORT: write loader.example.org, 10.0.0.5:5555 or [fd00::5]", param, ctx
+                f"must be HOST or HOST:PORT, such as loader.example.org, 10.0.0.5:5555 or [fd00::5], got {text!r}",
+                param,
+                ctx,
             )
         return text
 
@@ -82,24 +84,26 @@ def main() -> None:
     "--workers",
     type=click.IntRange(1, 4096),
     default=lambda: len(os.sched_getaffinity(0)),
-    show_default="the CPUs there are",
-    help="Worker processes.",
+    show_default="the number of CPUs",
+    help="Number of worker processes.",
 )
-@click.option("--bind", default="tcp://127.0.0.1:5555", show_default=True, help="Address to listen on; port 0: any.")
+@click.option(
+    "--bind", default="tcp://127.0.0.1:5555", show_default=True, help="Address to listen on; port 0 picks one."
+)
 @click.option(
     "--advertise",
     type=Advertised(),
     default=None,
     metavar="HOST[:PORT]",
-    show_default="the address of --bind; this host's name where that is every address",
-    help="Name by which trainers reach the daemon, for the URLs that are printed and shown in the status.",
+    show_default="the address of --bind, or this host's name if that is 0.0.0.0",
+    help="Host name by which trainers reach the daemon; it appears in the URLs that the daemon shows.",
 )
 @click.option(
     "--memory",
     type=Bytes(),
     default=None,
     show_default="a quarter of what is free, at most 8G",
-    help="Most bytes that batches and shuffle blocks may take, such as 4G.",
+    help="Most memory for batches and shuffle blocks, such as 4G.",
 )
 @click.option(
     "--hang-timeout",
@@ -107,7 +111,7 @@ def main() -> None:
     default=None,
     metavar="SECONDS",
     show_default="off",
-    help="Kill and replace a worker whose generator makes no sample for so long; the log says at which line it stood.",
+    help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
 )
 @click.option(
     "--state",
@@ -115,7 +119,7 @@ def main() -> None:
     default=None,
     metavar="FILE",
     show_default="none",
-    help="Keep in this file (SQLite) where groups stand, so that they go on with the next daemon that is given it.",
+    help="Keep the positions of groups in this file (SQLite); the next daemon with the same file continues them.",
 )
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -134,13 +138,13 @@ def serve(
 ) -> None:
     """Serve feeds until SIGTERM or Ctrl-C.
 
-    MODULE:ATTR names a Feed: MODULE is a module or the path of a .py file. For each feed that can be consumed, one line
-    `ready tcp://HOST:PORT/NAME` is printed.
+    MODULE:ATTR names a Feed; MODULE is the name of a module or the path of a .py file. When a feed is ready, the daemon
+    prints a line `ready tcp://HOST:PORT/NAME`.
 
     \b
     Signals:
-      SIGTERM, Ctrl-C   end when the epochs that are being read have ended; the second one ends it now
-      SIGTTIN, SIGTTOU  one worker more, one worker fewer
+      SIGTERM, Ctrl-C   let the epochs that are being read finish, then stop; a second one stops at once
+      SIGTTIN, SIGTTOU  add a worker, remove a worker
 
     \b
     Examples:
@@ -180,10 +184,10 @@ def serve(
 
 @main.command()
 @click.argument("url")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
 def status(url: str, as_json: bool, timeout: float) -> None:
-    """Show what a daemon serves, to whom, and how it is.
+    """Show a daemon's feeds, workers, memory and consumers.
 
     URL is a daemon's or a feed's address, such as tcp://127.0.0.1:5555.
     """
@@ -196,18 +200,18 @@ def status(url: str, as_json: bool, timeout: float) -> None:
 @main.command()
 @click.argument("url")
 @click.argument("workers", metavar="N", type=click.IntRange(1, 4096))
-@click.option("--now", is_flag=True, help="End workers that are too many at once; others do their work again.")
+@click.option("--now", is_flag=True, help="Stop surplus workers at once; the others redo their work.")
 @click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
 def scale(url: str, workers: int, now: bool, timeout: float) -> None:
-    """Have a daemon on this host run N workers.
+    """Change the number of workers of a daemon on this host to N.
 
-    URL is a daemon's or a feed's address. What trainers read does not change. Workers that are too many end as soon as
-    they have handed over what they do.
+    URL is a daemon's or a feed's address. Trainers keep reading the same data. Surplus workers stop as soon as they
+    have handed over their lanes.
 
     \b
     Examples:
       penstock scale tcp://127.0.0.1:5555 16
-      kill -TTIN PID     # one more; -TTOU: one fewer
+      kill -TTIN PID     # add a worker; -TTOU removes one
     """  # noqa: D301
     from . import control
 
@@ -217,19 +221,19 @@ def scale(url: str, workers: int, now: bool, timeout: float) -> None:
 
 @main.command()
 @click.argument("url")
-@click.option("--now", is_flag=True, help="Wait for no epoch: trainers that are in one get an error.")
+@click.option("--now", is_flag=True, help="Do not wait for epochs to finish; their trainers get an error.")
 @click.option(
     "--timeout",
     type=float,
     default=None,
     show_default="no limit; 10 with --now",
-    help="Seconds to wait for the daemon to end.",
+    help="Seconds to wait for the daemon to stop.",
 )
 def stop(url: str, now: bool, timeout: float | None) -> None:
     """Stop a daemon on this host.
 
-    URL is a daemon's or a feed's address. Epochs that are being read end first, and no new ones begin; this command
-    waits for that. SIGTERM or Ctrl-C to the daemon does the same, and a second one is as --now.
+    URL is a daemon's or a feed's address. The daemon lets the epochs that are being read finish, begins no new ones,
+    and stops; this command waits for that. SIGTERM and Ctrl-C do the same, and a second one acts like --now.
 
     \b
     Examples:
@@ -251,15 +255,15 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
 
 @main.command()
 @click.argument("feed", metavar="URL|MODULE:ATTR")
+@click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Worker processes of the private daemon.")
 @click.option(
-    "--workers", type=click.IntRange(1, 4096), default=None, help="Worker processes of the daemon that is started."
+    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Seconds to measure."
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Measured time."
+    "--batches", type=click.IntRange(1), default=None, help="Stop after this many batches, if that is sooner."
 )
-@click.option("--batches", type=click.IntRange(1), default=None, help="End after so many batches, if that is sooner.")
 @click.option(
-    "--warmup", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds from the first batch on before."
+    "--warmup", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds to read before measuring."
 )
 @click.option(
     "--step", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds that your training step takes."
@@ -269,11 +273,11 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
     type=click.IntRange(1),
     default=None,
     metavar="N",
-    help="Then read N batches again and again out of memory: what an infinitely fast loader would give.",
+    help="Then read N batches over and over from memory, to show what an infinitely fast loader would give.",
 )
-@click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
+@click.option("--tensorflow", is_flag=True, help="Read through a tf.data.Dataset instead of NumPy arrays.")
 @click.option("--transport", type=click.Choice(["auto", "local", "tcp"]), default="auto", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     feed: str,
     workers: int | None,
@@ -286,10 +290,10 @@ def bench(
     transport: str,
     as_json: bool,
 ) -> None:
-    """Read a feed for a while, and say how fast that goes, where the time goes, and what to do about it.
+    """Measure how fast a feed is, where the time goes, and what to change.
 
-    Either the URL of a running daemon's feed, which has one consumer more for so long, or MODULE:ATTR, for which a
-    daemon is started that ends with this.
+    Give the URL of a running daemon's feed, which bench reads as one more consumer, or MODULE:ATTR, for which bench
+    starts a private daemon.
 
     \b
     Examples:
@@ -327,10 +331,10 @@ def bench(
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:
-    """A daemon's status, a line for each thing."""
+    """Yield a daemon's status, line by line."""
     from .coordinator import size
 
-    draining = "  draining: ends with the epochs that are being read" if state.get("draining") else ""
+    draining = "  draining: stops when the epochs that are being read have finished" if state.get("draining") else ""
     yield f"{state['endpoint']}  pid {state['pid']}  up {state['seconds']:.0f} s{draining}"
     memory = state["memory"]
     arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
@@ -339,11 +343,11 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"worker   {worker['number']}: {_worker(worker)}"
     for feed in state.get("failing", []):
         times = _count(feed["times"], "try", "tries")
-        yield f"feed     {feed['feed']}: not ready after {times}, and is tried again: {_word(feed['error'])}"
+        yield f"feed     {feed['feed']}: not ready after {times}, trying again: {_word(feed['error'])}"
     for feed in state["feeds"]:
         epoch = f", {feed['batches']} batches an epoch" if feed["batches"] is not None else ""
         if feed.get("segment") is not None:
-            epoch += f", segments of {_count(feed['segment'], 'sample')}{'' if epoch else ', without end'}"
+            epoch += f", segments of {_count(feed['segment'], 'sample')}{'' if epoch else ', endless'}"
         yield f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}"
         skipped = feed.get("skipped", [])
         for split in skipped:
@@ -405,5 +409,5 @@ def _count(number: int, word: str, words: str = "") -> str:
 
 
 def _word(text: object) -> str:
-    """What others have said, on one line and without control characters."""
+    """Return text from elsewhere on one line, without control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in str(text))

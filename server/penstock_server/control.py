@@ -1,4 +1,4 @@
-"""Asking a running daemon: its status over ZeroMQ, and to stop or to scale over its unix connection."""
+"""Requests to a running daemon: its status over ZeroMQ, stop and scale over its unix connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANSWER = 5.0
 
 
 def endpoint_of(url: str) -> str:
-    """The `tcp://host:port` of a daemon's or a feed's URL.
+    """Return the `tcp://host:port` of a daemon's or a feed's URL.
 
     Raises:
         StartError: `url` is not of the form tcp://HOST:PORT[/FEED].
@@ -33,16 +33,16 @@ def endpoint_of(url: str) -> str:
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
             return f"tcp://{host}:{parts.port}"
     raise StartError(
-        f"{url!r} is no daemon's address: it looks like tcp://127.0.0.1:5555 or tcp://127.0.0.1:5555/train"
+        f"expected a daemon's address, such as tcp://127.0.0.1:5555 or tcp://127.0.0.1:5555/train, got {url!r}"
     )
 
 
 def status(url: str, timeout: float) -> str:
-    """The daemon's status as JSON text.
+    """Return the daemon's status as JSON text.
 
     Raises:
         Unreachable: no answer within `timeout` seconds.
-        PenstockError: what the daemon answered instead.
+        PenstockError: the daemon's answer, if it was an error.
     """
     reply = _ask(url, m.StatusRequest(m.VERSION), timeout)
     if isinstance(reply, m.Status):
@@ -51,18 +51,18 @@ def status(url: str, timeout: float) -> str:
 
 
 def scale(url: str, workers: int, *, now: bool, timeout: float) -> m.Scaled:
-    """Have the daemon run so many workers; the answer comes at once, before those that are too many have ended.
+    """Have the daemon run `workers` workers. It answers at once, before surplus workers have stopped.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or does not answer in `timeout` seconds.
-        PenstockError: what the daemon answered instead.
+        PenstockError: the daemon's answer, if it was an error.
     """
     state = json.loads(status(url, timeout))
-    with _beside(url, state, "scaled", "SIGTTIN or SIGTTOU (one worker more or fewer)", timeout) as (connection, _):
+    with _beside(url, state, "scale", "SIGTTIN or SIGTTOU (add or remove one worker)", timeout) as (connection, _):
         seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now)))
         data, _ = seqpacket.receive(connection)
         if not data:
-            raise ConnectionResetError("it has ended")
+            raise ConnectionResetError("it has just stopped")
     reply = codec.from_server(data)
     if isinstance(reply, m.Scaled):
         return reply
@@ -79,24 +79,28 @@ def stop(
     still_waiting: Callable[[int], None],
     every: float = 10.0,
 ) -> None:
-    """Ask the daemon to stop, and wait until its process has ended, for ever or for `timeout` seconds.
+    """Ask the daemon to stop, and wait until its process has ended.
 
-    Without `now` it ends when the epochs that are being read have ended; `still_waiting` is called every so many
-    seconds with the number of streams.
+    Args:
+        url: the daemon's or a feed's address.
+        now: do not let the epochs that are being read finish first.
+        timeout: seconds to wait; None: no limit.
+        still_waiting: called every `every` seconds with the number of streams that are left.
+        every: seconds.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or has not ended in time.
     """
     patience = _ANSWER if timeout is None else min(timeout, _ANSWER)
     state = json.loads(status(url, patience))
-    with _beside(url, state, "stopped", "SIGTERM", patience) as (connection, process):
+    with _beside(url, state, "stop", "SIGTERM", patience) as (connection, process):
         seqpacket.send(connection, codec.encode(m.StopRequest(now)))
         deadline = None if timeout is None else time.monotonic() + timeout
         while not _ended(process, every if deadline is None else min(every, deadline - time.monotonic())):
             if deadline is not None and time.monotonic() >= deadline:
-                hint = "" if now else ": it lets epochs that are being read end first, `penstock stop --now` does not"
-                raise Unreachable(f"the daemon at {url} (pid {state['pid']}) has not ended within {timeout:g} s{hint}")
-            with contextlib.suppress(Unreachable):  # it may be ending just now
+                hint = "" if now else ": it lets epochs that are being read finish, `penstock stop --now` does not wait"
+                raise Unreachable(f"the daemon at {url} (pid {state['pid']}) did not stop within {timeout:g} s{hint}")
+            with contextlib.suppress(Unreachable):  # it may be stopping just now
                 state = json.loads(status(url, patience))
             if not _ended(process, 0):
                 still_waiting(len(state["streams"]) + state["more_streams"])
@@ -109,9 +113,9 @@ def _ended(process: int, timeout: float) -> bool:
 
 @contextlib.contextmanager
 def _beside(
-    url: str, state: dict[str, Any], done: str, signals: str, timeout: float
+    url: str, state: dict[str, Any], verb: str, signals: str, timeout: float
 ) -> Iterator[tuple[socket.socket, int]]:
-    """The unix connection to a daemon on this host that has greeted us, and a pidfd of its process."""
+    """Connect to a daemon on this host; yield the unix connection behind its greeting and a pidfd of its process."""
     try:
         with contextlib.ExitStack() as stack:
             process = os.pidfd_open(state["pid"])
@@ -127,8 +131,8 @@ def _beside(
             yield connection, process
     except OSError as error:
         raise Unreachable(
-            f"the daemon at {url} cannot be {done} from here ({error}): that works on the daemon's host for root and "
-            f"the user who runs it; elsewhere send its process {state['pid']} {signals}"
+            f"cannot {verb} the daemon at {url} from here ({error}): run this on the daemon's host, as root or as the "
+            f"user who started the daemon, or send {signals} to its process {state['pid']}"
         ) from None
 
 
@@ -141,7 +145,7 @@ def _ask(url: str, message: m.Message, timeout: float) -> m.ServerMessage:
         connection.connect(endpoint)
         connection.send(codec.encode(message))
         if not connection.poll(int(timeout * 1000)):
-            raise Unreachable(f"no daemon answered at {endpoint} within {timeout:g} s: is it running there?")
+            raise Unreachable(f"no daemon answered at {endpoint} within {timeout:g} s: is it running?")
         reply = codec.from_server(connection.recv())
     except zmq.ZMQError as error:
         raise Unreachable(f"{endpoint}: {error}") from None

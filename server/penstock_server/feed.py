@@ -1,6 +1,6 @@
-"""`Feed`: what a user declares, checked when it is declared; and what follows from it before any data is read.
+"""`Feed`: a user's declaration, checked when it is made, and what follows from it before any data is read.
 
-A feed runs nothing by itself. It must not know workers, slots or streams.
+A feed runs nothing itself. This file must not know workers, slots or streams.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import MAX_DEPTH, DictSpec, Leaf, Spec, TupleSpec, check, leaf_list, shown
 
 INTERLEAVE = 4
-"""Splits that a lane has open at once when it shuffles, unless the feed says otherwise."""
+"""Default of splits that a lane reads at once when it shuffles."""
 
 MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
 
 ENDLESS = 2**62
-"""The number of segments where they have no end: more than are ever read."""
+"""The number of segments of an endless feed: more than are ever read."""
 
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """A named source of batches, made of a generator and a work list, or of anything that can be indexed.
+    """A named source of batches: a generator and a list of splits, or anything that can be indexed.
 
     `generate` yields one sample at a time: nested dicts and tuples of arrays and numbers, each of one dtype and shape.
-    It runs in worker processes, once for each split, and is given what it asks for by parameter name:
+    It runs in worker processes, once for each split, and receives the arguments that its parameters name:
 
         the first positional parameter   the split, one item of `splits`
         rng                              a `numpy.random.Generator`, seeded from the feed's seed, the epoch, the split
@@ -42,44 +42,44 @@ class Feed:
     A generator without `rng` finds `random` and `numpy.random` seeded in the same way. In place of a generator, an
     object with `__len__` and `__getitem__` serves its items, each once an epoch.
 
-    A generator that makes its samples up, perhaps without end, has no splits. With `segment` it is run again and again,
-    for segment 0, 1, 2, ..., each with random numbers of its own, and each run is ended after so many samples. Segments
-    are dealt to workers as splits are, and a segment is what has to be read again after a fault. The generator may take
-    the segment's number as its first parameter. One that neither does so nor draws random numbers yields the same
-    samples in each segment, which the daemon's log warns of. Without `samples` such a feed has no end: one epoch, of
-    which nobody sees the last batch.
+    A generator that makes its samples up, perhaps endlessly, has no splits. With `segment` it runs again and again, for
+    segment 0, 1, 2, ..., each time with other random numbers, and is ended after `segment` samples. Workers share
+    segments as they share splits, and after a fault they read a segment again from its start. The generator may take
+    the segment's number as its first parameter. If it neither does so nor draws random numbers, every segment has the
+    same samples, and the daemon logs a warning. Without `samples` such a feed is endless: its first epoch never ends.
 
     Attributes:
         generate: the generator function, or the indexable object.
-        splits: the work list, or a function without parameters that returns it (run once an epoch). Its items must
-            be picklable.
-        batch_size: samples in a batch. None: `generate` yields whole batches (items of an indexable object are
-            whole batches), and the rows of each may differ.
+        splits: the list of splits, such as files, or a function without parameters that returns it (called once per
+            epoch). Its items must be picklable.
+        batch_size: samples in a batch. None: `generate` yields whole batches (the items of an indexable object are
+            whole batches), and their numbers of rows may differ.
         name: the feed's name in its URL; by default the name of the module's attribute.
-        shuffle: how many samples are mixed (batches where `batch_size` is None); 0 keeps the order of the input.
+        shuffle: number of samples to mix (batches if `batch_size` is None); 0 keeps the order of the input.
         interleave: splits that a lane reads at once when it shuffles; 4 by default.
         seed: 0 to 2**62. The stream is a function of the feed and its seed.
-        epochs: how many epochs a stream has; None: no end.
-        samples: samples in an epoch, where known beforehand: then the number of steps is known too.
-        segment: samples after which a generator without `splits` is ended and run again (batches where `batch_size` is
-            None). It may end sooner by itself. With `samples` an epoch has as many segments as those take, the last one
-            perhaps shorter; without, it has no end, and `epochs` cannot be given.
-        drop_remainder: drop the last batch of an epoch where it is not full.
-        lanes: sequences that an epoch is dealt into, the most workers that can run at once. Part of the order.
-        turn: batches that the order takes from a lane in turn; by default as many as make about 4 MiB, or 2 MiB where
-            lanes are shuffled, and 256 at the most.
-        order: "exact", the same order with any number of workers, or "fast", whatever is ready.
-        spec: dtypes and shapes of a sample (of a batch where `batch_size` is None); by default those of the first. It
-            is written as the samples are: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
-        on_error: what becomes of a split in which `generate` raises. "raise": the stream fails. "skip": the rest of the
-            split is left out, which is logged and counted in the status. "retry": it is read again and again, with
-            growing pauses, and so are the list of splits and, at the daemon's start, the first sample. A split that
-            ends its worker process `attempts` times fails the stream, or is left out with "skip". A sample that does
-            not fit the spec always fails the stream.
-        attempts: how often a split may end its worker process until then.
+        epochs: number of epochs in a stream; None: no limit.
+        samples: samples in an epoch, if known beforehand; then the number of steps is known too.
+        segment: samples after which a generator without `splits` is ended and run again (batches if `batch_size` is
+            None). It may end sooner. With `samples` an epoch has as many segments as that takes, and the last one may
+            be shorter; without, the epoch is endless, and `epochs` cannot be given.
+        drop_remainder: drop the last batch of an epoch if it is not full.
+        lanes: number of sequences that the splits of an epoch are dealt to; at most this many workers can run at once.
+            Part of the order.
+        turn: batches that the order takes from one lane before it goes to the next; by default as many as make about
+            4 MiB, or 2 MiB if lanes are shuffled, and at most 256.
+        order: "exact", the same order with any number of workers, or "fast", whatever is ready first.
+        spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first. It has
+            the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
+        on_error: what to do with a split in which `generate` raises. "raise": fail the stream. "skip": leave out the
+            rest of the split, log it and count it in the status. "retry": read the split again and again, with growing
+            pauses; the list of splits and, at the daemon's start, the first sample are retried too. A split that ends
+            its worker process `attempts` times fails the stream, or is left out with "skip". A sample that does not
+            fit the spec always fails the stream.
+        attempts: how often a split may end its worker process before that.
 
     Raises:
-        TypeError, ValueError: an option that cannot work; the message says what to do.
+        TypeError, ValueError: an option cannot work; the message says what to do.
     """
 
     generate: Callable[..., Any] | Sequence[Any]
@@ -115,22 +115,22 @@ class Feed:
         if self.name is not None:
             check_name(self.name)
         if self.order not in ("exact", "fast"):
-            raise ValueError(f"order is {self.order!r}; it can be 'exact' or 'fast'")
+            raise ValueError(f"order must be 'exact' or 'fast', got {self.order!r}")
         if self.on_error not in ("raise", "skip", "retry"):
-            raise ValueError(f"on_error is {self.on_error!r}; it can be 'raise', 'skip' or 'retry'")
+            raise ValueError(f"on_error must be 'raise', 'skip' or 'retry', got {self.on_error!r}")
         if self.on_error == "skip" and self.samples is not None:
             raise ValueError(
-                "samples= promises the length of an epoch, which on_error='skip' cannot keep: leave one of them out"
+                "samples= promises the length of an epoch, and on_error='skip' cannot keep it: leave one of them out"
             )
         if not isinstance(self.drop_remainder, bool):
-            raise TypeError(f"drop_remainder is {self.drop_remainder!r}; it can be True or False")
+            raise TypeError(f"drop_remainder must be True or False, got {self.drop_remainder!r}")
         if self.interleave not in (None, 1) and not self.shuffle:
-            raise ValueError("interleave= mixes splits, which needs shuffle=; without it the input's order is kept")
+            raise ValueError("interleave= needs shuffle=: without it the order of the input is kept")
         if self.batch_size is None:
             if self.drop_remainder:
-                raise ValueError("drop_remainder= cannot work with batch_size=None: `generate` makes the batches")
+                raise ValueError("drop_remainder= needs a batch_size=: with None, `generate` makes the batches")
             if self.turn not in (None, 1):
-                raise ValueError("turn= is 1 with batch_size=None: batches of unknown size travel one by one")
+                raise ValueError("turn= must be 1 with batch_size=None: batches of unknown size are sent one by one")
         if self.drop_remainder and self.samples is not None and self.samples < (self.batch_size or 0):
             raise ValueError(_never_full(self.samples, self.batch_size))
         if self.spec is not None:
@@ -150,38 +150,37 @@ class Feed:
             return
         if self.splits is not None:
             raise ValueError(
-                "segment= is for generators without splits=, to which a segment is what a split is: leave one of them "
-                "out"
+                "segment= is for generators without splits=, as segments take their place: leave one of the two out"
             )
         if self.samples is None and self.epochs is not None:
             raise ValueError(
-                f"epochs={self.epochs} has no meaning where an epoch has no end: give samples= (how many an epoch "
-                "has), or leave epochs= out"
+                f"epochs={self.epochs} cannot work, as segment= without samples= makes one endless epoch: give "
+                "samples= (the number in an epoch), or leave epochs= out"
             )
 
     def _check_indexable(self) -> None:
         if isinstance(self.generate, type):
-            raise TypeError(f"{self.generate.__name__} is a class: give an object of it, {self.generate.__name__}(...)")
+            raise TypeError(f"{self.generate.__name__} is a class: give an instance, {self.generate.__name__}(...)")
         if isinstance(self.generate, Mapping | str | bytes):
-            raise TypeError(f"{shown(self.generate)} has no numbered samples: give a list of samples or a generator")
+            raise TypeError(f"expected a list of samples or a generator function, got {shown(self.generate)}")
         if isinstance(self.generate, tuple) and _are_columns(self.generate):
             raise TypeError(
-                f"{shown(self.generate)} would be an epoch of {len(self.generate)} samples, its items: give "
+                f"{shown(self.generate)} would be an epoch of {len(self.generate)} samples, one for each array: give "
                 "list(zip(X, y)), or an object whose __len__ is the number of rows and whose __getitem__(i) returns "
-                "(X[i], y[i]). If the arrays are samples, give a list of them"
+                "(X[i], y[i]). If the arrays are the samples, give a list of them"
             )
         if self.splits is not None:
-            raise ValueError("splits= is for generators: an indexable object is divided by its indices; leave it out")
+            raise ValueError("splits= is for generators; leave it out: an indexable object is divided by its indices")
         if self.segment is not None:
-            raise ValueError("segment= is for generators: an indexable object is divided by its indices; leave it out")
+            raise ValueError("segment= is for generators; leave it out: an indexable object is divided by its indices")
         if self.on_error == "skip":
             raise ValueError(
-                "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ answer with "
-                "another sample, or give a generator with splits="
+                "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ return "
+                "another sample, or use a generator with splits="
             )
         if self.samples is not None and self.samples != len(self.generate):  # type: ignore[arg-type]
             raise ValueError(
-                f"samples is {self.samples}, but the indexable object has {len(self.generate)}: "  # type: ignore[arg-type]
+                f"samples={self.samples}, but the indexable object has {len(self.generate)}: "  # type: ignore[arg-type]
                 "leave samples= out"
             )
         length = len(self.generate)  # type: ignore[arg-type]
@@ -189,7 +188,7 @@ class Feed:
             raise ValueError(_never_full(length, self.batch_size))
 
     def plan(self, default_name: str) -> FeedPlan:
-        """What the daemon must know of this feed, which is called `default_name` if it has no name of its own.
+        """Return what the daemon must know of this feed; its name is `default_name` if it has no name of its own.
 
         Raises:
             ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.
@@ -199,15 +198,15 @@ class Feed:
         samples, lanes, warnings = self.samples, self.lanes, []
         if length is not None:
             if length > ENDLESS:
-                raise ValueError(f"len() of the indexable object is {length}; it can be up to {ENDLESS}")
+                raise ValueError(f"len() of the indexable object must be at most {ENDLESS}, got {length}")
             lanes = 1
             samples = length if self.batch_size is not None else None
         elif self.segment is None and self.splits is None and not self._wants().shard:
             lanes = 1
             warnings.append(
-                f"feed {name} cannot be divided, so one worker makes all of it: give splits= (a list of files or "
-                "ranges, passed to the generator one by one), or segment=N where it makes samples up at random, to "
-                "run it again for every N samples, or let it take `shard` and yield every count-th sample from index, "
+                f"feed {name} cannot be divided, so one worker does all the work: give splits= (a list of files or "
+                "ranges; the generator gets them one by one), or segment=N if it makes up random samples (it runs "
+                "again for every N samples), or let it take `shard` and yield every count-th sample from index on, "
                 "where index, count = shard"
             )
         if self.spec is not None and (text := batch_warning(name, self.spec, self.batch_size)):
@@ -238,7 +237,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What a generator function asks for by its parameters."""
+    """The arguments that a generator function takes."""
 
     split: bool
     rng: bool
@@ -247,79 +246,79 @@ class Wants:
 
 
 def wants(generate: Any, *, has_splits: bool, segments: bool = False) -> Wants:
-    """What `generate` is to be given. The number of its segment it gets as the split, if it must be given one.
+    """Return the arguments that `generate` takes. A segment's number is passed as the split, if that is required.
 
     Raises:
-        TypeError: it is no function, or asks for what it cannot be given.
-        ValueError: it asks for a split and there are none, or the other way round.
+        TypeError: it is not a function, or has a parameter for which there is no argument.
+        ValueError: it takes a split and there are none, or it takes none and there are some.
     """
     name = getattr(generate, "__name__", type(generate).__name__)
     if not callable(generate):
-        what = "is an iterator, which can be read only once" if hasattr(generate, "__next__") else "is no function"
+        hint = " (an iterator can be read only once)" if hasattr(generate, "__next__") else ""
         raise TypeError(
-            f"{shown(generate)} {what}: give a generator function that yields samples, or an object with "
-            "__len__ and __getitem__"
+            "expected a generator function that yields samples, or an object with __len__ and __getitem__, "
+            f"got {shown(generate)}{hint}"
         )
     try:
         parameters = inspect.signature(generate).parameters.values()
     except ValueError:
-        raise TypeError(f"the parameters of {name} cannot be read: wrap it in a `def` of your own") from None
+        raise TypeError(f"cannot read the parameters of {name}: wrap it in a `def` of your own") from None
     named = {p.name for p in parameters} & {"rng", "epoch", "shard"}
     others = [p for p in parameters if p.name not in named]
     positional = [p for p in others if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     required = [p.name for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if has_splits and not positional:
-        raise ValueError(f"splits= is given, but {name} takes no split: add a first parameter for it, or leave it out")
+        raise ValueError(f"{name} takes no split: add a first parameter for it, or leave splits= out")
     first = next(iter(parameters), None)
     if positional and positional[0] is not first and (has_splits or positional[0].name in required):
         what = "split" if has_splits or not segments else "segment's number"
         raise TypeError(
-            f"{name} asks for {positional[0].name} behind {first.name}: only the first parameter can be the {what}. "  # type: ignore[union-attr]
-            f"Put it first, or, if it is not that, give it a default or bind it with functools.partial"
+            f"{name} has parameter {positional[0].name} after {first.name}: only the first one can be the {what}. "  # type: ignore[union-attr]
+            f"Put it first, or, if it is something else, give it a default or bind it with functools.partial"
         )
     surplus = [parameter for parameter in required if not positional or parameter != positional[0].name]
     if surplus:
         raise TypeError(
-            f"{name} asks for {', '.join(surplus)}: a generator can ask for the split (its first parameter), rng, "
-            "epoch and shard; give the others defaults or bind them with functools.partial"
+            f"{name} has parameters without an argument: {', '.join(surplus)}. A generator can take the split (its "
+            "first parameter), rng, epoch and shard; give the others defaults or bind them with functools.partial"
         )
     if required and not has_splits and not segments:
-        raise ValueError(f"{name} asks for a split ({required[0]}), but there are none: give splits=")
+        raise ValueError(f"{name} takes a split ({required[0]}), but there are none: give splits=")
     if (has_splits or segments) and "shard" in named:
         option = "splits=" if has_splits else "segment="
-        raise ValueError(f"{name} asks for shard, which is for generators without {option}: leave one of them out")
+        raise ValueError(f"{name} takes shard, which is for generators without {option}: leave one of them out")
     for p in parameters:
         if p.name in named and p.kind is p.POSITIONAL_ONLY:
-            raise TypeError(f"{name} takes {p.name} by position only: remove the `/`")
+            raise TypeError(f"{name} takes {p.name} by position only: remove the `/` from its parameters")
     return Wants(has_splits or bool(required), "rng" in named, "epoch" in named, "shard" in named)
 
 
 def is_indexable(source: Any) -> bool:
-    """Whether `source` serves its items by number, rather than being a generator function."""
+    """Whether `source` is an object with numbered items, and not a generator function."""
     return hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
 def check_name(name: str) -> str:
-    """`name`, if it can be the path of a URL.
+    """Return `name` if it can be the path of a URL.
 
     Raises:
         ValueError: it cannot.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name):
-        raise ValueError(f"name is {name!r}; a feed's name is 1 to 128 letters, digits, '_', '-' and '.'")
+        raise ValueError(f"name must be 1 to 128 letters, digits, '_', '-' and '.', got {name!r}")
     return name
 
 
 def segment_count(plan: FeedPlan) -> int:
-    """How many segments an epoch has: ENDLESS if there is no last one."""
+    """Return the number of segments in an epoch: ENDLESS if there is no last one."""
     assert plan.segment is not None
     return ENDLESS if plan.samples is None else -(-plan.samples // plan.segment)
 
 
 def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
-    """The layout of the slots of a fixed feed, which have room for a turn.
+    """Return the layout of the slots of a feed with fixed batches; a slot holds one turn.
 
-    Long turns cost less, and mix the lanes less, which matters to those who shuffle.
+    Long turns cost less per batch, but mix the lanes less. So turns are shorter if the feed shuffles.
     """
     one = fixed_layout(spec, batch_size, plan.turn or 1)
     if plan.turn is not None:
@@ -329,16 +328,17 @@ def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
 
 
 def block_samples(shuffle: int, lanes: int, batch_size: int | None) -> int:
-    """Samples in a lane's shuffle block: `shuffle / lanes`, rounded up to whole batches; 0 without shuffling.
+    """Return the number of samples in a lane's shuffle block: `shuffle / lanes`, rounded up to whole batches; 0 without
+    shuffling.
 
-    `lanes` are those that have any splits. With `batch_size` None, ready batches are counted.
+    `lanes` counts the lanes that have any splits. With `batch_size` None, the unit is ready batches.
     """
     rows = batch_size or 1
     return -(-shuffle // (lanes * rows)) * rows
 
 
 def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
-    """What to tell the user where `n_splits` splits are too few to be mixed well, else None."""
+    """Return a warning if `n_splits` splits are too few to be mixed well, else None."""
     lanes = min(plan.lanes, n_splits)
     if not plan.shuffle or plan.length is not None or not n_splits or n_splits >= lanes * plan.interleave:
         return None
@@ -349,7 +349,7 @@ def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
     )
     text = (
         f"feed {plan.name} shuffles, but each batch mixes only {mixed} of its {n_splits} {plan.piece}s, "
-        f"because {lanes} lanes share them: {finer}"
+        f"because they are shared among {lanes} lanes: {finer}"
     )
     fewer = max(1, n_splits // plan.interleave)
     if fewer < lanes:
@@ -358,21 +358,21 @@ def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
 
 
 def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
-    """What to tell the user of feed `name` whose samples look like batches of `batch_size` already, else None.
+    """Return a warning if the samples of feed `name` look like batches of `batch_size` already, else None.
 
-    All leaves of a sequence have one length too: so it must be `batch_size`, and the leaves must differ otherwise.
+    The leaves of a sequence have one length too. So that length must be `batch_size`, and the shapes must differ.
     """
     shapes = {leaf.shape for leaf in leaf_list(spec)}
     if batch_size in (None, 1) or len(shapes) < 2 or any(shape[:1] != (batch_size,) for shape in shapes):
         return None
     return (
-        f"feed {name}: each leaf of a sample has {batch_size} rows, as many as batch_size= says, so a batch is "
+        f"feed {name}: each leaf of a sample has {batch_size} rows, the same as batch_size=, so a batch is "
         f"[{batch_size}, {batch_size}, ...]. If the samples are batches already, give batch_size=None"
     )
 
 
 def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
-    """What to tell the user whose `workers` cannot all be kept busy by the feed's lanes, else None."""
+    """Return a warning if the feed's lanes cannot keep all `workers` busy, else None."""
     lanes = min(plan.lanes, n_splits)
     most = -(-lanes // workers)  # lanes of the busiest worker: it sets the pace
     enough = -(-lanes // most)
@@ -380,8 +380,8 @@ def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
         return None
     counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {n_splits} {plan.piece}s"
     return (
-        f"feed {plan.name} has {lanes} lanes ({counted}), with which {workers} workers run "
-        f"no faster than {enough}: numbers of workers that divide the lanes are best"
+        f"feed {plan.name} has {lanes} lanes ({counted}), so {workers} workers run "
+        f"no faster than {enough}: the number of workers should divide the number of lanes"
     )
 
 
@@ -389,22 +389,22 @@ def _whole(option: str, value: Any, low: int, high: int, *, optional: bool = Fal
     if value is None and optional:
         return
     if type(value) is not int:
-        raise TypeError(f"{option} is {value!r}; it is a whole number{', or None' if optional else ''}")
+        raise TypeError(f"{option} must be a whole number{' or None' if optional else ''}, got {value!r}")
     if not low <= value <= high:
-        raise ValueError(f"{option} is {value}; it can be {low} to {high}{', or None' if optional else ''}")
+        raise ValueError(f"{option} must be {low} to {high}{' or None' if optional else ''}, got {value}")
 
 
 def _checked_splits(splits: Any) -> Any:
     if splits is None or callable(splits) or (isinstance(splits, Sequence) and not isinstance(splits, str | bytes)):
         return splits
     if isinstance(splits, str | bytes | Mapping) or not isinstance(splits, Iterable):
-        raise TypeError(f"splits is {shown(splits)}; it is a list (of files, say) or a function that returns one")
+        raise TypeError(f"splits must be a list (of files, say) or a function that returns one, got {shown(splits)}")
     return list(splits)
 
 
 def _never_full(samples: int, batch_size: int | None) -> str:
     return (
-        f"drop_remainder=True would drop all of an epoch: it has {samples} samples, and a batch takes {batch_size}. "
+        f"drop_remainder=True would drop the whole epoch: it has {samples} samples, and a batch takes {batch_size}. "
         "Make batch_size= smaller, or leave drop_remainder= out"
     )
 
@@ -421,23 +421,23 @@ def _checked_spec(spec: Any, batch_size: int | None) -> Spec:
     try:
         checked: Spec = msgspec.convert(msgspec.to_builtins(plain), type=Spec)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise ValueError(f"spec is {plain}, which cannot be served: {error}") from None
+        raise ValueError(f"cannot serve spec {plain}: {error}") from None
     if not leaf_list(checked):
         raise ValueError("spec has no leaves: a sample needs at least one array")
     try:
         check(checked)
     except SpecError as error:
-        raise ValueError(f"spec cannot be served: {error.message}") from None
+        raise ValueError(f"cannot serve spec: {error.message}") from None
     if batch_size is not None and not all(leaf.static for leaf in leaf_list(checked)):
         raise ValueError(
-            f"spec is {spec}: samples that are stacked to batches need one shape. Pad them, or yield whole batches "
-            "with batch_size=None"
+            f"samples that are stacked into batches need one shape, and spec is {spec}. Pad them, or yield whole "
+            "batches with batch_size=None"
         )
     return checked
 
 
 def _spec_of(spec: Any, path: str, depth: int) -> Spec:
-    """The tree of specs that the user has written, perhaps with plain dicts and tuples."""
+    """Convert a spec that the user wrote, perhaps with plain dicts and tuples."""
     if depth > MAX_DEPTH:
         raise ValueError(f"spec{path} is nested more than {MAX_DEPTH} deep")
     if isinstance(spec, Leaf):
@@ -451,6 +451,6 @@ def _spec_of(spec: Any, path: str, depth: int) -> Spec:
         keys = sorted(spec)
         return DictSpec(tuple(keys), tuple(_spec_of(spec[key], f"{path}[{key!r}]", depth + 1) for key in keys))
     raise TypeError(
-        f"spec{path} is {shown(spec)}; it is a Leaf, such as Leaf(np.float32, (28, 28)), or a tuple or a dict with str "
-        "keys of those"
+        f"spec{path} must be a Leaf, such as Leaf(np.float32, (28, 28)), or a tuple of those, or a dict of those with "
+        f"str keys, got {shown(spec)}"
     )

@@ -1,4 +1,4 @@
-"""Brings in user code: loads the feed that MODULE:ATTR names, and shows a traceback as far as it is the user's."""
+"""Imports user code: loads the feed that MODULE:ATTR names, and cuts tracebacks down to the user's frames."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from .feed import Feed
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
 _BETWEEN = (os.path.join(_OURS, "worker", "import_seeding.py"), "<frozen importlib")
-"""What stands between a user's `import` and the module that it runs."""
+"""Files of frames between a user's `import` and the module that it runs."""
 
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _INSTALLED_IN = ("site-packages", "dist-packages")
 
 
 def load(target: str) -> Feed:
-    """The feed that `target` names: "MODULE:ATTR", where MODULE is a dotted module or a path to a .py file.
+    """Load the feed that `target` names: "MODULE:ATTR", where MODULE is a module's name or the path of a .py file.
 
-    The current directory, or that of the file, joins `sys.path`.
+    Adds the current directory, or that of the file, to `sys.path`.
 
     Raises:
-        StartError: there is none; the message says why.
+        StartError: it cannot be loaded; the message says why.
     """
     module_name, colon, attribute = target.rpartition(":")
     if not colon or not module_name or not attribute:
-        raise StartError(f"{target!r} does not name a feed: write MODULE:ATTR, such as scenes:feed or scenes.py:feed")
+        raise StartError(f"expected MODULE:ATTR, such as scenes:feed or scenes.py:feed, got {target!r}")
     name, path = place_of(target)
     module = _load_module(name) if path is None else _load_file(name, path)
     return _feed(module, module_name, attribute)
 
 
 def place_of(target: str) -> tuple[str, str | None]:
-    """The name of the module that `target` names, and the absolute path of its file where it is named by that."""
+    """Return the name of the module in `target`, and the absolute path of its file if `target` names the file."""
     module = target.rpartition(":")[0]
     if not module.endswith(".py") and os.sep not in module:
         return module, None
@@ -51,18 +51,18 @@ def place_of(target: str) -> tuple[str, str | None]:
 
 
 def join_path(directory: str) -> None:
-    """Put `directory` at the front of `sys.path`, unless it is there."""
+    """Put `directory` at the front of `sys.path`, unless it is there already."""
     if directory not in sys.path:
         sys.path.insert(0, directory)
 
 
 def is_installed(path: str) -> bool:
-    """Whether the file at `path` is of an installed package or of Python itself, and not of the user's own code."""
+    """Whether the file at `path` belongs to an installed package or to Python, not to the user's own code."""
     return path.startswith(_INSTALLED) or any(part in _INSTALLED_IN for part in Path(path).parts)
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of `error` as text, from the first frame that is neither ours nor the import system's."""
+    """Return the traceback of `error`, from the first frame that is neither ours nor the import system's."""
     frame = error.__traceback__
     while frame is not None and _is_ours(frame):
         frame = frame.tb_next
@@ -70,12 +70,12 @@ def user_traceback(error: BaseException) -> str:
         told = traceback.TracebackException(type(error), error, frame)
         told.stack[:] = [one for one in told.stack if not one.filename.startswith(_BETWEEN)]
         return printable("".join(told.format()))
-    except BaseException:  # what `error` consists of is user code too
+    except BaseException:  # the attributes of `error` are user code too
         return ""
 
 
 def summary(error: BaseException) -> str:
-    """The class and the text of `error` in one line, such as "ValueError: no pixels"."""
+    """Return the class and the text of `error` on one line, such as "ValueError: no pixels"."""
     try:
         return printable(f"{type(error).__name__}: {error}")
     except BaseException:  # its __str__ is user code too
@@ -88,15 +88,15 @@ def _is_ours(frame: TracebackType) -> bool:
 
 def _load_file(name: str, path: str) -> ModuleType:
     if not os.path.isfile(path):
-        raise StartError(f"there is no file {path}")
+        raise StartError(f"{path}: no such file")
     if not path.endswith(".py"):
-        raise StartError(f"{path} is no .py file: write path/to/module.py:ATTR, or the dotted name of a module")
+        raise _not_python(path)
     known = sys.modules.get(name)
     if known is not None:
         if getattr(known, "__file__", None) == path:
             return known
         where = getattr(known, "__file__", None) or "the interpreter"
-        raise StartError(f"{path} has the name of a module that is already loaded from {where}: rename the file")
+        raise StartError(f"{path}: a module of this name is already loaded from {where}: rename the file")
     join_path(os.path.dirname(path))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # any path that ends in .py has a loader
@@ -116,14 +116,20 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if os.path.isfile(name):
+            raise _not_python(name) from None
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise StartError(
-                f"there is no module {error.name!r} in {os.getcwd()} or among the installed packages: "
-                "start in the directory that holds it, or give the path of its .py file"
+                f"no module {error.name!r} in {os.getcwd()} or among the installed packages: "
+                "start the daemon in the module's directory, or give the path of its .py file"
             ) from None
         raise _import_failed(name, error) from error
     except Exception as error:
         raise _import_failed(name, error) from error
+
+
+def _not_python(path: str) -> StartError:
+    return StartError(f"{path}: expected a Python file (.py) or a module name")
 
 
 def _import_failed(module: str, error: Exception) -> StartError:
@@ -132,14 +138,17 @@ def _import_failed(module: str, error: Exception) -> StartError:
 
 def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:
     found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
-    there = f"it has {', '.join(found)}" if found else "it has none: write feed = Feed(...) at its top level"
+    if found:
+        feeds = f"its feeds are {', '.join(found)}" if len(found) > 1 else f"its only feed is {found[0]}"
+    else:
+        feeds = "it has no feeds: write feed = Feed(...) at its top level"
     if not hasattr(module, attribute):
-        raise StartError(f"{module_name} has no attribute {attribute!r}; of Feed objects {there}")
+        raise StartError(f"{module_name} has no attribute {attribute!r}; {feeds}")
     value = getattr(module, attribute)
     if isinstance(value, Feed):
         return value
     if callable(value):
-        mend = f"wrap it: feed = Feed({attribute}, splits=..., batch_size=...), and name that"
+        hint = f"write feed = Feed({attribute}, splits=..., batch_size=...), and serve {module_name}:feed"
     else:
-        mend = f"of Feed objects {there}"
-    raise StartError(f"{module_name}:{attribute} is no Feed but {shown(value)}; {mend}")
+        hint = feeds
+    raise StartError(f"{module_name}:{attribute} must be a Feed, got {shown(value)}; {hint}")
