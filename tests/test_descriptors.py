@@ -22,7 +22,7 @@ import penstock
 from penstock_proto import codec
 from penstock_proto import messages as m
 from penstock_server import control
-from penstock_server.host import arena, descriptors, place
+from penstock_server.host import arena, descriptors, worker_handle
 from penstock_server.host.arena import Arena
 from penstock_server.host.supervisor import Supervisor
 
@@ -230,7 +230,7 @@ def test_a_stream_that_finds_no_descriptor_for_a_slot_waits_or_fails_and_the_dae
             said = str(error)
         else:
             said = "" if seen == WHOLE else "something is missing"
-    assert not said or "raise the limit of open files" in said, "with slots that it had before, it goes on"
+    assert not said or "raise the limit on open files" in said, "with slots that it had before, it goes on"
     assert daemon.process.poll() is None
     process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))
     until(lambda: reads(daemon))
@@ -240,7 +240,7 @@ def test_more_workers_than_there_are_descriptors_for_are_refused(serve: Serve) -
     daemon = serve(FEED, ready=False, nofile=128, workers=4)
     assert daemon.process.wait(30) == 1
     assert "--workers 4 needs" in daemon.stderr()
-    assert "may have 128: raise the limit of open files" in daemon.stderr()
+    assert "may have 128: raise the limit on open files" in daemon.stderr()
     needed = descriptors.needed(3, 4)
     assert serve(FEED, nofile=needed, workers=4).process.poll() is None
     daemon = serve(FEED, nofile=256, workers=1)
@@ -321,7 +321,7 @@ def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up
         return real(*arguments)
 
     real = os.memfd_create
-    monkeypatch.setattr(place.os, "memfd_create", memfd_create)
+    monkeypatch.setattr(worker_handle.os, "memfd_create", memfd_create)
 
     async def body() -> None:
         heard: list[Any] = []

@@ -95,7 +95,7 @@ def test_libraries_are_imported_once_and_the_users_module_by_each_worker(
     assert len(workers) == 3
     assert importers(tmp_path, "lib") == [fork_server(daemon).pid]
     assert {int(pid) for pid in ran.read_text().split()} == workers
-    assert re.search(r"imported for all workers, in \d\.\d\d s: lib$", daemon.stderr(), re.MULTILINE)
+    assert re.search(r"imported once for all workers, in \d\.\d\d s: lib$", daemon.stderr(), re.MULTILINE)
 
 
 def test_what_a_library_prints_is_printed_once(start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,10 @@ def test_a_library_that_forks_would_share_is_left_to_each_worker(
     assert importers(tmp_path, "bad")[0] == server
     assert sorted(importers(tmp_path, "bad")[1:]) == workers
     assert importers(tmp_path, "last") == [server]
-    assert "imported by each worker: bad (importing them raises, starts threads or opens files)" in daemon.stderr()
+    assert (
+        "imported by each worker separately: bad (importing them raises, starts threads or opens files)"
+        in daemon.stderr()
+    )
 
 
 def test_a_library_that_cannot_be_imported_is_the_workers_error(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_where_threads_are_there_from_the_beginning_workers_start_afresh(
     workers = daemon.workers()
     assert [worker.ppid() for worker in workers] == [daemon.process.pid] * 2
     assert sorted(importers(tmp_path, "lib")) == sorted(worker.pid for worker in workers)
-    assert "each worker imports all by itself: it has several threads from its beginning" in daemon.stderr()
+    assert "each worker imports all libraries itself: Python starts with several threads" in daemon.stderr()
     workers[0].kill()
     until(lambda: len(daemon.workers()) == 2 and workers[0] not in daemon.workers())
     assert sorted(read(daemon)) == list(range(200))

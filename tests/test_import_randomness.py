@@ -126,10 +126,10 @@ def test_what_is_drawn_depends_neither_on_feeds_imported_before_nor_on_how_worke
 ) -> None:
     alone = start("val")
     expected = read(alone.url)
-    assert "imported for all workers" in alone.stderr()
+    assert "imported once for all workers" in alone.stderr()
     assert alone.stop() == 0
     afresh = start("val", sitecustomize=AFRESH)
-    assert "imported for all workers" not in afresh.stderr()
+    assert "imported once for all workers" not in afresh.stderr()
     assert read(afresh.url) == expected
 
 

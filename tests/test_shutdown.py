@@ -335,7 +335,7 @@ def test_a_worker_that_is_stopped_while_it_is_idle_holds_nobody_up(serve: Serve,
         assert "was killed" not in daemon.stderr(), "it has nothing to do"
         seen += [n.tolist() for _, n in batches]
     assert seen == quiet
-    assert "did nothing with what it was given for 1 s, stopped by a signal, and was killed" in daemon.stderr()
+    assert "made no progress with its work for 1 s, stopped by a signal, and was killed" in daemon.stderr()
 
 
 def test_a_forked_trainer_keeps_its_stream_and_the_child_has_none_of_it(serve: Serve) -> None:

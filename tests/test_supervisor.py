@@ -207,7 +207,7 @@ def test_an_idle_worker_that_is_stopped_is_killed_when_it_is_given_work(watch: W
         watched.supervisor.send(0, LIST)
         watched.at_death = lambda number: watched.supervisor.send(number, LIST)
         await watched.until(lambda: watched.count("splitslisted", 0) == 1)
-        assert watched.how == ["did nothing with what it was given for 0.3 s, stopped by a signal, and was killed"]
+        assert watched.how == ["made no progress with its work for 0.3 s, stopped by a signal, and was killed"]
         assert watched.did[0] is not None
         assert not watched.did[0].in_user_code, "no split is to blame"
         assert watched.count("died", 1) == 0
@@ -227,8 +227,8 @@ def test_without_a_hang_timeout_a_worker_that_is_stopped_is_named_in_the_log(
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
         watched.supervisor.send(0, LIST)
-        await watched.until(lambda: "has not taken" in caplog.text)
-        assert f"`kill -CONT {worker.pid}` lets it go on" in caplog.text
+        await watched.until(lambda: "has not read its messages" in caplog.text)
+        assert f"`kill -CONT {worker.pid}` continues it" in caplog.text
         os.kill(worker.pid, signal.SIGCONT)
         await watched.until(lambda: watched.count("splitslisted", 0) == 1)
         assert watched.how == []
@@ -259,12 +259,12 @@ BUSY = Activity(run=1, number=0, split="a", samples=0, since_seconds=9.0, in_use
         (replace(BUSY, in_user_code=True, since_seconds=4), 99, True, ""),
         (replace(BUSY, importing=True), 99, True, ""),
         (BUSY, 0, False, ""),
-        (replace(BUSY, since_seconds=10), 0, False, "did nothing with what it was given for 10 s"),
-        (BUSY, 0, True, "did nothing with what it was given for 5 s, stopped by a signal,"),
+        (replace(BUSY, since_seconds=10), 0, False, "made no progress with its work for 10 s"),
+        (BUSY, 0, True, "made no progress with its work for 5 s, stopped by a signal,"),
         (replace(BUSY, waits=True), 4, True, ""),
-        (replace(BUSY, waits=True), 5, True, "did nothing with what it was given for 5 s, stopped by a signal,"),
+        (replace(BUSY, waits=True), 5, True, "made no progress with its work for 5 s, stopped by a signal,"),
         (replace(BUSY, waits=True, since_seconds=99), 9, False, ""),
-        (replace(BUSY, waits=True), 10, False, "did nothing with what it was given for 10 s"),
+        (replace(BUSY, waits=True), 10, False, "made no progress with its work for 10 s"),
     ],
 )
 def test_who_stands_still(last: Activity | None, unread: float, stopped: bool, still: str) -> None:
@@ -357,7 +357,7 @@ def test_workers_may_leave_or_be_killed_before_they_have_started(
         watched.supervisor.retire(1, FAREWELL)
         watched.supervisor.kill(2)
         await watched.until(lambda: watched.count("died", 2) == 1)
-        assert watched.how == ["was killed before it had started"]
+        assert watched.how == ["was killed before it started"]
         go.touch()
         await watched.imported(0)
         await watched.imported(2)
@@ -374,7 +374,7 @@ def test_a_place_whose_workers_die_five_times_before_they_are_ready_is_given_up(
     async def body(watched: Watched) -> None:
         await watched.until(lambda: bool(watched.why))
         assert watched.told == [("died", 0)] * 5 + [("given up", 0)]
-        assert watched.why == ["died 5 times in a row before it was ready, and is not started again"]
+        assert watched.why == ["died 5 times in a row before it was ready, and will not be started again"]
         assert watched.why[0] in caplog.text
         place = watched.supervisor.workers[0]
         assert place.given_up

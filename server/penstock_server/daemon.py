@@ -193,13 +193,13 @@ class Daemon:
         before, workers = len(staying), max(1, workers)
         most = descriptors.most_workers(descriptors.limit(), self._coordinator.budget.slots_reserved)
         if workers > max(before, most):
-            log.error("there are file descriptors for %d workers only: %s", max(before, most), descriptors.MEND)
+            log.error("there are file descriptors for %d workers only: %s", max(before, most), descriptors.HOW_TO_RAISE)
             workers = max(before, most)
         for _ in range(before, workers):
             try:
                 number = self._supervisor.add()
             except OSError as error:
-                log.error("no worker can be added (%s): %s", error, descriptors.MEND)
+                log.error("no worker can be added (%s): %s", error, descriptors.HOW_TO_RAISE)
                 workers = len(there.numbers) - len(there.leaving)
                 break
             self._to_workers.anew(number)
@@ -428,7 +428,7 @@ def _slots(feeds: int, workers: int) -> int:
     if slots < least:
         raise StartError(
             f"--workers {workers} needs {descriptors.needed(least, workers)} open files with these feeds, and the "
-            f"daemon may have {limit}: {descriptors.MEND}, or run fewer workers"
+            f"daemon may have {limit}: {descriptors.HOW_TO_RAISE}, or run fewer workers"
         )
     return slots
 

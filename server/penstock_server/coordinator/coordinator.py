@@ -157,7 +157,7 @@ class Coordinator:
         return self.timers.next
 
     def check(self) -> list[str]:
-        """What is wrong with the state, in words: promises that a bug has broken. It is slow: for tests and debugging."""
+        """What is wrong with the state, in words: promises that a bug broke. It is slow: for tests and debugging."""
         return check(self.budget, self.streams)
 
     def _handle(self, event: on.Event) -> None:

@@ -135,7 +135,7 @@ class Arena:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise MemoryBound(
                     f"a slot of {size(nbytes)} is needed, and no file descriptor is left for it ({error.strerror}): "
-                    f"{descriptors.MEND}, or read fewer streams"
+                    f"{descriptors.HOW_TO_RAISE}, or read fewer streams"
                 ) from None
             if isinstance(error, OSError | RuntimeError | MemoryError):  # RuntimeError: no thread can be started
                 why = error.strerror if isinstance(error, OSError) else error

@@ -1,4 +1,4 @@
-"""The daemon's side of the fork server (worker/fork_server.py): asks it for workers, and tells how they ended."""
+"""The daemon's side of the fork server (worker/fork_server.py): requests workers, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .process import Process, ended_how
 log = logging.getLogger(__name__)
 
 _FAREWELL = 1.0
-"""Seconds that it has to end by itself once it serves."""
+"""Seconds that it has to end by itself, if it was ready."""
 
 _decode = msgspec.msgpack.Decoder(FromForkServer)
 
@@ -34,13 +34,13 @@ class ForkServer:
     """A fork server, from its start to its end.
 
     Attributes:
-        ready: whether it has imported the libraries, and can, or could, fork.
-        gone: whether it forks no more.
+        ready: whether it has imported the libraries, so that it could fork.
+        gone: whether it can no longer fork.
 
     Args:
         feeds: the MODULE:ATTR arguments.
-        environment: the workers', but for their number.
-        ticks: whether workers count every sample.
+        environment: that of the workers, except for their number.
+        ticks: whether workers count every sample on their activity pages.
 
     Raises:
         OSError: it cannot be started.
@@ -70,11 +70,11 @@ class ForkServer:
 
         Args:
             number: the worker's.
-            fds: its connection, its status page, and where its stack goes. They may be closed at once.
-            done: called with the process, with why there is none, or with None: it is to be started otherwise.
+            fds: its connection, its activity page, and the file for its stack. The caller may close them at once.
+            done: called with the process, with the error if there is none, or with None if the fork server cannot fork.
 
         Raises:
-            OSError: there are no more file descriptors to be had; `done` is not called.
+            OSError: there are no file descriptors left; `done` is not called.
         """
         asked = _Asked(number, _dup(fds), done)
         if self.ready:
@@ -83,7 +83,7 @@ class ForkServer:
             self._early.append(asked)
 
     def stop(self) -> None:
-        """End it, and with it whatever it has forked. It buries first those that have ended."""
+        """End it and the processes that it has forked. It first reaps those that have ended."""
         self._peer.close()
         self._process.forget(_FAREWELL if self.ready else 0.0)
         for fd in (fd for asked in self._early for fd in asked.fds):
@@ -103,15 +103,15 @@ class ForkServer:
             case ForkServerReady(imported, left, seconds):
                 self.ready = True
                 if imported:
-                    log.info("imported for all workers, in %.2f s: %s", seconds, ", ".join(imported))
+                    log.info("imported once for all workers, in %.2f s: %s", seconds, ", ".join(imported))
                 if left:
                     why = "importing them raises, starts threads or opens files"
-                    log.info("imported by each worker: %s (%s)", ", ".join(left), why)
+                    log.info("imported by each worker separately: %s (%s)", ", ".join(left), why)
                 early, self._early = self._early, []
                 for asked in early:
                     self._ask(asked)
             case CannotFork(why):
-                log.info("each worker imports all by itself: %s", why)
+                log.info("each worker imports all libraries itself: %s", why)
                 self._lost()
             case Forked(ticket, pid, errno):
                 done = self._asked.pop(ticket).done

@@ -1,20 +1,20 @@
-"""Whether a worker stands still, as its status page and its connection tell. Decides, and looks at nothing itself."""
+"""Decides whether a worker hangs, from what its activity page and its connection show. Does no I/O itself."""
 
 from __future__ import annotations
 
 from ..activity import Activity
 
 OUTSIDE_USER_CODE = 10.0
-"""Seconds for which a worker that was not stopped may stand still outside user code: a busy machine takes its time."""
+"""Seconds that a worker may make no progress outside user code, unless a signal stopped it: the machine may be busy."""
 
 
 def stands_still(last: Activity | None, *, unread: float, awake: float, stopped: bool, timeout: float) -> str:
-    """What a worker that stands still has not done, or an empty text.
+    """Return what a worker that hangs has failed to do, or an empty text if it does not hang.
 
     Args:
-        last: what its page says.
-        unread: seconds for which something that it was sent lies there unread while it waits for that.
-        awake: seconds for which we have looked at it without a break.
+        last: its activity page.
+        unread: seconds for which a message has been lying unread while the worker waits for one.
+        awake: seconds for which the supervisor has checked it without a break.
         stopped: whether a signal has stopped it.
         timeout: seconds that user code may take for a sample.
     """
@@ -26,4 +26,4 @@ def stands_still(last: Activity | None, *, unread: float, awake: float, stopped:
     since = unread if last.waits else last.since_seconds
     if min(since, awake) < patience:
         return ""
-    return f"did nothing with what it was given for {patience:g} s{', stopped by a signal,' if stopped else ''}"
+    return f"made no progress with its work for {patience:g} s{', stopped by a signal,' if stopped else ''}"

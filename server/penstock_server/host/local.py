@@ -183,7 +183,7 @@ class Listener:
         """No file descriptors or memory are left for another connection: look again in a second."""
         if not self._said:  # once, until another connection was accepted
             self._said = True
-            log.error("cannot take a connection on this host (%s): close others, or %s", why, descriptors.MEND)
+            log.error("cannot take a connection on this host (%s): close others, or %s", why, descriptors.HOW_TO_RAISE)
         self._loop.remove_reader(self._socket.fileno())
         self._loop.call_later(1, self._resume)
 

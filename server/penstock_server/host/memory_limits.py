@@ -1,7 +1,7 @@
-"""How much memory this machine, and the cgroup that we run in, still have for the arena.
+"""Measures how much memory this machine and this process's cgroups have left for the arena.
 
-memfd pages count as shared memory of the cgroup that first touches them, and a full cgroup means the kernel's OOM
-killer, not an error. So the arena asks here before it grows.
+The pages of a memfd count as shared memory of the cgroup that first touches them. In a full cgroup the kernel kills
+processes instead of returning an error. So the arena asks here before it grows.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Bytes that can be taken before this machine or one of the cgroups above us is full."""
+    """Return the bytes that can be allocated before this machine or one of our cgroups is full."""
     return min([_machine(), *_cgroups()])
 
 
 def default_memory() -> int:
-    """The bound of the arena where none is given: a quarter of what is available, at most 8 GiB, at least 64 MiB."""
+    """Return the default of `--memory`: a quarter of what is available, at most 8 GiB, at least 64 MiB."""
     return max(64 << 20, min(available() // 4, 8 << 30))
 
 
@@ -29,7 +29,7 @@ def _machine() -> int:
 
 
 def _cgroups() -> list[int]:
-    rooms = []
+    left = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -37,17 +37,17 @@ def _cgroups() -> list[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            rooms += _up_from(_CGROUPS, path, "memory.max", "memory.current", "inactive_file")
+            left += _up_from(_CGROUPS, path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            rooms += _up_from(
+            left += _up_from(
                 _CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
             )
-    return rooms
+    return left
 
 
 def _up_from(root: Path, path: str, limit_file: str, usage_file: str, reclaimable: str) -> list[int]:
-    """The room below the limit of each cgroup from ours up to the root (in a container the root is ours)."""
-    rooms = []
+    """Return what is left below the limit of each cgroup, from ours up to the root (in a container, ours)."""
+    left = []
     place = root / path.lstrip("/")
     for folder in [place, *place.parents]:
         try:
@@ -58,7 +58,7 @@ def _up_from(root: Path, path: str, limit_file: str, usage_file: str, reclaimabl
             pass
         else:
             if limit != "max":
-                rooms.append(max(0, int(limit) - usage + int(stat.get(reclaimable, 0))))
+                left.append(max(0, int(limit) - usage + int(stat.get(reclaimable, 0))))
         if folder == root:
             break
-    return rooms
+    return left

@@ -1,4 +1,4 @@
-"""A SOCK_SEQPACKET connection on the event loop: messages and fds out in order, messages in, end of file noticed."""
+"""A SOCK_SEQPACKET connection on the event loop: sends messages and fds in order, receives, notices end of file."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from collections.abc import Callable
 from penstock_proto import ProtocolError, seqpacket
 
 _AT_ONCE = 16
-"""Datagrams that are read of one connection before others have their turn."""
+"""Datagrams to read from one connection before the others are served."""
 
 _BESIDE = 256
-"""Bytes that a message which waits takes beside its own."""
+"""Bytes that a waiting message takes in addition to its own."""
 
 
 class Peer:
     """One connection.
 
     Args:
-        connection: a connected SOCK_SEQPACKET socket; the peer owns it.
+        connection: a connected SOCK_SEQPACKET socket; this object owns it.
         on_data: called with the bytes of each datagram and the fd that came with it.
-        on_end: called once when the other side is gone, broke the framing, or cannot be sent what it must be.
-        most_unread: most bytes that may wait for the other side to read them; None: whatever there is.
+        on_end: called once when the other side is gone, broke the framing, or cannot be sent a message.
+        most_unread: most bytes that may wait for the other side to read them; None: no limit.
 
     Attributes:
-        cut: whether it was us who ended the connection: the other side may live.
+        cut: whether this side ended the connection, so that the other side may still live.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class Peer:
 
     @property
     def open(self) -> bool:
-        """Whether the connection still stands."""
+        """Whether the connection is open."""
         return self._open
 
     @property
     def unread(self) -> bool:
-        """Whether the other side has not read all that was sent to it."""
+        """Whether the other side has not read everything that was sent to it."""
         if not self._open:
             return False
         (nbytes,) = struct.unpack("i", fcntl.ioctl(self._connection, termios.TIOCOUTQ, bytes(4)))
         return bool(self._outbox) or nbytes > 0
 
     def send(self, data: bytes, fd: int | None = None) -> None:
-        """Send, now or when the other side has room. An fd may be closed by the caller at once."""
+        """Send, now or when the other side has room. The caller may close the fd at once."""
         if not self._open:
             return
         if not self._outbox and self._try(data, fd):
@@ -75,7 +75,7 @@ class Peer:
             return
         try:
             kept = None if fd is None else os.dup(fd)
-        except OSError:  # no file descriptor is left, and without this message those behind it mean nothing
+        except OSError:  # no file descriptor is left, and without this message the following ones mean nothing
             self._cut()
             return
         if not self._outbox:
@@ -86,7 +86,7 @@ class Peer:
             self._cut()
 
     def unsay(self) -> None:
-        """Forget what waits to be sent."""
+        """Drop the messages that wait to be sent."""
         if self._outbox:
             self._loop.remove_writer(self._connection.fileno())
         for _, fd in self._outbox:
@@ -95,7 +95,7 @@ class Peer:
         self._outbox.clear()
 
     def drain(self) -> None:
-        """Read what is there now: the last words of a peer that has ended."""
+        """Read everything that has arrived: the last messages of a peer that has ended."""
         self._readable(1 << 16)
 
     def close(self) -> None:
@@ -117,8 +117,8 @@ class Peer:
         except BlockingIOError:
             return False
         except ConnectionError:
-            pass  # its last words may still be there to read, and then the end of file
-        except OSError:  # no memory, or it is too large: those behind it would mean nothing
+            pass  # its last messages may still be unread, and then the end of file
+        except OSError:  # no memory, or it is too large: the following ones would mean nothing
             self._cut()
         return True
 
@@ -146,7 +146,7 @@ class Peer:
             except ProtocolError:
                 self._cut()
                 return
-            except ConnectionResetError:  # it closed with messages unread; behind this error are its own last ones
+            except ConnectionResetError:  # it closed with messages unread; its own last ones come after this error
                 self.drain()
                 return
             except OSError:
@@ -163,4 +163,4 @@ class Peer:
     def _end(self) -> None:
         if self._open:
             self.close()
-            self._loop.call_soon(self._on_end)  # not from within a send: whoever sends is in the middle of something
+            self._loop.call_soon(self._on_end)  # not within a send, whose caller is in the middle of something

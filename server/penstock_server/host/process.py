@@ -1,4 +1,4 @@
-"""A worker's process, by its pidfd, which names no other process when this one has ended."""
+"""A process by its pidfd, which never names another process, even when this one has ended."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 
 class Process:
-    """A process of the daemon's, or one that its fork server has forked.
+    """A process that the daemon has started, or its fork server has forked.
 
     Args:
         pid: its id.
-        pidfd: is the process's own from here on.
-        child: where the daemon has started it, else None: then `ended` is to be called.
+        pidfd: owned by this object from here on.
+        child: if the daemon has started it; None if the fork server has. Then the fork server's client calls `ended`.
     """
 
     def __init__(self, pid: int, pidfd: int, child: subprocess.Popen[bytes] | None = None) -> None:
@@ -30,7 +30,7 @@ class Process:
 
     @classmethod
     def started(cls, command: list[str], environment: dict[str, str], fds: list[int]) -> Process:
-        """A child of the daemon's: `command`, with the fds that it inherits.
+        """Start `command` as a child of this process; it inherits `fds`.
 
         Raises:
             OSError: it cannot be started; nothing is left of the attempt.
@@ -46,27 +46,27 @@ class Process:
             raise
 
     def watch(self, on_end: Callable[[int | None], None]) -> None:
-        """Call `on_end` once when it has ended: with its exit status, which is minus the number of the signal that
-        killed it, or None where that is not known."""
+        """Call `on_end` once when it has ended: with its exit status, or minus the number of the signal that killed it,
+        or None if that is not known."""
         self._on_end = on_end
         if self._child is not None:
             self._look()
 
     def ended(self, status: int | None) -> None:
-        """It has ended, and how, if that is known: its fork server says so, or we saw it."""
+        """Note that it has ended: its fork server says so, or this process saw it."""
         self._unwatch()
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(status)
 
     def orphaned(self) -> None:
-        """The fork server is gone, and the process ends with it, if it has not ended yet."""
+        """The fork server is gone: kill the process, if it has not ended with it yet."""
         if self._pidfd >= 0:
             self.kill()
             self._look()
 
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it has not ended yet."""
         look = select.poll()
         look.register(self._pidfd, select.POLLIN)
         return not look.poll(0)
@@ -81,8 +81,7 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def forget(self, patience: float = 0.0) -> None:
-        """Let go of it; it is killed if it does not end within `patience` seconds, and its end is waited for. `on_end`
-        is not called any more."""
+        """Wait up to `patience` seconds for its end, then kill it, and release it. `on_end` is no longer called."""
         self._on_end = None
         end = select.poll()
         end.register(self._pidfd, select.POLLIN)
@@ -109,7 +108,7 @@ class Process:
 
 
 def ended_how(code: int | None) -> str:
-    """How a process with this exit status ended, in words."""
+    """Say how a process with this exit status ended."""
     if code is None:
         return "died with the fork server"
     if code >= 0:

@@ -29,24 +29,24 @@ from .worker_handle import WorkerHandle
 log = logging.getLogger(__name__)
 
 MOST_EARLY_DEATHS = 5
-"""So many processes of a place may die in a row before they are ready."""
+"""A place is given up when this many of its processes in a row have died before they were ready."""
 
 FAREWELL_SECONDS = 5.0
-"""A retired worker that has not ended by then is killed."""
+"""Seconds after which a retired worker that has not ended is killed."""
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0
-"""Seconds from a worker's death to the next start in its place: at first, and what they are doubled up to."""
+"""Seconds from a worker's death to the next start in its place: at first, and the most after doubling."""
 
 LAST_PAUSE_READY = 0.5
-"""The same for a process that was ready: it may be the only one, and who killed it may have been somebody else."""
+"""The most for a process that was ready: it may be the only one, and something outside may have killed it."""
 
 _LIVED = 60.0
-"""Seconds of life after which the next restart comes at once again."""
+"""Seconds of life after which the pauses begin at `FIRST_PAUSE` again."""
 
 _DUMP_SECONDS = 0.5
-"""So long a hung worker may take to say where it stands."""
+"""Seconds that a hung worker has to write its stack."""
 
-_CUT_OFF = "ended, as user code had closed or replaced its connection to the daemon (os.closerange does)"
+_CUT_OFF = "ended because user code closed or replaced its connection to the daemon (as os.closerange does)"
 
 _ONE_THREAD = dict.fromkeys(
     (
@@ -68,11 +68,11 @@ class Supervisor:
         feeds: the MODULE:ATTR arguments.
         count: how many workers.
         on_data: called with (worker number, datagram, fd).
-        on_death: called with (worker number, how it ended, what it did then), after its last datagram.
-        on_given_up: called with (worker number, why), after `on_death`: no process is started in this place any more.
+        on_death: called with (worker number, how it ended, its last activity), after its last datagram.
+        on_given_up: called with (worker number, why), after `on_death`: no further process is started in this place.
             It stays in `workers` until it is retired.
-        hang_timeout: seconds without a sample after which a worker in user code is killed, or None: then none is, and
-            one that does not read what it is sent is only told of in the log.
+        hang_timeout: seconds without a sample after which a worker in user code is killed. None: no worker is killed,
+            and one that does not read its messages is only logged.
     """
 
     def __init__(
@@ -95,28 +95,31 @@ class Supervisor:
         self._hang_timeout = hang_timeout
         self._watch_timer: asyncio.TimerHandle | None = None
         self._watched = self._awake = 0.0
-        """When the workers were last looked at, and since when that was done without a break."""
+        """When the workers were last checked, and since when they have been checked without a break."""
         self._inquiries: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._patient = False
         self._forking = True
         self._fork_server: ForkServer | None = None
 
     def start(self) -> None:
-        """Start all workers. Call it on the main thread: a worker dies with the thread that started it."""
+        """Start all workers. Must be called on the main thread: a worker dies with the thread that started it."""
         for worker in self.workers.values():
             self._spawn(worker)
         self._watched = self._awake = time.monotonic()
         self._watch()
 
     def send(self, number: int, data: bytes, fd: int | None = None) -> None:
-        """Send a message to a worker, or to the process that will take its place."""
+        """Send a message to a worker, or to the process that will replace it."""
         self.workers[number].peer.send(data, fd)
 
     def add(self) -> int:
-        """Add a place, start a worker in it, and return its number: the smallest that is free.
+        """Add a place and start a worker in it.
+
+        Returns:
+            Its number, the smallest free one.
 
         Raises:
-            OSError: there are no descriptors for it.
+            OSError: there are no file descriptors for it.
         """
         number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
         worker = self.workers[number] = WorkerHandle(number, self._on_data)
@@ -124,9 +127,9 @@ class Supervisor:
         return number
 
     def retire(self, number: int, farewell: bytes) -> None:
-        """Say farewell to a worker that has nothing to do any more, and forget its place; nothing is heard of it again.
+        """Send `farewell` to a worker that has no work left, and remove its place. No callback is called for it again.
 
-        A process that has not ended after `FAREWELL_SECONDS` is killed.
+        If the process has not ended after `FAREWELL_SECONDS`, it is killed.
         """
         worker = self.workers.pop(number)
         worker.leaving = True
@@ -139,25 +142,25 @@ class Supervisor:
         worker.timer = self._loop.call_later(FAREWELL_SECONDS, worker.process.kill)
 
     def kill(self, number: int) -> None:
-        """Kill a worker's process now, if one runs; it is told and replaced as any that dies."""
+        """Kill a worker's process now, if there is one; it is reported and replaced, as after any death."""
         worker = self.workers[number]
         if worker.process is not None:
             worker.process.kill()
         elif worker.starting is not None:
-            self._not_started(worker, "was killed before it had started")
+            self._not_started(worker, "was killed before it started")
 
     def ready(self, number: int) -> None:
-        """A worker's process has imported the user's modules."""
+        """Note that a worker's process has imported the user's modules."""
         worker = self.workers[number]
         worker.ready = True
         worker.starts_without_ready = 0
 
     def give_nobody_up(self) -> None:
-        """Start processes in a place however often they die before they are ready."""
+        """Never give a place up, however often its processes die before they are ready."""
         self._patient = True
 
     async def stop(self, farewell: bytes, patience: float = 1.0) -> None:
-        """Say farewell to all workers, wait `patience` seconds for them to end, then kill those that have not."""
+        """Send `farewell` to all workers, wait `patience` seconds for them to end, then kill the others."""
         self._stopping = True
         if self._watch_timer is not None:
             self._watch_timer.cancel()
@@ -198,7 +201,7 @@ class Supervisor:
             self._not_started(worker, f"could not be started ({error})", counts=not scarce(error))
 
     def _forks(self) -> ForkServer | None:
-        """The fork server; another one in place of one that has died, unless it had never been ready."""
+        """Return the fork server. Replace one that has died, unless it was never ready."""
         before = self._fork_server
         if before is not None and not before.gone:
             return before
@@ -241,7 +244,7 @@ class Supervisor:
         process.watch(functools.partial(self._died, worker))
 
     def _not_started(self, worker: WorkerHandle, why: str, *, counts: bool = True) -> None:
-        """No process came of the start; that `counts` unless descriptors or memory were wanting, which may pass."""
+        """A start failed. It `counts` as a death unless descriptors or memory were lacking, which may pass."""
         worker.starts_without_ready -= not counts
         worker.forget()
         self._loop.call_soon(self._ended, worker, why, None)
@@ -279,17 +282,19 @@ class Supervisor:
             worker.timer = self._loop.call_later(delay, self._spawn, worker)
         self._on_death(number, how, last)
         if worker.given_up and not worker.leaving:
-            text = f"died {worker.starts_without_ready} times in a row before it was ready, and is not started again"
+            text = (
+                f"died {worker.starts_without_ready} times in a row before it was ready, and will not be started again"
+            )
             log.error("worker %d %s", number, text)
             self._on_given_up(number, text)
 
-    # --- workers that stand still ---
+    # --- workers that hang ---
 
     def _watch(self) -> None:
         now, timeout = time.monotonic(), self._hang_timeout
         every = 1.0 if timeout is None else min(1.0, timeout / 4)
         if now - self._watched > every + (timeout or hang_detection.OUTSIDE_USER_CODE) / 2:
-            self._awake = now  # we stood still ourselves, and so perhaps did they
+            self._awake = now  # this process stood still, and so perhaps did the workers
         self._watched = now
         for worker in self.workers.values():
             if timeout is None:
@@ -299,7 +304,7 @@ class Supervisor:
         self._watch_timer = self._loop.call_later(every, self._watch)
 
     def _warn(self, worker: WorkerHandle) -> None:
-        """Say, once, that the worker does not read what it was sent; without a timeout that is all."""
+        """Log once that a worker does not read its messages; without a timeout nothing else is done."""
         last = worker.look() if worker.ready and worker.peer.unread else None
         if (
             last is not None
@@ -308,9 +313,9 @@ class Supervisor:
             and worker.unread(last) >= hang_detection.OUTSIDE_USER_CODE
         ):
             worker.warned = True
-            why = f": a signal has stopped it, `kill -CONT {worker.pid}` lets it go on" if worker.stopped else ""
+            why = f": a signal has stopped it, `kill -CONT {worker.pid}` continues it" if worker.stopped else ""
             log.warning(
-                "worker %d has not taken what it was given to do for %g s%s",
+                "worker %d has not read its messages for %g s%s",
                 worker.number,
                 hang_detection.OUTSIDE_USER_CODE,
                 why,
@@ -328,7 +333,7 @@ class Supervisor:
         return still(stopped=worker.stopped) if still(stopped=True) else ""
 
     async def _inquire(self, worker: WorkerHandle, timeout: float) -> None:
-        """Ask a worker where it stands, then kill it, unless it goes on meanwhile."""
+        """Ask a worker for its stack, then kill it, unless it goes on meanwhile."""
         process, stack = worker.process, b""
         try:
             worker.ask_where()
@@ -347,8 +352,8 @@ class Supervisor:
 
 
 def _environment(number: str) -> dict[str, str]:
-    """The environment of the worker with this number."""
+    """Return the environment of the worker with this number."""
     environment = {**_ONE_THREAD, "PYTHONUNBUFFERED": "1", **os.environ}
     environment["PYTHONHASHSEED"] = "0"
-    environment["PENSTOCK_WORKER"] = number  # in which the client starts no daemon
+    environment["PENSTOCK_WORKER"] = number  # the client does not start daemons in a worker
     return environment

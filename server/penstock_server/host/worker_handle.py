@@ -1,4 +1,4 @@
-"""A worker's place: the process that fills it now, its connection, and what it says of itself."""
+"""The supervisor's handle of a worker: its present process, its connection and its activity page."""
 
 from __future__ import annotations
 
@@ -23,19 +23,31 @@ _MOST_DUMP = 256 * 1024
 
 
 class WorkerHandle:
-    """One worker's place: the process that fills it now, and how often it had to be filled.
+    """One worker, which keeps its number while its processes come and go.
 
-    The connection to the next process is made as soon as one has ended: what is said before the new one is there waits
-    in it.
+    When a process has ended, the connection to the next one is made at once: messages wait in it until that one runs.
+
+    Attributes:
+        process: that runs now, or None.
+        starting: identifies the start that is under way, or None.
+        ready: whether the process has imported the user's modules.
+        restarts: how often the process was replaced.
+        given_up: whether no further process is started.
+        leaving: whether it was retired.
+        failures_in_a_row: deaths since a process has lived long enough.
+        starts_without_ready: starts since a process was ready.
+        started: when the last start began, in monotonic seconds.
+        timer: until the next process is started, or a leaving one is killed.
+        hung: why it was killed, if it was killed for hanging.
+        warned: whether the log says already that this process does not read its messages.
+        peer: the connection.
     """
 
     def __init__(self, number: int, on_data: Callable[[int, bytes, int | None], None]) -> None:
         self.number = number
         self.process: Process | None = None
         self.starting: object | None = None
-        """The start that is under way, if one is."""
         self.ready = False
-        """Whether this process has imported the user's modules."""
         self.restarts = 0
         self.given_up = False
         self.leaving = False
@@ -43,14 +55,11 @@ class WorkerHandle:
         self.starts_without_ready = 0
         self.started = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        """When the next process is started, or a leaving one is killed."""
         self.hung = ""
-        """Why it was killed, where it was for standing still."""
         self.warned = False
-        """Whether it was told that this process does not read."""
         self._unread_since: float | None = None
         self._next: tuple[Peer, socket.socket] | None = None
-        """The connection to the process after the next one: a death must not want for descriptors."""
+        """The connection to the next process, made ahead: at a death there may be no file descriptors for it."""
         self._on_data = on_data
         self._page: mmap.mmap | None = None
         self._page_fd = self._dump = -1
@@ -58,13 +67,13 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """The process's id, or None where none runs."""
+        """The id of the process, or None if there is none."""
         return None if self.process is None else self.process.pid
 
     @property
     def doing(self) -> dict[str, object] | None:
-        """For status: what it works on, if that is a split the samples it had made of it, and how many seconds ago that
-        was; None where it has nothing to do."""
+        """For status: what it works on, the samples made of it if that is a split, and how many seconds ago that was;
+        None if it has no work."""
         now = self.look()
         if now is None or now.run < 0 or now.waits:
             return None
@@ -77,13 +86,13 @@ class WorkerHandle:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped the process: it goes on at SIGCONT."""
+        """Whether a signal has stopped the process, which then continues at SIGCONT."""
         return self.pid is not None and _fields(self.pid)[:1] == ["T"]
 
     def unread(self, last: Activity) -> float:
-        """For how many seconds something that it was sent lies there unread, as far as that was looked at.
+        """Return for how many seconds a message has been lying unread, as far as calls of this method have seen.
 
-        `last`: what its page says; what it does shows that it reads.
+        `last`: its activity page; a change there shows that it reads.
         """
         now = time.monotonic()
         if not self.peer.unread:
@@ -94,7 +103,7 @@ class WorkerHandle:
 
     @property
     def spent(self) -> dict[str, float] | None:
-        """For status: where the process's time has gone since it was ready, and how long it had a CPU or lacked one."""
+        """For status: where the process's time went since it was ready, and how long it had a CPU or waited for one."""
         page, pid = self._page, self.pid
         spent = None if page is None else activity.spent(page)
         if spent is None or pid is None:
@@ -103,14 +112,17 @@ class WorkerHandle:
         return {**dataclasses.asdict(spent), "cpu_seconds": had, "cpu_wait_seconds": wanted}
 
     def look(self) -> Activity | None:
-        """What the process's status page says."""
+        """Read the process's activity page."""
         return None if self._page is None else activity.read(self._page)
 
     def prepare(self) -> list[int]:
-        """Make what the next process is given: its connection, its status page, and where its stack goes.
+        """Make the files of the next process.
+
+        Returns:
+            The fds of its connection, its activity page, and the file for its stack.
 
         Raises:
-            OSError: it cannot be made; nothing is left of the attempt.
+            OSError: they cannot be made; nothing is left of the attempt.
         """
         self.started = time.monotonic()
         self.starting = object()
@@ -128,14 +140,14 @@ class WorkerHandle:
         return [self._theirs.fileno(), self._page_fd, self._dump]
 
     def begin(self, process: Process) -> None:
-        """The process has started, and has what `prepare` made."""
+        """The process has started, and has the files that `prepare` made."""
         self.process, self.starting = process, None
         os.close(self._page_fd)
         self._page_fd = -1
         self._theirs.close()
 
     def forget(self) -> None:
-        """Let go of the process, which is killed if it still runs, and of all that was its own."""
+        """Release the process, which is killed if it still runs, and its files."""
         if self.process is not None:
             self.process.forget()
         for fd in (self._page_fd, self._dump):
@@ -148,18 +160,18 @@ class WorkerHandle:
         self.ready, self.hung, self.warned, self._unread_since = False, "", False, None
 
     def ask_where(self) -> None:
-        """Have the process write its stack."""
+        """Make the process write its stack."""
         if self.process is not None:
             os.ftruncate(self._dump, 0)
             os.lseek(self._dump, 0, os.SEEK_SET)  # its fd shares the position
             self.process.send_signal(signal.SIGUSR2)
 
     def stack(self) -> bytes:
-        """What it has written of its stack."""
+        """Return what it has written of its stack."""
         return b"" if self._dump < 0 else os.pread(self._dump, _MOST_DUMP, 0)
 
     def renew(self) -> None:
-        """Have a connection to the next process in place of the last one's, in which nothing was said yet."""
+        """Replace the connection to the last process by one to the next, in which nothing was sent yet."""
         following, self._next = self._next, None
         if following is None:  # no process was given this one: there were no descriptors to start it
             self.peer.unsay()
@@ -169,7 +181,7 @@ class WorkerHandle:
         self.peer, self._theirs = following
 
     def close(self) -> None:
-        """Close the connection, and wait for nothing any more."""
+        """Close the connection and cancel the timer."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -190,14 +202,14 @@ class WorkerHandle:
 
 
 def _empty(connection: socket.socket) -> None:
-    """Read away what lies in it unread."""
+    """Discard what lies in it unread."""
     with contextlib.suppress(BlockingIOError):
         while connection.recv(1, socket.MSG_DONTWAIT):
             pass
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:
-    """How long a process has had a CPU, and how long its main thread could have run and had none. 0 if unknown."""
+    """Return the seconds that a process had a CPU, and that its main thread waited for one; 0 if unknown."""
     had = wanted = 0.0
     with contextlib.suppress(OSError, IndexError):  # it has ended
         fields = _fields(pid)
@@ -207,7 +219,7 @@ def _cpu_seconds(pid: int) -> tuple[float, float]:
 
 
 def _fields(pid: int) -> list[str]:
-    """The fields of its /proc/PID/stat from its state on, see proc(5); none if it has ended."""
+    """Return the fields of /proc/PID/stat from the state on, see proc(5); none if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     before = _ours()
     if _threads() != 1:
-        _say(connection, CannotFork("it has several threads from its beginning"))
+        _say(connection, CannotFork("Python starts with several threads"))
         return 0
     imported: list[str] = []
     try:
