@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """In place of the module `time` in a module of ours: `monkeypatch.setattr(tcp, "time", clock)`."""
+    """In place of the module `time` in a module of ours: `monkeypatch.setattr(_tcp_transport, "time", clock)`."""
 
     def __init__(self) -> None:
         self.now = 1000.0

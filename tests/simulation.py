@@ -24,7 +24,7 @@ from msgspec.structs import replace as replace_struct
 from reference import batches_of_index, batches_of_lanes
 from simulated_attacker import Attacker
 
-from penstock.track import Tally, Track
+from penstock._progress import EpochCheck, Progress
 from penstock_proto import (
     ConnectionLost,
     DaemonStopped,
@@ -593,7 +593,7 @@ class Consumer:
         self.reader = reader
         self.number = reader.number
         self.stream = world.coordinator.streams[reader.stream]
-        self.track = Track(self.stream.feed.info, position)
+        self.track = Progress(self.stream.feed.info, position)
         self.read: dict[int, list[Batch]] = {}
         self.ended: dict[int, m.End] = {}
         self.failures: list[PenstockError] = []
@@ -629,7 +629,7 @@ class Consumer:
         self._position = position
         self.lost = False
         self._before: list[m.LaneEnded | m.Passed] = []
-        self._tally = Tally(position)
+        self._tally = EpochCheck(position)
         self._ends = self._ends_said = 0
         self._begin_again = False
         self._outlived = 0
@@ -761,7 +761,7 @@ class Consumer:
         newest = self.track.newest()
         self._begin_again = False
         self._before.clear()
-        self._tally = Tally(newest if newest.epoch == self._epoch and not self._shares else None)
+        self._tally = EpochCheck(newest if newest.epoch == self._epoch and not self._shares else None)
         self._say(on.Begin(self.number, self._epoch))
 
     def cut(self) -> None:

@@ -30,7 +30,7 @@ import zmq
 from conftest import Daemon, Serve
 
 import penstock
-from penstock.stream import Stream
+from penstock._consumer_state import ConsumerState
 from penstock_proto import codec, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.position import EndedLane, Place, Position
@@ -662,9 +662,9 @@ def test_a_forged_position_fails_its_own_session_and_costs_no_worker(serve: Serv
 def test_what_cannot_be_acknowledged_pins_no_slot(serve: Serve, transport: str) -> None:
     daemon = serve(FEED, memory=str(24 << 20))
     sent: list[m.Ack] = []
-    honest = Stream.ack
+    honest = ConsumerState.ack
 
-    def forged(self: Stream) -> m.Ack | None:
+    def forged(self: ConsumerState) -> m.Ack | None:
         ack = honest(self)
         if ack is None or sent or not ack.handed:
             return ack
@@ -672,7 +672,7 @@ def test_what_cannot_be_acknowledged_pins_no_slot(serve: Serve, transport: str) 
         return sent[0]
 
     with pytest.MonkeyPatch.context() as patch, penstock.connect(daemon.url, transport=transport) as connection:
-        patch.setattr(Stream, "ack", forged)
+        patch.setattr(ConsumerState, "ack", forged)
         with pytest.raises(penstock.ProtocolError, match=r"slab 0 is released (before|twice)"):
             list(connection.batches())
     deadline = time.monotonic() + 60

@@ -13,9 +13,9 @@ import pytest
 from conftest import Serve
 
 import penstock
-from penstock import machine
-from penstock.bench import measure
-from penstock.verdict import Figures, Worker, joined, judged, lines, verdict
+from penstock import _host_cpu
+from penstock._bench import measure
+from penstock._bench_verdict import Figures, WorkerShares, joined, judged, lines, verdict
 from penstock_server import control
 
 FEEDS = """
@@ -54,8 +54,8 @@ def status(url: str) -> dict[str, Any]:
     return dict(json.loads(control.status(url, 5)))
 
 
-def worker(number: int = 0, generating: float = 0.0, idle: float = 0.0, cpu: float = 0.5) -> Worker:
-    return Worker(number, generating, idle, cpu, 0.0)
+def worker(number: int = 0, generating: float = 0.0, idle: float = 0.0, cpu: float = 0.5) -> WorkerShares:
+    return WorkerShares(number, generating, idle, cpu, 0.0)
 
 
 FIGURES = Figures(
@@ -96,7 +96,11 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
         ({"cpus": 1}, "cpus", "of the 1 CPU of the daemon's host, 1.2 are needed"),
         ({"cpus": 1}, "cpus", "in the generator"),
         ({"cpus": 1, "workers": (worker(0, 0.2),) * 2}, "cpus", "working time collating"),
-        ({"cpus": 2, "workers": (Worker(0, 0.5, 0.0, 0.5, 0.4), Worker(1, 0.5, 0.0, 0.5, 0.4))}, "cpus", "2.0 are"),
+        (
+            {"cpus": 2, "workers": (WorkerShares(0, 0.5, 0.0, 0.5, 0.4), WorkerShares(1, 0.5, 0.0, 0.5, 0.4))},
+            "cpus",
+            "2.0 are",
+        ),
         ({"cpus": 2, "consumer_cpu": 1.0}, "cpus", "2.1 are needed"),
         ({"cpus": 2, "consumer_cpu": 1.0, "transport": "tcp"}, "generator", "1.1 are needed"),
         (
@@ -195,7 +199,7 @@ def test_other_work_of_the_host_is_named_and_not_counted_as_the_feeds() -> None:
         "Meanwhile other work of this host took 1.2 of its 2 CPUs and its hypervisor kept 0.3 for others: "
         "measure again when it rests."
     )
-    lacking = tuple(Worker(number, 0.1, 0.0, 0.1, 0.9) for number in range(2))
+    lacking = tuple(WorkerShares(number, 0.1, 0.0, 0.1, 0.9) for number in range(2))
     none = judged(parts(*[{"cpus": 2, "other_cpu": 1.8, "stolen": 0.0, "workers": lacking}] * 5))
     assert none.text.startswith("The CPUs are the limit: of the 2 CPUs of the daemon's host, 2.2 are needed, and other")
     assert "a host with more CPUs" not in none.text, "they may be enough when it rests"
@@ -235,10 +239,10 @@ def test_slices_are_joined_by_their_length_and_workers_must_live_in_all() -> Non
 
 def test_the_cpu_time_of_the_host_is_that_of_the_cpus_of_this_process() -> None:
     text = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 10 50 9000 70 5 5 30 3 0\ncpu1 1 1 1 1 1 1 1 1 0 0\nintr 5 0\n"
-    assert machine.parsed(text, {0}, 100) == machine.CpuTimes(1.7, 0.3)
-    assert machine.parsed(text, {0, 1}, 100) == machine.CpuTimes(1.75, 0.31)
-    assert machine.parsed(text, {0, 2}, 100) is None
-    now = machine.cpu_times()
+    assert _host_cpu.parse(text, {0}, 100) == _host_cpu.CpuTimes(1.7, 0.3)
+    assert _host_cpu.parse(text, {0, 1}, 100) == _host_cpu.CpuTimes(1.75, 0.31)
+    assert _host_cpu.parse(text, {0, 2}, 100) is None
+    now = _host_cpu.cpu_times()
     assert now is not None
     assert now.busy > 0
 

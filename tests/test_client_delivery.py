@@ -21,7 +21,7 @@ from clock import Clock
 from fake_daemon import Fail, FakeDaemon, Stall, Vanish, feed_info, numbers, slab
 
 import penstock
-from penstock import session, tally, tcp
+from penstock import _counters, _session, _tcp_transport
 from penstock_proto import Leaf, TupleSpec
 from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.messages import (
@@ -50,10 +50,10 @@ both = pytest.mark.parametrize("transport", ["local", "tcp"])
 @pytest.fixture
 def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's timers do not go off while a test runs: what it waits for must come of an event."""
-    monkeypatch.setattr(tcp, "PING_AFTER", 1000.0)
-    monkeypatch.setattr(tcp, "LOST_AFTER", 1000.0)
-    monkeypatch.setattr(session, "IDLE", 1000.0)
-    monkeypatch.setattr(session, "STEP", 1000.0)
+    monkeypatch.setattr(_tcp_transport, "PING_AFTER", 1000.0)
+    monkeypatch.setattr(_tcp_transport, "LOST_AFTER", 1000.0)
+    monkeypatch.setattr(_session, "IDLE", 1000.0)
+    monkeypatch.setattr(_session, "STEP", 1000.0)
     monkeypatch.setattr("penstock.batches.STEP", 1000.0)
 
 
@@ -271,25 +271,25 @@ def test_the_daemons_farewell_is_read_before_its_end_of_file() -> None:
 
 def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(tcp, "time", clock)
-    monkeypatch.setattr(session, "IDLE", 0.01)
+    monkeypatch.setattr(_tcp_transport, "time", clock)
+    monkeypatch.setattr(_session, "IDLE", 0.01)
     info, epoch = numbers(1)
     with (
         FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon,
         penstock.connect(daemon.url, transport="tcp", reconnect=0) as connection,
     ):
-        transport: Any = connection._reader.session._transport
+        transport: Any = connection._handle.session._transport
         for pings in range(4):
-            clock.now += 2 * tcp.PING_AFTER
+            clock.now += 2 * _tcp_transport.PING_AFTER
             daemon.wait_for(lambda n=pings: daemon.count(Ping) > n)
             # A Pong that comes while messages are taken is not seen by the next poll: another is.
             daemon.wait_for(lambda: transport._heard == clock.now or daemon.say(Pong()))
-        assert 4 * 2 * tcp.PING_AFTER > tcp.LOST_AFTER, "Pongs kept it alive"
+        assert 4 * 2 * _tcp_transport.PING_AFTER > _tcp_transport.LOST_AFTER, "Pongs kept it alive"
         batches = connection.batches()
         assert first(next(batches)) == 0
         daemon.wait_for(lambda: daemon.count(Ack))
         monkeypatch.setattr(daemon, "_heard", lambda *_: None)
-        clock.now += tcp.LOST_AFTER + 1
+        clock.now += _tcp_transport.LOST_AFTER + 1
         with pytest.raises(penstock.ConnectionLost, match=r"was silent for 30 s"):
             next(batches)
 
@@ -459,7 +459,7 @@ def test_a_daemon_that_reads_nothing_does_not_block_the_consumer() -> None:
         for _ in range(3):
             next(batches)
         for _ in range(600):  # more messages than the connection's buffer takes
-            connection._reader.session.begin()
+            connection._handle.session.begin()
         del batches
         connection.close()
         assert not thawed.is_set()
@@ -508,7 +508,7 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
 def test_a_trainer_that_ends_in_any_way_ends_its_session(transport: str, how: str, tmp_path: Path) -> None:
     code = """
 import os, signal, sys, threading, penstock
-penstock.session._CLOSE = 1000  # so that an end that waits for anybody shows
+penstock._session._CLOSE = 1000  # so that an end that waits for anybody shows
 connection = penstock.connect(sys.argv[1], transport=sys.argv[2])
 batches = connection.batches()
 kept = [next(batches) for _ in range(2)]
@@ -535,7 +535,7 @@ if sys.argv[3].startswith("SIG"):
 def test_a_long_wait_is_logged_once_with_what_to_look_at(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tally, "SLOW", 0.3)
+    monkeypatch.setattr(_counters, "SLOW", 0.3)
     info, epoch = numbers(1)
     with FakeDaemon(info, lambda e: [Stall(), *epoch(e)]) as daemon, penstock.connect(daemon.url) as connection:
         began = time.monotonic()
@@ -549,7 +549,7 @@ def test_a_long_wait_is_logged_once_with_what_to_look_at(
 
 
 def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() -> None:
-    counts, now = tally.Tally(0.0), 100.0
+    counts, now = _counters.Counters(0.0), 100.0
 
     def wait(seconds: float) -> float | None:
         nonlocal now
@@ -574,8 +574,8 @@ def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() ->
 STOPPED = """
 import sys
 import penstock
-from penstock import session, tally, tcp
-tally.SLOW, session.STOOD, tcp.LOST_AFTER, tcp.PING_AFTER = 2.5, 1.5, 2.5, 0.3
+from penstock import _counters, _session, _tcp_transport
+_counters.SLOW, _session.STOOD, _tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER = 2.5, 1.5, 2.5, 0.3
 for batch in penstock.connect(sys.argv[1], transport=sys.argv[2]).batches():
     print("got", flush=True)
 """

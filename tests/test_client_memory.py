@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
-from penstock.memory import Gone, Pool, Root, address_of
+from penstock._memory import Gone, Pool, Root, address_of
 
 
 def calls_when_it_dies(arrays: list[npt.NDArray[np.uint8]]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from fake_daemon import FakeDaemon, numbers
 
 import penstock
-from penstock import repeats
+from penstock import _repeats
 from penstock_proto.messages import FeedInfo
 
 SAID = "epoch 0 of this feed is read again"
@@ -20,7 +20,7 @@ SAID = "epoch 0 of this feed is read again"
 @pytest.fixture(autouse=True)
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], int]]:
     """How often it was said in this test."""
-    repeats.streams.forget()
+    _repeats.registry.forget()
     with caplog.at_level(logging.WARNING, "penstock"):
         yield lambda: sum(SAID in record.getMessage() for record in caplog.records)
 
@@ -60,9 +60,9 @@ def test_so_is_one_beside_a_validation_dataset_that_is_new_too(said: Callable[[]
 
 
 def test_and_one_of_a_stream_without_end_of_which_it_takes_some(said: Callable[[], int]) -> None:
-    with feed(repeats.MANY + 50, shuffle=0, segment=10) as daemon:
+    with feed(_repeats.MANY + 50, shuffle=0, segment=10) as daemon:
         for _ in range(4):
-            read(daemon.url, repeats.MANY)
+            read(daemon.url, _repeats.MANY)
         assert said() == 1
 
 
@@ -133,6 +133,6 @@ def test_feeds_with_one_epoch_can_be_read_no_other_way(said: Callable[[], int]) 
 
 def test_which_feeds_differ_from_epoch_to_epoch_is_known() -> None:
     info, _ = numbers(1)
-    assert not repeats.may_repeat(info)
+    assert not _repeats.may_repeat(info)
     changed: list[FeedInfo] = [msgspec.structs.replace(info, **new) for new in ({"shuffle": 1}, {"segment": 5})]
-    assert all(repeats.may_repeat(info) for info in changed)
+    assert all(_repeats.may_repeat(info) for info in changed)

@@ -18,7 +18,7 @@ import pytest
 from fake_daemon import Fail, FakeDaemon, Stall, Vanish, dealt
 
 import penstock
-from penstock import redial, tcp
+from penstock import _reconnecting, _tcp_transport
 from penstock_proto.messages import Begin, FeedInfo, Hello
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -29,8 +29,8 @@ TOTAL = -(-sum(LANES) // 4)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redial, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(redial, "LAST_PAUSE", 0.1)
+    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(_reconnecting, "LAST_PAUSE", 0.1)
 
 
 def seen(batches: Any) -> list[int]:
@@ -83,10 +83,10 @@ def test_arrays_held_over_a_reconnect_stay_as_they_are() -> None:
         held += list(batches)
         assert seen(held) == [0, 1, 2, *range(1000, 1000 + TOTAL)]
         assert connection.stats()["reconnects"] == 2
-        assert len(connection._reader.session._lost_ways) >= 1
+        assert len(connection._handle.session._lost_links) >= 1
         del held, batches
         gc.collect()
-        daemon.wait_for(lambda: not connection._reader.session._lost_ways)
+        daemon.wait_for(lambda: not connection._handle.session._lost_links)
 
 
 @both
@@ -113,7 +113,7 @@ def test_a_daemon_that_comes_back_at_its_address_goes_on(transport: str, caplog:
 def test_when_the_time_is_up_the_error_names_it_and_the_first_cause(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redial, "FIRST_PAUSE", 1000.0)  # no pause outlasts the time
+    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 1000.0)  # no pause outlasts the time
     info, epoch = dealt(LANES)
     with FakeDaemon(info, lambda e: [*epoch(e)[:9], Stall()]) as daemon:
         connection = penstock.connect(daemon.url, transport=transport, reconnect=0.5)
@@ -154,13 +154,13 @@ def test_a_connection_that_nobody_reads_outlives_restarts_that_are_far_apart() -
             running.close()
             daemon = running.enter_context(FakeDaemon(info, epoch, port=port))
             daemon.wait_for(lambda n=restarts: connection.stats()["reconnects"] == n)
-            connection._reader.session._redial._made -= 100  # a loss that lasts for longer than `reconnect` is given up
+            connection._handle.session._redial._made -= 100  # a loss that lasts for longer than `reconnect` is given up
         assert seen(connection.batches()) == list(range(TOTAL))
         connection.close()
 
 
 def test_a_daemon_that_stops_is_waited_for_and_close_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redial, "FIRST_PAUSE", 1000.0)  # the wait does not end by itself
+    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 1000.0)  # the wait does not end by itself
     info, epoch = dealt(LANES)
     stop = Fail(penstock.DaemonStopped("the daemon was stopped"))
     with FakeDaemon(info, lambda e: [*epoch(e)[:5], stop]) as daemon:
@@ -187,8 +187,8 @@ def test_a_session_that_reconnected_is_freed_without_the_garbage_collector(trans
             with penstock.connect(daemon.url, transport=transport) as connection:
                 assert len(seen(connection.batches())) == TOTAL
                 assert connection.stats()["reconnects"] == 2
-                bell = weakref.ref(connection._reader.session.notes.bell)
-                receiver = weakref.ref(connection._reader.session)
+                bell = weakref.ref(connection._handle.session.mailbox.wakeup)
+                receiver = weakref.ref(connection._handle.session)
             del connection
             daemon.wait_for(lambda: receiver() is None and bell() is None)
     finally:
@@ -238,16 +238,16 @@ def test_an_iteration_asked_for_during_the_wait_begins_after_it() -> None:
 
 
 def test_a_client_over_tcp_that_had_no_contact_hands_nothing_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "PING_AFTER", 0.1)
+    monkeypatch.setattr(_tcp_transport, "PING_AFTER", 0.1)
     info, epoch = dealt(LANES)
     with FakeDaemon(info, epoch) as daemon, penstock.connect(daemon.url, transport="tcp") as connection:
         batches = connection.batches()
         start = [next(batches)]
-        transport = connection._reader.session._transport
-        assert isinstance(transport, tcp.TcpTransport)
+        transport = connection._handle.session._transport
+        assert isinstance(transport, _tcp_transport.TcpTransport)
         time.sleep(0.2)
-        with connection._reader.session._ready:  # the receiver thread stands still
-            transport._heard -= 2 * tcp.LOST_AFTER
+        with connection._handle.session._ready:  # the receiver thread stands still
+            transport._heard -= 2 * _tcp_transport.LOST_AFTER
         start.append(next(batches))
         assert connection.stats()["reconnects"] == 1
         assert seen([*start, *batches]) == list(range(TOTAL))

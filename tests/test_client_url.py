@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import penstock
-from penstock.address import Address, is_private, parse
+from penstock._address import Address, is_private, parse
 
 
 @pytest.mark.parametrize(

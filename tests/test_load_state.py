@@ -9,7 +9,7 @@ import pytest
 from conftest import Serve
 
 import penstock
-from penstock import redial
+from penstock import _reconnecting
 
 FEED = """
     import os
@@ -36,7 +36,7 @@ LEAST = 3 * (41 * 4096) + 20 * 64 * 64 * 8
 def test_the_session_that_is_replaced_does_not_come_back(
     serve: Serve, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redial, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(_reconnecting, "FIRST_PAUSE", 0.01)
     daemon = serve(FEED, "mixed", memory=LEAST, env={"PAUSE": "0.02"})
     with penstock.connect(daemon.url, transport=transport) as connection:
         state = connection.state_dict()

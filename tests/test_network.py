@@ -29,7 +29,7 @@ from conftest import Daemon, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
 
 import penstock
-from penstock import redial, session, tcp
+from penstock import _reconnecting, _session, _tcp_transport
 from penstock_server import control
 
 SIZES = [33, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
@@ -112,9 +112,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose patience is as short as the daemon's."""
-    monkeypatch.setattr(tcp, "LOST_AFTER", PATIENCE)
-    monkeypatch.setattr(tcp, "PING_AFTER", PATIENCE / 5)
-    monkeypatch.setattr(session, "IDLE", PATIENCE / 15)
+    monkeypatch.setattr(_tcp_transport, "LOST_AFTER", PATIENCE)
+    monkeypatch.setattr(_tcp_transport, "PING_AFTER", PATIENCE / 5)
+    monkeypatch.setattr(_session, "IDLE", PATIENCE / 15)
 
 
 @contextlib.contextmanager
@@ -289,7 +289,7 @@ def test_the_daemon_lets_go_of_a_consumer_that_is_never_heard_of_again(start: St
 def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_next(
     start: Start, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "_CONNECT", 0.5)
+    monkeypatch.setattr(_tcp_transport, "_CONNECT", 0.5)
     daemon = start("feed")
     calm = quiet(daemon)
     with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
@@ -312,11 +312,11 @@ def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_n
 def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_time_of_the_next(
     start: Start, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redial, "ANSWER", 0.5)
+    monkeypatch.setattr(_reconnecting, "ANSWER", 0.5)
     daemon = start("feed")
     calm = quiet(daemon)
     with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
-        connected = tcp.connected
+        connected = _tcp_transport.connected
         frozen = 0
 
         def freezing(*args: Any) -> Any:
@@ -327,7 +327,7 @@ def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_ti
                 proxy.freeze()
             return dealer
 
-        monkeypatch.setattr(tcp, "connected", freezing)
+        monkeypatch.setattr(_tcp_transport, "connected", freezing)
         began = time.monotonic()
         assert consume(connection, meet=lambda n: proxy.cut() if n == 30 else None) == calm
         assert time.monotonic() - began < 25  # not the 30 s that the daemon has for an answer
@@ -340,15 +340,15 @@ def test_a_first_connection_that_breaks_before_it_is_open_is_made_anew(
     daemon = start("feed")
     calm = quiet(daemon, epochs=1)
     with between(daemon) as (proxy, url):
-        opening = tcp.TcpTransport.open
+        opening = _tcp_transport.TcpTransport.open
         refusing = [0.0, 0.5]
 
-        def cut(transport: tcp.TcpTransport, *args: Any) -> int:
+        def cut(transport: _tcp_transport.TcpTransport, *args: Any) -> int:
             if refusing:
                 proxy.cut(refusing.pop())  # the daemon has answered Hello
             return opening(transport, *args)
 
-        monkeypatch.setattr(tcp.TcpTransport, "open", cut)
+        monkeypatch.setattr(_tcp_transport.TcpTransport, "open", cut)
         with penstock.connect(url, transport="tcp") as connection:
             assert consume(connection, epochs=1) == calm
             assert connection.stats()["reconnects"] == 0
@@ -422,7 +422,7 @@ def test_a_group_behind_links_that_break_misses_nothing_and_only_what_the_daemon
         ],
     )
     assert not TWICE - found, "nothing is missing"
-    assert (found - TWICE).total() <= 4 * tcp.CREDIT * 4, "of each loss at most what was under way"
+    assert (found - TWICE).total() <= 4 * _tcp_transport.CREDIT * 4, "of each loss at most what was under way"
 
 
 def test_ranks_behind_bad_links_see_the_very_stream_of_one_trainer(start: Start, impatient: None) -> None:
@@ -512,11 +512,11 @@ def test_a_stall_longer_than_the_patience_that_users_have(start: Start) -> None:
 TRAINER = """
 import sys, time
 import penstock
-from penstock import session, tcp
+from penstock import _session, _tcp_transport
 from test_network import consume
 
 url, patience = sys.argv[1], float(sys.argv[2])
-tcp.LOST_AFTER, tcp.PING_AFTER, session.IDLE = patience, patience / 5, min(1.0, patience / 15)
+_tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER, _session.IDLE = patience, patience / 5, min(1.0, patience / 15)
 
 def meet(n):
     time.sleep(0.01)

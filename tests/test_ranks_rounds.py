@@ -23,7 +23,7 @@ from test_coordinator import Case, any_feeds, cases, fast, faults, quick
 from test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start
 
 import penstock
-from penstock import dial, tally
+from penstock import _connecting, _counters
 from penstock_proto import DaemonStopped, EndOfStream, ProtocolError, StateMismatch, StreamClosed, WorkerDied
 from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import events as on
@@ -387,7 +387,7 @@ def test_ranks_wait_for_one_that_does_not_come_back_as_long_as_reconnect_says_an
 def test_whoever_waits_says_which_ranks_are_missing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tally, "SLOW", 0.2)
+    monkeypatch.setattr(_counters, "SLOW", 0.2)
     daemon = serve(FEEDS, "plain")
     with penstock.connect(daemon.url, rank=1, world_size=4) as one, ThreadPoolExecutor(2) as pool:
         first = pool.submit(next, one.batches())
@@ -395,7 +395,7 @@ def test_whoever_waits_says_which_ranks_are_missing(
             time.sleep(0.01)
             if "is the generator slow" in caplog.text:  # it was said before the daemon had told
                 caplog.clear()
-                one._reader.session._tally._warned = False
+                one._handle.session._counters._warned = False
         with contextlib.ExitStack() as others:
             ranks = [others.enter_context(penstock.connect(daemon.url, rank=rank, world_size=4)) for rank in (0, 2, 3)]
             caplog.clear()
@@ -405,13 +405,13 @@ def test_whoever_waits_says_which_ranks_are_missing(
             assert len(first.result()["id"]) == 4
             for read in reads:
                 read.join()
-            assert not one._reader.session._missing
+            assert not one._handle.session._missing
 
 
 def test_connect_waits_for_a_rank_that_is_taken_to_come_free(
     serve: Serve, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dial, "_SAY_AFTER", 0.1)
+    monkeypatch.setattr(_connecting, "_SAY_AFTER", 0.1)
     daemon = serve(FEEDS, "plain")
     old = start(2)
     old.connect(daemon.url, transport="tcp")

@@ -31,7 +31,7 @@ from penstock_proto import (
     WorkerDied,
 )
 
-from .connection import Connection, connect
+from ._connection import Connection, connect
 
 if TYPE_CHECKING:
     import tensorflow as tf

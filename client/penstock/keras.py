@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from penstock_proto import StateMismatch, StreamClosed
 
-from .connection import Connection
+from ._connection import Connection
 
 __all__ = ["CheckpointState", "Resume"]
 
@@ -124,7 +124,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._directory = os.fspath(directory)
         self._every = every
         self._keep = keep
-        self._session = connection._reader.session
+        self._session = connection._handle.session
         _check_unread(connection)
         _check_writable(self._directory)
         self._manager: tf.train.CheckpointManager | None = None
@@ -147,7 +147,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             except StateMismatch as error:
                 text = f"{self._latest}: {error.message}. For another training give Resume another directory"
                 raise StateMismatch(text, feed=error.feed) from None
-            self._session = connection._reader.session
+            self._session = connection._handle.session
 
     @property
     def initial_epoch(self) -> int:
@@ -317,7 +317,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def _behind(self, state: dict[str, Any]) -> int:
         """How many batches of its epoch are behind the state; where several ranks read it, of each."""
         batches: int = state["position"]["batches"] + state["position"]["skip"]
-        return -(-batches // self._connection._reader.world_size)
+        return -(-batches // self._connection._handle.world_size)
 
     def _undo(self) -> None:
         values, self._values, self._rest_ends = self._values, [], -1
@@ -364,12 +364,12 @@ def _checked(connection: Any, user: str) -> Connection:
 
 def _check_unread(connection: Connection) -> None:
     """That `fit` can begin where a stream begins. Raises ValueError, or why the stream cannot be read."""
-    session = connection._reader.session
+    session = connection._handle.session
     if connection.error is not None:
         raise connection.error
     if session.closed:
         raise StreamClosed(f"{connection} was closed: connect again, and give Resume that", feed=connection.info.name)
-    if connection._reader.shares:
+    if connection._handle.shares:
         raise ValueError(
             "Resume was given a connection of a group, whose stream has no state: which of its consumers gets a batch "
             "is up to chance. Connect with rank= and world_size= instead"

@@ -303,8 +303,8 @@ def bench(
     """  # noqa: D301
     import dataclasses
 
-    from penstock.bench import measure
-    from penstock.verdict import judged, lines
+    from penstock._bench import measure
+    from penstock._bench_verdict import judged, lines
 
     from . import control
 

@@ -1,6 +1,6 @@
 """Where a reader stands: the position behind any batch that it was handed, added up from the messages that came.
 
-Plain state, no I/O: the stream (stream.py) calls it. What is done for each slab is to append one tuple; positions are
+Plain state, no I/O: _consumer_state.py calls it. What is done for each slab is to append one tuple; positions are
 made when somebody asks. A count of *consumed* batches says which: it runs from the stream's very beginning, over all
 epochs and over earlier runs. Handed slabs are remembered, since a training loop behind a prefetch asks for less than
 was handed; a position within a slab is the one before it, with the rest as `skip`. What was asked for is the oldest
@@ -47,7 +47,7 @@ _Step = tuple[int, "Slab | _Thinned | _Next", Before]
 """How many batches were consumed behind it; a slab, or some, or an epoch's start; what came before the slab."""
 
 
-class Track:
+class Progress:
     """What a stream hands over, and the positions behind it.
 
     Attributes:
@@ -195,7 +195,7 @@ def _slabs(what: Slab | _Thinned | _Next) -> dict[int, Slab]:
     return what.slabs if isinstance(what, _Thinned) else {}
 
 
-class Tally:
+class EpochCheck:
     """What of one epoch has come, for the check at its End.
 
     Attributes:

@@ -30,10 +30,10 @@ from penstock_proto.messages import (
     Welcome,
 )
 
-from .cut import Cut
-from .memory import Gone, Mapping
-from .notes import Notes
-from .stream import Received
+from ._consumer_state import Received
+from ._mailbox import Mailbox
+from ._memory import Gone, Mapping
+from ._slab_views import SlabViews
 
 CREDIT = 4
 CREDIT_BYTES = 2**62
@@ -51,8 +51,8 @@ class LocalTransport:
     def __init__(
         self,
         welcome: Welcome,
-        cut: Cut,
-        notes: Notes,
+        views: SlabViews,
+        mailbox: Mailbox,
         timeout: float,
         opening: Callable[..., Open],
         start: Sequence[bytes] = (),
@@ -62,8 +62,8 @@ class LocalTransport:
 
         Args:
             welcome: the daemon's answer to Hello.
-            cut: how slabs are cut.
-            notes: the session's.
+            views: how slabs are cut.
+            mailbox: the session's.
             timeout: seconds that the daemon has to answer.
             opening: makes the Open.
             start: the pieces of the position from which the stream is to begin.
@@ -75,8 +75,8 @@ class LocalTransport:
         """
         if not hasattr(socket, "AF_UNIX"):
             raise OSError("this system has no unix sockets")
-        self._cut = cut
-        self._notes = notes
+        self._views = views
+        self._mailbox = mailbox
         self._released: collections.deque[Gone] = collections.deque()
         self._segments: dict[int, Mapping] = {}
         self._reset = False
@@ -100,8 +100,8 @@ class LocalTransport:
             self._socket.close()
             raise
         self._poll = select.poll()
-        if notes.bell is not None:
-            self._poll.register(notes.bell, select.POLLIN)
+        if mailbox.wakeup is not None:
+            self._poll.register(mailbox.wakeup, select.POLLIN)
 
     def _greeted(self) -> mmap.mmap:
         data, fd = seqpacket.receive(self._socket)
@@ -145,8 +145,8 @@ class LocalTransport:
         """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds."""
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if for_room else 0))
         ready = self._poll.poll(timeout * 1000)
-        if self._notes.bell is not None and any(fd != self._socket.fileno() for fd, _ in ready):
-            self._notes.bell.clear()
+        if self._mailbox.wakeup is not None and any(fd != self._socket.fileno() for fd, _ in ready):
+            self._mailbox.wakeup.clear()
 
     def receive(self) -> ServerMessage | Received | None:
         """The next slab or message, or None if none is here.
@@ -191,7 +191,7 @@ class LocalTransport:
             raise ProtocolError(f"{message} cannot be mapped: {error}") from None
 
     def _slab(self, slab: Slab) -> Received:
-        layout = self._cut.layout(slab)
+        layout = self._views.layout(slab)
         segment = self._segments.get(slab.segment)
         if segment is None or layout.nbytes > segment.nbytes:
             raise ProtocolError(f"{slab} names no slot that was sent")

@@ -21,7 +21,7 @@ import msgspec
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
 
-from . import lifetimes
+from . import _process_hooks
 
 _PATIENCE = 2.0
 _STEP = 0.1
@@ -78,7 +78,7 @@ class PrivateDaemon:
             bufsize=0,  # a buffer has a lock, which the reader holds while a forked child closes the pipe
             process_group=0,
         )
-        lifetimes.register(self)
+        _process_hooks.register(self)
         self._said: queue.SimpleQueue[str | PenstockError | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="penstock-private", daemon=True)
         self._reader.start()
@@ -135,7 +135,7 @@ class PrivateDaemon:
         """End the daemon: by the end of its stdin, after 2 s by SIGTERM, then by SIGKILL. May be called again."""
         process = self._process
         self.stopping = True
-        lifetimes.unregister(self)
+        _process_hooks.unregister(self)
         _close(process.stdin)
         for end in (process.terminate, process.kill, None):
             try:

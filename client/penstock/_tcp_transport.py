@@ -30,11 +30,11 @@ from penstock_proto.messages import (
     Welcome,
 )
 
-from .address import Address
-from .cut import Cut
-from .memory import Pool
-from .notes import Notes
-from .stream import Received
+from ._address import Address
+from ._consumer_state import Received
+from ._mailbox import Mailbox
+from ._memory import Pool
+from ._slab_views import SlabViews
 from .zmtp import Dealer, Silent, connected
 
 CREDIT = 16
@@ -80,15 +80,15 @@ class TcpTransport:
     quota = None
     """Nothing is aliased: every slab lies in memory of this process."""
 
-    def __init__(self, address: Address, notes: Notes) -> None:
+    def __init__(self, address: Address, mailbox: Mailbox) -> None:
         self._address = address
-        self._notes = notes
+        self._mailbox = mailbox
         self._dealer: Dealer | None = None
-        self._cut: Cut | None = None
+        self._views: SlabViews | None = None
         self._pool = Pool(keep=CREDIT)
         self._poll = select.poll()
-        if notes.bell is not None:
-            self._poll.register(notes.bell, select.POLLIN)
+        if mailbox.wakeup is not None:
+            self._poll.register(mailbox.wakeup, select.POLLIN)
         self._filling: memoryview | None = None
         self._more = False
         self._slab: _Arriving | None = None
@@ -174,7 +174,7 @@ class TcpTransport:
     def open(
         self,
         welcome: Welcome,
-        cut: Cut,
+        views: SlabViews,
         timeout: float,
         opening: Callable[..., Open],
         start: Sequence[bytes] = (),
@@ -202,7 +202,7 @@ class TcpTransport:
             raise self._broke_again() from None
         if not isinstance(answer, Opened):
             raise ProtocolError(f"the daemon answered Open with {type(answer).__name__}")
-        self._cut = cut
+        self._views = views
         self._said = self._heard = self._pinged = time.monotonic()
         return answer.epoch
 
@@ -262,8 +262,8 @@ class TcpTransport:
         if dealer.fileno() not in ready:  # bytes that come slowly are a sign of life, too
             dealer.wake_at(1)
             ready.update(self._poll.poll(0))
-        if self._notes.bell is not None and self._notes.bell.fileno() in ready:
-            self._notes.bell.clear()
+        if self._mailbox.wakeup is not None and self._mailbox.wakeup.fileno() in ready:
+            self._mailbox.wakeup.clear()
         now = time.monotonic()
         if ready.get(dealer.fileno(), 0) & select.POLLIN:
             self._heard = now
@@ -332,10 +332,10 @@ class TcpTransport:
         return data
 
     def _begin(self, slab: Slab) -> None:
-        if self._slab is not None or self._cut is None:
+        if self._slab is not None or self._views is None:
             before = self._slab and self._slab.received.slab.seq
             raise ProtocolError(f"slab {slab.seq} came before slab {before} was whole")
-        layout = self._cut.layout(slab)
+        layout = self._views.layout(slab)
         self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes)))
 
     def _check(self, chunk: Chunk) -> None:

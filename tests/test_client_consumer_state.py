@@ -10,8 +10,8 @@ from fake_daemon import feed_info
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.memory import Pool
-from penstock.stream import Received, Refused, Stream
+from penstock._consumer_state import ConsumerState, Received, Refused
+from penstock._memory import Pool
 from penstock_proto import (
     EndOfStream,
     GeneratorError,
@@ -46,7 +46,7 @@ def refused(kind: type[PenstockError], match: str) -> Iterator[None]:
 
 
 def test_slabs_are_handed_in_order_and_then_the_end() -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     assert stream.begin() == [Begin(0)]
     assert stream.take(0) is None
     stream.came(slab(0, 0))
@@ -60,7 +60,7 @@ def test_slabs_are_handed_in_order_and_then_the_end() -> None:
 
 
 def test_leaving_makes_void_what_came_and_what_comes() -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     stream.begin()
     stream.came(slab(0, 0))
     stream.came(slab(1, 0))
@@ -76,7 +76,7 @@ def test_leaving_makes_void_what_came_and_what_comes() -> None:
 
 
 def test_a_newer_iteration_takes_over() -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     stream.begin()
     assert stream.begin() == [Leave(0), Begin(1)]
     with refused(StreamClosed, match="a newer one on the same connection"):
@@ -84,14 +84,14 @@ def test_a_newer_iteration_takes_over() -> None:
 
 
 def test_an_epoch_whose_end_has_come_is_not_left() -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     stream.begin()
     stream.ended(End(0, 0, 0, 0))
     assert stream.leave(0) == []
 
 
 def test_a_failure_comes_after_the_data_before_it_and_stays() -> None:
-    stream, error = Stream(info()), GeneratorError("boom")
+    stream, error = ConsumerState(info()), GeneratorError("boom")
     stream.begin()
     stream.came(slab(0, 0))
     stream.fail(error)
@@ -104,7 +104,7 @@ def test_a_failure_comes_after_the_data_before_it_and_stays() -> None:
 
 
 def test_slabs_of_a_lost_connection_are_not_handed() -> None:
-    stream, error = Stream(info()), GeneratorError("gone")
+    stream, error = ConsumerState(info()), GeneratorError("gone")
     stream.begin()
     stream.came(slab(0, 0))
     stream.lost(error)
@@ -114,14 +114,14 @@ def test_slabs_of_a_lost_connection_are_not_handed() -> None:
 
 @pytest.mark.parametrize("bad", [slab(1, 0), slab(0, 1)])
 def test_a_slab_that_was_not_to_come_breaks_the_protocol(bad: Received) -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     stream.begin()
     with pytest.raises(ProtocolError, match="to come was slab 0 of epoch 0"):
         stream.came(bad)
 
 
 def test_what_comes_behind_the_end_or_was_not_asked_for_changes_nothing() -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     stream.begin()
     stream.came(slab(0, 0))
     stream.ended(End(0, 1, 1, 4))
@@ -140,12 +140,12 @@ def test_what_comes_behind_the_end_or_was_not_asked_for_changes_nothing() -> Non
     assert isinstance(stream.take(0), Received)
     assert isinstance(stream.take(0), End)
     assert stream.ack() == Ack(1, (), 1)
-    assert stream.track.newest().batches == 0
-    assert stream.track.newest().epoch == 1
+    assert stream.progress.newest().batches == 0
+    assert stream.progress.newest().epoch == 1
 
 
 def test_another_list_of_splits_fails_the_stream_and_is_not_taken_into_its_position() -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     stream.begin()
     stream.listed(Begun(0, bytes(32)))
     stream.listed(Begun(0, bytes(32)))
@@ -154,11 +154,11 @@ def test_another_list_of_splits_fails_the_stream_and_is_not_taken_into_its_posit
     stream.listed(Begun(0, b"1" * 32))
     with refused(StateMismatch, match="the list of splits of epoch 0 is another one now"):
         stream.take(0)
-    assert stream.track.newest().digest == bytes(32)
+    assert stream.progress.newest().digest == bytes(32)
 
 
 def test_counts_that_differ_are_an_error_and_no_end() -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     stream.begin()
     stream.came(slab(0, 0))
     stream.ended(End(0, 1, 1, 5))
@@ -168,7 +168,7 @@ def test_counts_that_differ_are_an_error_and_no_end() -> None:
 
 
 def test_an_epoch_shorter_than_promised_is_an_error() -> None:
-    stream = Stream(info(batches=2))
+    stream = ConsumerState(info(batches=2))
     stream.begin()
     stream.came(slab(0, 0))
     stream.ended(End(0, 1, 1, 4))
@@ -178,7 +178,7 @@ def test_an_epoch_shorter_than_promised_is_an_error() -> None:
 
 
 def test_the_last_epoch_is_followed_by_the_end_of_the_stream() -> None:
-    stream = Stream(info(epochs=1))
+    stream = ConsumerState(info(epochs=1))
     stream.begin()
     with refused(EndOfStream, match="epochs=1"):
         stream.begin()
@@ -188,7 +188,7 @@ def test_the_last_epoch_is_followed_by_the_end_of_the_stream() -> None:
 
 @given(st.lists(st.sampled_from("slab take begin leave end release".split()), max_size=60))
 def test_every_slab_is_accounted_for_once_whatever_happens(steps: list[str]) -> None:
-    stream = Stream(info())
+    stream = ConsumerState(info())
     sent, epoch_sent, wanted, ended, taken = 0, 0, -1, True, []
     released: list[int] = []
     for step in steps:
@@ -221,17 +221,17 @@ def test_every_slab_is_accounted_for_once_whatever_happens(steps: list[str]) -> 
 
 
 def test_a_groups_consumer_that_was_cut_off_while_epochs_ended_for_the_others_goes_on_where_they_are() -> None:
-    stream = Stream(info(epochs=5), shared_from=1)
+    stream = ConsumerState(info(epochs=5), shared_from=1)
     assert stream.begin() == [Begin(1)]
     stream.came(slab(0, 1))
     assert isinstance(stream.take(1), Received)
-    stream.cut()
+    stream.disconnected()
     assert stream.joined(stream.place(), 1) == [Begin(1)]  # it is still being read
-    stream.cut()
+    stream.disconnected()
     assert stream.joined(stream.place(), 3) == []
     assert isinstance(stream.take(1), End)
     assert stream.begin() == [Begin(3)]
-    stream.cut()
+    stream.disconnected()
     assert stream.joined(stream.place(), 5) == []
     assert isinstance(stream.take(3), End)
     with refused(EndOfStream, "all 5 epochs"):

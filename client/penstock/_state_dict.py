@@ -15,16 +15,16 @@ VERSION = 2
 _KEYS = {"penstock", "consumed", "position"}
 
 
-def dumped(position: Position, consumed: int) -> dict[str, Any]:
+def dump(position: Position, consumed: int) -> dict[str, Any]:
     """The state as what `json.dumps` takes."""
     return {"penstock": VERSION, "consumed": consumed, "position": msgspec.to_builtins(position)}
 
 
-def loaded(state: object) -> tuple[Position, int]:
-    """What `dumped` was given.
+def load(state: object) -> tuple[Position, int]:
+    """What `dump` was given.
 
     Raises:
-        ValueError: it was not made by `dumped`, or by another version; the message says where it is wrong.
+        ValueError: it was not made by `dump`, or by another version; the message says where it is wrong.
     """
     if not isinstance(state, dict) or "penstock" not in state:
         raise ValueError(
@@ -44,7 +44,7 @@ def loaded(state: object) -> tuple[Position, int]:
     return position, consumed
 
 
-def fitting(position: Position, info: FeedInfo, made: str) -> Position:
+def for_feed(position: Position, info: FeedInfo, made: str) -> Position:
     """The position in the feed that `info` describes.
 
     Args:

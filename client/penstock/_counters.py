@@ -17,7 +17,7 @@ STOOD = 1.0
 (SIGSTOP, a debugger, a busy thread that keeps the GIL), or its consumer that did something else."""
 
 
-class Tally:
+class Counters:
     """The counts of one session.
 
     Attributes:

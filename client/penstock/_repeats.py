@@ -34,7 +34,7 @@ def may_repeat(info: FeedInfo) -> bool:
     return info.epochs != 1 and (info.shuffle > 0 or info.segment is not None)
 
 
-class Streams:
+class StreamRegistry:
     """The streams of this process."""
 
     def __init__(self) -> None:
@@ -43,19 +43,19 @@ class Streams:
     def forget(self) -> None:
         """Know of none. In a forked child: they are the parent's, and so may the lock be."""
         self._lock = threading.Lock()
-        self._alive: weakref.WeakSet[Reads] = weakref.WeakSet()
+        self._alive: weakref.WeakSet[StreamReads] = weakref.WeakSet()
         self._times: dict[str, int] = {}
         self._warned: set[str] = set()
 
-    def opened(self, feed: str | None, goes_on: bool = False) -> Reads:
+    def opened(self, feed: str | None, goes_on: bool = False) -> StreamReads:
         """A stream was opened that begins with the first epoch of `feed` (None: that is nothing to count), or that
         `goes_on` from a state."""
         with self._lock:
-            reads = Reads(self, feed, self._times.get(feed or "", 0), goes_on)
+            reads = StreamReads(self, feed, self._times.get(feed or "", 0), goes_on)
             self._alive.add(reads)
             return reads
 
-    def _begins(self, reads: Reads) -> bool:
+    def _begins(self, reads: StreamReads) -> bool:
         with self._lock:
             later = reads.begun
             others = any(other.within for other in self._alive if other is not reads)
@@ -67,7 +67,7 @@ class Streams:
             self._warned.add(reads.feed)
             return True
 
-    def _ends(self, reads: Reads, whole: bool) -> None:
+    def _ends(self, reads: StreamReads, whole: bool) -> None:
         with self._lock:
             if reads.within and whole and reads.feed is not None and not reads.counted:
                 reads.counted = True
@@ -75,8 +75,8 @@ class Streams:
             reads.within = False
 
 
-class Reads:
-    """What one stream read. Made by `Streams.opened`.
+class StreamReads:
+    """What one stream read. Made by `StreamRegistry.opened`.
 
     Attributes:
         feed: the feed whose first epoch it begins with, or None.
@@ -86,8 +86,8 @@ class Reads:
         counted: whether its first epoch was counted.
     """
 
-    def __init__(self, streams: Streams, feed: str | None, before: int, goes_on: bool) -> None:
-        self._streams = streams
+    def __init__(self, registry: StreamRegistry, feed: str | None, before: int, goes_on: bool) -> None:
+        self._registry = registry
         self.feed = feed
         self.before = before
         self.begun = goes_on
@@ -95,13 +95,13 @@ class Reads:
 
     def begins(self) -> bool:
         """An epoch begins. Whether that is worth the warning."""
-        return self._streams._begins(self)
+        return self._registry._begins(self)
 
     def ends(self, whole: bool) -> None:
         """The epoch was left, or read as a `whole`. May be called again."""
-        self._streams._ends(self, whole)
+        self._registry._ends(self, whole)
 
 
-streams = Streams()
+registry = StreamRegistry()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=streams.forget)
+    os.register_at_fork(after_in_child=registry.forget)

@@ -1,7 +1,7 @@
 """The consumer's half of a session as plain state: what was asked for, came, was handed over, and was let go.
 
 All that changes this state is here. Nothing here knows a socket, a thread, a lock or a clock: messages come in as
-values, and what is to be sent comes out as values. The session (session.py) calls it under its lock.
+values, and what is to be sent comes out as values. The session (_session.py) calls it under its lock.
 
 An epoch is open from `begin` to its end, to `leave`, or to the next `begin`. Slabs wait in a queue while their epoch is
 open; one that comes for an epoch that is not open any more is void, which counts as handed. Slabs are handed in the
@@ -21,8 +21,8 @@ from penstock_proto.layout import SlotLayout
 from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, Had, LaneEnded, Leave, Passed, Slab
 from penstock_proto.position import Position
 
-from .memory import Root
-from .track import Before, Tally, Track
+from ._memory import Root
+from ._progress import Before, EpochCheck, Progress
 
 MAX_RELEASED = 4096
 UNTOLD = 64
@@ -51,7 +51,7 @@ class Refused(Exception):
         self.error = error
 
 
-class Stream:
+class ConsumerState:
     """The state of one session.
 
     Attributes:
@@ -78,7 +78,7 @@ class Stream:
         self.aliased: set[int] = set()
         self.error: PenstockError | None = None
         self.closed: StreamClosed | None = None
-        self.track = Track(info, start, consumed)
+        self.progress = Progress(info, start, consumed)
         self.untold: collections.deque[Had] = collections.deque(maxlen=UNTOLD)
         self._start = start
         self._rest_of = start.epoch if start and (start.batches or start.skip) else None
@@ -88,7 +88,7 @@ class Stream:
         self._queue: collections.deque[tuple[Received, Before]] = collections.deque()
         self._before: list[LaneEnded | Passed] = []
         self._came = 0
-        self._tally = Tally()
+        self._epoch_check = EpochCheck()
         self._ended = 0
         self._released: list[int] = []
         self._acked = (0, 0)
@@ -104,13 +104,13 @@ class Stream:
         Raises:
             Refused: with EndOfStream if the feed has no further epoch, else because the stream failed or was closed.
         """
-        self._check()
+        self._check_readable()
         if self.info.epochs is not None and max(self.epoch + 1, self._shared_from) >= self.info.epochs:
             text = f"all {self.info.epochs} epochs of the feed were read (it was made with epochs={self.info.epochs}): "
             raise Refused(EndOfStream(text + "connect anew to read it from the start", feed=self.info.name))
         out: list[Begin | Leave] = [*self.leave(self.epoch)]
         self.epoch = max(self.epoch + 1, self._shared_from)
-        self.track.begin(self.epoch, unread)
+        self.progress.begin(self.epoch, unread)
         self._opened(self._start if self._start and self._start.epoch == self.epoch else None)
         return [*out, Begin(self.epoch)]
 
@@ -136,7 +136,7 @@ class Stream:
                 return None
             received, before = self._queue.popleft()
             self.handed += 1
-            self.track.handed(received.slab, before)
+            self.progress.handed(received.slab, before)
             if self.shared:
                 slab = received.slab
                 self.untold.append(Had(slab.epoch, slab.lane, slab.index, slab.batches))
@@ -144,9 +144,9 @@ class Stream:
             return received
         if self._end is not None:
             self._open = False
-            self.track.ended(epoch)
+            self.progress.ended(epoch)
             return self._end
-        self._check()
+        self._check_readable()
         return None
 
     def nothing_left(self, epoch: int) -> bool:
@@ -195,7 +195,7 @@ class Stream:
                 )
             )
         self._digest = (begun.epoch, begun.digest)
-        self.track.listed(begun.epoch, begun.digest)
+        self.progress.listed(begun.epoch, begun.digest)
 
     def came(self, received: Received) -> None:
         """A slab came.
@@ -214,7 +214,7 @@ class Stream:
         if not self._reads(slab.epoch):
             self.handed += 1
             return
-        self._tally.came(slab)
+        self._epoch_check.came(slab)
         before, self._before = tuple(self._before), []
         self._queue.append((received, before))
 
@@ -223,9 +223,9 @@ class Stream:
         self._check_open(message)
         if self._reads(message.epoch):
             if isinstance(message, Passed):
-                self._tally.came(message)
+                self._epoch_check.came(message)
             else:
-                self._tally.ended(message)
+                self._epoch_check.ended(message)
             self._before.append(message)
 
     def ended(self, end: End) -> None:
@@ -238,7 +238,7 @@ class Stream:
         self._ended += 1
         if not self._reads(end.epoch):
             return
-        fault = self._tally.fault(end)
+        fault = self._epoch_check.fault(end)
         if fault is not None:
             fault = f"epoch {end.epoch} {fault}: please report this as a bug"
         elif not self.shared and self.info.batches is not None and end.batches != self.info.batches:
@@ -261,7 +261,7 @@ class Stream:
         self.fail(error)
         self._queue.clear()
 
-    def cut(self) -> set[int]:
+    def disconnected(self) -> set[int]:
         """The connection is gone. Returns what `aliased` was: those slots, and their numbers, were its own."""
         if self._queue:
             self._end = None
@@ -278,7 +278,7 @@ class Stream:
         if self.shared:
             return Position(self.info, 0)
         if self._open and self._end is None:
-            return self.track.newest()
+            return self.progress.newest()
         if self._start is not None and self._start.epoch > self.epoch:
             return self._start
         return Position(self.info, self.epoch + 1)
@@ -309,7 +309,7 @@ class Stream:
 
     def _opened(self, place: Position | None) -> None:
         self._open, self._end = True, None
-        self._tally = Tally(place)
+        self._epoch_check = EpochCheck(place)
         self._before = []
 
     def _reads(self, epoch: int) -> bool:
@@ -332,7 +332,7 @@ class Stream:
         self.handed += len(self._queue)
         self._queue.clear()
 
-    def _check(self) -> None:
+    def _check_readable(self) -> None:
         if self.closed is not None:
             raise Refused(self.closed)
         if self.error is not None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from penstock_proto import PenstockError, Spec
 from penstock_proto.messages import MAX_WORLD, FeedInfo
 
-from .address import is_private
-from .batches import Batches, Reader
-from .dial import Dial, Who
+from ._address import is_private
+from ._connecting import Connector, Identity
+from ._numpy_batches import NumpyBatches
+from ._stream_handle import StreamHandle
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -35,12 +36,12 @@ class Connection:
             consumer. `math.inf` where an epoch has no end (the feed has `segment=` and no `samples=`).
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, handle: StreamHandle) -> None:
+        self._handle = handle
         self._dataset: tf.data.Dataset | None = None
-        self.info: FeedInfo = reader.info
-        self.element_spec: Spec = reader.cut.spec
-        self.cardinality: int | float | None = reader.cardinality
+        self.info: FeedInfo = handle.info
+        self.element_spec: Spec = handle.views.spec
+        self.cardinality: int | float | None = handle.cardinality
 
     def batches(self) -> Iterator[Any]:
         """An iterator over the NumPy batches of one epoch, the next of the stream.
@@ -53,7 +54,7 @@ class Connection:
             EndOfStream: the feed has no further epoch.
             PenstockError: the stream failed; it stays so, and every later iteration raises the same error.
         """
-        return Batches(self._reader)
+        return NumpyBatches(self._handle)
 
     def dataset(self, prefetch: int | None = None, *, cached: int | None = None) -> tf.data.Dataset:
         """A dataset of this connection's stream: iterating it once is one epoch, iterating again the next.
@@ -76,11 +77,11 @@ class Connection:
             raise ValueError(f"prefetch={prefetch}: 0 or more batches can be taken ahead")
         if cached is not None and cached < 1:
             raise ValueError(f"cached={cached}: give 1 or more batches")
-        from . import tfdata
+        from . import _tfdata
 
         if self._dataset is None:
-            self._dataset = tfdata.dataset(self._reader)
-        dataset = self._dataset if cached is None else tfdata.cached(self._dataset, cached, self.cardinality)
+            self._dataset = _tfdata.dataset(self._handle)
+        dataset = self._dataset if cached is None else _tfdata.cached(self._dataset, cached, self.cardinality)
         return dataset.prefetch(prefetch) if prefetch else dataset
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class Connection:
             ValueError: `consumed` is more than was handed over, or less than the oldest that is remembered; or it is
                 None although TensorFlow reads the stream: its prefetch hides what was consumed.
         """
-        return self._reader.state(consumed)
+        return self._handle.state(consumed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin where `state` was taken: the next iteration is the rest of the epoch that was being read.
@@ -113,7 +114,7 @@ class Connection:
             StreamClosed: the connection was closed.
             PenstockError: as `connect`.
         """
-        self._reader.load(state)
+        self._handle.load(state)
 
     def stats(self) -> dict[str, Any]:
         """Figures since the connection was opened.
@@ -124,17 +125,17 @@ class Connection:
         `wait_seconds` (how long consumers waited for data that was not there); `first_batch_seconds` (how long
         `connect` took, and then the first iteration to its first hand-over; or None); `seconds` (since that hand-over).
         """
-        return self._reader.session.stats(self._reader.unread[0])
+        return self._handle.session.stats(self._handle.unread[0])
 
     @property
     def error(self) -> PenstockError | None:
         """The error by which the stream failed, or None."""
-        return self._reader.error
+        return self._handle.error
 
     def close(self) -> None:
         """Close the connection: iterations end with StreamClosed. Arrays and tensors stay valid."""
         self._dataset = None
-        self._reader.session.close()
+        self._handle.session.close()
 
     def __enter__(self) -> Connection:
         return self
@@ -145,7 +146,7 @@ class Connection:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<penstock.Connection {self._reader.session.url}>"
+        return f"<penstock.Connection {self._handle.session.url}>"
 
 
 def connect(
@@ -204,11 +205,11 @@ def connect(
         raise ValueError(f"timeout={timeout}: it is in seconds, more than 0")
     if not 0 <= reconnect < float("inf"):
         raise ValueError(f"reconnect={reconnect}: it is in seconds, 0 or more")
-    dial = Dial(url, workers, memory, transport, timeout, _who(url, rank, world_size, group, last_round))
-    return Connection(Reader(dial, reconnect, state))
+    connector = Connector(url, workers, memory, transport, timeout, _identity(url, rank, world_size, group, last_round))
+    return Connection(StreamHandle(connector, reconnect, state))
 
 
-def _who(url: str, rank: int | None, world_size: int | None, group: str, last_round: str) -> Who:
+def _identity(url: str, rank: int | None, world_size: int | None, group: str, last_round: str) -> Identity:
     if last_round not in LAST_ROUNDS:
         raise ValueError(f"last_round={last_round!r:.60}: it can be {', '.join(LAST_ROUNDS)}")
     if last_round != "drop" and rank is None:
@@ -221,7 +222,7 @@ def _who(url: str, rank: int | None, world_size: int | None, group: str, last_ro
             "serve` and give all of them its URL"
         )
     if rank is None and world_size is None:
-        return Who(group)
+        return Identity(group)
     if rank is None or world_size is None:
         raise ValueError(
             f"rank={rank}, world_size={world_size}: give both. world_size= is how many trainers read together, rank= "
@@ -235,4 +236,4 @@ def _who(url: str, rank: int | None, world_size: int | None, group: str, last_ro
         raise ValueError(f"world_size={world_size}: from 1 to {MAX_WORLD} trainers can read together")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}: with world_size={world_size} the ranks are 0 to {world_size - 1}")
-    return Who(group, rank, world_size, last_round == "pad")
+    return Identity(group, rank, world_size, last_round == "pad")

@@ -17,7 +17,7 @@ from penstock_proto.messages import FeedInfo, Slab
 from penstock_proto.spec import leaf_list, unflatten
 
 
-class Cut:
+class SlabViews:
     """The layout of a feed's slabs.
 
     Attributes:

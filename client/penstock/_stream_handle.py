@@ -1,4 +1,4 @@
-"""The reader of a session's stream, and the iterator over its NumPy batches. Nobody who reads on leaves it open."""
+"""The handle on a session's stream, shared by everything that reads it. The session closes when the handle is gone."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import copy
 import math
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from penstock_proto import PenstockError, StreamClosed
 from penstock_proto.messages import End, FeedInfo
 from penstock_proto.position import Position
 
-from . import state
-from .dial import Dial
-from .notes import Notes
-from .session import STEP, Session
-from .stream import Received, Refused
+from . import _state_dict
+from ._connecting import Connector
+from ._consumer_state import Received, Refused
+from ._mailbox import Mailbox
+from ._session import STEP, Session
 
 
-class Reader:
+class StreamHandle:
     """What connections, iterators and datasets share: when the last of them is gone the session closes.
 
     Attributes:
@@ -38,45 +35,45 @@ class Reader:
 
     session: Session
 
-    def __init__(self, dial: Dial, reconnect: float, loaded: object | None) -> None:
+    def __init__(self, connector: Connector, reconnect: float, loaded: object | None) -> None:
         """Open a session, which begins where the state `loaded` was taken. Raises as `connect`."""
         self._reconnect = reconnect
         self._error: weakref.ref[PenstockError] | None = None
-        self.shares = dial.who.shares
-        self.world_size = dial.who.world_size or 1
+        self.shares = connector.identity.shares
+        self.world_size = connector.identity.world_size or 1
         self.by_dataset = False
         self.unread = [0]
         try:
-            self._open(dial, loaded)
+            self._open(connector, loaded)
         except BaseException:
-            dial.stop()
+            connector.stop()
             raise
 
-    def _open(self, dial: Dial, loaded: object | None, replaces: bool = False) -> None:
+    def _open(self, connector: Connector, loaded: object | None, replaces: bool = False) -> None:
         asked = time.monotonic()
         start: Position | None = None
         consumed = 0
         if loaded is not None:
             if self.shares:
                 raise ValueError("a group's stream has no state, so none can be loaded: leave out group= or state=")
-            start, consumed = state.loaded(loaded)
+            start, consumed = _state_dict.load(loaded)
 
         def begin(info: FeedInfo) -> Position | None:
             nonlocal start
-            start = start and state.fitting(start, info, "the state was taken from")
-            return None if start is None or state.is_start(start) else start
+            start = start and _state_dict.for_feed(start, info, "the state was taken from")
+            return None if start is None or _state_dict.is_start(start) else start
 
-        notes = Notes()
-        way = dial.first(notes, begin, replaces)
-        self.info, self.cut = way.info, way.cut
-        self.cardinality: int | float | None = way.info.batches
-        if way.info.endless:
+        mailbox = Mailbox()
+        link = connector.first(mailbox, begin, replaces)
+        self.info, self.views = link.info, link.views
+        self.cardinality: int | float | None = link.info.batches
+        if link.info.endless:
             self.cardinality = math.inf
-        elif dial.who.shares:
+        elif connector.identity.shares:
             self.cardinality = None
         elif self.cardinality is not None:
-            self.cardinality = (self.cardinality + (self.world_size - 1) * dial.who.pad) // self.world_size
-        self.session = Session(dial, way, notes, asked, self._reconnect, start, consumed)
+            self.cardinality = (self.cardinality + (self.world_size - 1) * connector.identity.pad) // self.world_size
+        self.session = Session(connector, link, mailbox, asked, self._reconnect, start, consumed)
 
     def load(self, loaded: object) -> None:
         """Begin where the state `loaded` was taken, over another session. Raises as `Connection.load_state_dict`."""
@@ -89,11 +86,11 @@ class Reader:
             raise ValueError(
                 "this connection has been read already: load a state into a new connection, before its first batch"
             )
-        dial = old.taken_over()
+        connector = old.taken_over()
         try:
-            self._open(dial, loaded, replaces=True)
+            self._open(connector, loaded, replaces=True)
         except BaseException:
-            old.kept(dial)
+            old.kept(connector)
             raise
         old.close()
 
@@ -110,7 +107,7 @@ class Reader:
                 "batches ahead: give the number of batches that the training loop consumed since the stream's very "
                 "beginning, with those of earlier runs"
             )
-        return state.dumped(*self.session.place(consumed, self.unread[0]))
+        return _state_dict.dump(*self.session.place(consumed, self.unread[0]))
 
     def __del__(self) -> None:
         if hasattr(self, "session"):
@@ -165,47 +162,3 @@ class Reader:
         if kept is not None and error is self.session.error:
             return kept.with_traceback(None)
         return copy.copy(error)
-
-
-class Batches:
-    """Iterates over one epoch. The epoch begins with the first `next`, and is left when this object is gone."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._epoch: int | None = None
-        self._over = False
-        self._slab: Iterator[Any] = iter(())
-        self._unread = [0]
-
-    def __iter__(self) -> Batches:
-        return self
-
-    def __next__(self) -> Any:
-        for batch in self._slab:
-            self._unread[0] -= 1
-            return batch
-        self._slab = iter(())  # lets go of the slab before the wait for the next
-        if self._over:
-            raise StopIteration
-        if self._epoch is None:
-            self._epoch = self._reader.begin()
-        item = self._reader.take(self._epoch)
-        while isinstance(item, End):
-            if not self._reader.session.nothing_left(self._epoch):
-                self._over = True
-                raise StopIteration
-            self._epoch = self._reader.begin()
-            item = self._reader.take(self._epoch)
-        self._unread = self._reader.unread = [item.slab.batches - 1]
-        self._slab = self._reader.cut.batches(item.slab, item.layout, np.asarray(item.root))
-        return next(self._slab)
-
-    def close(self) -> None:
-        """Leave the epoch."""
-        self._slab = iter(())
-        self._over = True
-        if self._epoch is not None:
-            self._reader.session.leave_soon(self._epoch)
-
-    def __del__(self) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""What `penstock bench` does: reads a feed for a while as a trainer would, and takes the figures for `verdict.py`.
+"""What `penstock bench` does: reads a feed for a while as a trainer would, and takes figures for `_bench_verdict.py`.
 
 Where the workers' time goes the daemon says in its status; how that is asked is the caller's.
 """
@@ -18,9 +18,9 @@ import numpy as np
 from penstock_proto import EndOfStream
 from penstock_proto.spec import leaf_list
 
-from .connection import Connection, connect
-from .machine import CpuTimes, cpu_times
-from .verdict import Figures, Worker, joined
+from ._bench_verdict import Figures, WorkerShares, joined
+from ._connection import Connection, connect
+from ._host_cpu import CpuTimes, cpu_times
 
 SLICES = 10
 """The number of parts that the measured time is cut into."""
@@ -131,7 +131,7 @@ def _slices(
     step: float,
 ) -> Iterator[Figures]:
     """The figures of one part of the time after another."""
-    url = connection._reader.session.url
+    url = connection._handle.session.url
 
     def now() -> _Moment:
         state = status(url)
@@ -167,7 +167,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
     memory, info = state["memory"], connection.info
     return Figures(
-        url=connection._reader.session.url,
+        url=connection._handle.session.url,
         transport=stats["transport"],
         consumer="",
         seconds=taken.seconds,
@@ -203,9 +203,9 @@ def _epochs(connection: Connection, tensorflow: bool) -> Iterator[Any]:
 
 def _replayed(connection: Connection, kept: list[Any]) -> Iterator[Any]:
     """These batches over and over, as tensors. Nothing is read for it."""
-    from . import tfdata
+    from . import _tfdata
 
-    return iter(tfdata.replayed(kept, connection.dataset().element_spec).prefetch(2))
+    return iter(_tfdata.replayed(kept, connection.dataset().element_spec).prefetch(2))
 
 
 def _read(stream: Iterator[Any], seconds: float, most: int | None, step: float) -> _Taken:
@@ -236,7 +236,7 @@ def _copied(batch: Any) -> Any:
     return np.array(batch)
 
 
-def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Worker]:
+def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
     """Where the time went between two statuses, of the workers that lived all of it."""
     spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
     for worker in after["workers"]:
@@ -246,7 +246,7 @@ def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Worker]:
             idle = min(1.0, max(0.0, share["idle_seconds"]))
             user = min(1 - idle, max(0.0, share["user_seconds"]))
             lacking = min(user, share["cpu_wait_seconds"])  # which the reckoning of user code does not leave out
-            yield Worker(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
+            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
 
 
 def _lanes(feed: dict[str, Any]) -> int | None:

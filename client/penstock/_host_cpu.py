@@ -26,10 +26,10 @@ def cpu_times() -> CpuTimes | None:
         text = Path("/proc/stat").read_text()
     except OSError:
         return None
-    return parsed(text, os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK"))
+    return parse(text, os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK"))
 
 
-def parsed(text: str, cpus: Collection[int], ticks: int) -> CpuTimes | None:
+def parse(text: str, cpus: Collection[int], ticks: int) -> CpuTimes | None:
     """Read the times of some CPUs from /proc/stat, which counts `ticks` a second; None if it does not name them all."""
     names = {f"cpu{number}" for number in cpus}
     rows = [[int(word) for word in words[1:]] for line in text.splitlines() if (words := line.split())[0] in names]

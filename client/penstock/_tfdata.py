@@ -31,11 +31,11 @@ from penstock_proto.layout import ALIGN, HEADER, LeafPlace
 from penstock_proto.messages import End
 from penstock_proto.spec import Leaf, Spec, leaf_list, unflatten
 
-from . import interrupts
-from .batches import Reader
-from .memory import Gone, Root, address_of
-from .session import STEP
-from .stream import Received, Refused
+from . import _interrupts
+from ._consumer_state import Received, Refused
+from ._memory import Gone, Root, address_of
+from ._session import STEP
+from ._stream_handle import StreamHandle
 
 OWN_COMPONENT = 16 * 1024
 """From so many bytes on a leaf that is alone, or that the graph could not cut without a copy, is a component."""
@@ -43,23 +43,23 @@ _FIRST, _BATCHES = 4, 5
 """The words of a slab's first header in which the graph finds its place in the slot and how many batches it has."""
 
 
-def dataset(reader: Reader) -> tf.data.Dataset:
-    """The dataset of `reader`'s stream; the reader lives until it, and all made from it, are gone."""
-    form = _form(reader)
+def dataset(handle: StreamHandle) -> tf.data.Dataset:
+    """The dataset of `handle`'s stream; the handle lives until it, and all made from it, are gone."""
+    form = _form(handle)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def slabs(token: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(_begin, args=(token,), output_signature=form.signature())
 
     # The token is an element, as what a traced function captures lives until the next garbage collection.
-    result = tf.data.Dataset.from_tensors(_token(reader, form)).flat_map(slabs).flat_map(form.batches)
-    if reader.info.endless:
+    result = tf.data.Dataset.from_tensors(_token(handle, form)).flat_map(slabs).flat_map(form.batches)
+    if handle.info.endless:
         result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    elif reader.cardinality is not None:
+    elif handle.cardinality is not None:
         # Keras counts its steps by the cardinality. That of `assert_cardinality` would make the first epoch after a
         # resume, which is shorter, an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
         nothing = tf.data.Dataset.from_tensors(form.nothing()).flat_map(form.batches).repeat()
-        counted = tf.data.Dataset.zip(result.concatenate(nothing), tf.data.Dataset.range(reader.cardinality))
+        counted = tf.data.Dataset.zip(result.concatenate(nothing), tf.data.Dataset.range(handle.cardinality))
         result = counted.map(lambda batch, _: batch)  # which TensorFlow does without a call
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -183,27 +183,27 @@ def _cut(slot: tf.Tensor, places: list[LeafPlace]) -> Iterator[tf.Tensor]:
         yield tf.cast(part, tf.bool) if dtype == tf.bool else tf.bitcast(part, dtype)
 
 
-def _form(reader: Reader) -> _Form:
-    leaves = leaf_list(reader.cut.spec)
-    layout = reader.cut.fixed
+def _form(handle: StreamHandle) -> _Form:
+    leaves = leaf_list(handle.views.spec)
+    layout = handle.views.fixed
     if layout is None:
-        return _Form(reader.cut.spec, leaves, (), (True,) * len(leaves))
+        return _Form(handle.views.spec, leaves, (), (True,) * len(leaves))
     own = tuple(
-        reader.info.turn == 1
+        handle.info.turn == 1
         and place.nbytes >= OWN_COMPONENT
         and (place.nbytes % ALIGN != 0 or leaf.dtype == "bool" or len(leaves) == 1)
         for leaf, place in zip(leaves, layout.places, strict=True)
     )
-    return _Form(reader.cut.spec, leaves, layout.places, own)
+    return _Form(handle.views.spec, leaves, layout.places, own)
 
 
 class _Epoch:
     """The generator of one iteration. A class, as a generator function's locals would pin a slot while it waits."""
 
-    def __init__(self, reader: Reader, form: _Form) -> None:
+    def __init__(self, handle: StreamHandle, form: _Form) -> None:
         self._form = form
-        reader.by_dataset = True
-        self._session = reader.session
+        handle.by_dataset = True
+        self._session = handle.session
         self._nothing = form.nothing()
         self._heard: int | None = None
         self._interrupted = False
@@ -222,7 +222,7 @@ class _Epoch:
 
     def __next__(self) -> Any:
         if self._heard is None:  # interrupts that came before this wait have been handled by Python
-            self._heard = interrupts.heard()
+            self._heard = _interrupts.heard()
         item: Received | End | PenstockError | None
         try:
             item = self._session.take(self._epoch, STEP)
@@ -238,7 +238,7 @@ class _Epoch:
                 raise StopIteration
             self._begin()
             return self._nothing
-        if self._interrupted or interrupts.heard() != self._heard:
+        if self._interrupted or _interrupts.heard() != self._heard:
             self._interrupted = True
             raise KeyboardInterrupt("Ctrl-C while waiting for data")
         return self._nothing
@@ -248,7 +248,7 @@ class _Epoch:
             self._session.leave_soon(self._epoch)
 
 
-_read: dict[int, tuple[Reader, _Form]] = {}
+_read: dict[int, tuple[StreamHandle, _Form]] = {}
 """What datasets read, by the number in their token, while that lives."""
 _numbers = itertools.count()
 
@@ -258,7 +258,7 @@ def _begin(token: npt.NDArray[np.uint8]) -> _Epoch:
     return _Epoch(*_read[int(token.view(np.int64)[0])])
 
 
-def _token(reader: Reader, form: _Form) -> tf.Tensor:
+def _token(handle: StreamHandle, form: _Form) -> tf.Tensor:
     """A tensor that lives as long as any TensorFlow object that can read the stream, and keeps the reader for so long.
 
     Weak references on a dataset do not do: a traced function or another dataset can hold its C++ half alone. That half
@@ -272,8 +272,8 @@ def _token(reader: Reader, form: _Form) -> tf.Tensor:
     box = [np.asarray(Root(memory, address_of(memory) + start, ALIGN, _let_go, number))]
     take: Callable[[], npt.NDArray[np.uint8]] = box.pop
     made = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(lambda: take(), [], tf.uint8))
-    interrupts.listen()
-    _read[number] = reader, form
+    _interrupts.listen()
+    _read[number] = handle, form
     token = next(iter(made))
     token.set_shape([ALIGN])
     return token
@@ -284,8 +284,8 @@ def _at_exit() -> None:
     # A thread of TensorFlow that is in Python when the interpreter ends dies there, and whoever waits for it hangs (any
     # from_generator has that fault). After the end TensorFlow calls Python no more. So all are sent home, and what they
     # still ask (they do so a few times after an error, to fill their buffers) is waited for.
-    for reader, _ in list(_read.values()):
-        reader.session.close()
+    for handle, _ in list(_read.values()):
+        handle.session.close()
     quiet, deadline = 0, time.monotonic() + 1
     while quiet < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -302,4 +302,4 @@ def _calls() -> int:
 
 def _let_go(gone: Gone) -> None:
     if _read.pop(gone.token, None) is not None:
-        interrupts.unlisten()
+        _interrupts.unlisten()

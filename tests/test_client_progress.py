@@ -8,8 +8,8 @@ from fake_daemon import Made, dealt, record, standing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import track
-from penstock.track import Tally, Track
+from penstock import _progress
+from penstock._progress import EpochCheck, Progress
 from penstock_proto.messages import End, FeedInfo, LaneEnded, Slab
 from penstock_proto.position import Place, Position, pack, unpack
 
@@ -54,7 +54,7 @@ def test_the_position_behind_any_batch_is_that_of_the_stream(
 ) -> None:
     info, epoch = dealt(rows, turn=turn)
     plan = epoch(0)
-    follow = Track(info)
+    follow = Progress(info)
     borders, cut = [0], slabs(info, plan, cuts)
     for slab, before in cut:
         follow.handed(slab, tuple(before))
@@ -92,9 +92,9 @@ def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right
     info, epoch = dealt(rows, turn=turn)
     plan = epoch(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(track, "KEEP", 8)
-        patch.setattr(track, "SPAN", 6)
-        follow = Track(info)
+        patch.setattr(_progress, "KEEP", 8)
+        patch.setattr(_progress, "SPAN", 6)
+        follow = Progress(info)
         for e in range(3):
             follow.begin(e)
             for slab, before in slabs(info, epoch(e), []):
@@ -121,7 +121,7 @@ def test_slabs_that_nobody_asks_for_are_thinned_out_and_what_is_kept_stays_right
 
 def test_asking_for_what_was_not_handed_or_is_forgotten_names_both_numbers() -> None:
     info, epoch = dealt([20, 20])
-    follow = Track(info, consumed=100)
+    follow = Progress(info, consumed=100)
     for slab, before in slabs(info, epoch(0), []):
         follow.handed(slab, tuple(before))
     follow.position(105)
@@ -133,7 +133,7 @@ def test_asking_for_what_was_not_handed_or_is_forgotten_names_both_numbers() -> 
 
 def test_batches_that_were_not_read_when_their_epoch_was_left_are_not_counted() -> None:
     info, epoch = dealt([40], turn=4)
-    follow = Track(info)
+    follow = Progress(info)
     (slab, before), *_ = slabs(info, epoch(0), [])
     follow.handed(slab, tuple(before))
     assert follow.position(1).skip == 1
@@ -149,12 +149,12 @@ def test_a_lane_that_lacks_a_batch_or_does_not_end_is_named() -> None:
         (lambda lane: lane.lane == 1, "is over, but its lane 1, of which 2 batches came, has not ended"),
         (lambda lane: False, "had 2 batches of lane 0, but that lane ended with 3"),
     ):
-        tally = Tally()
+        check = EpochCheck()
         for slab, before in slabs(info, plan, []):
             for lane in before:
                 if not missing(lane):
-                    tally.ended(msgspec.structs.replace(lane, index=lane.index + (lane.lane == 0)))
-            tally.came(slab)
+                    check.ended(msgspec.structs.replace(lane, index=lane.index + (lane.lane == 0)))
+            check.came(slab)
         if "not ended" in says:
-            tally.ended(LaneEnded(0, 0, 0, 2, 0, b""))
-        assert tally.fault(End(0, tally.slabs, tally.batches, tally.rows)) == says
+            check.ended(LaneEnded(0, 0, 0, 2, 0, b""))
+        assert check.fault(End(0, check.slabs, check.batches, check.rows)) == says

@@ -18,12 +18,12 @@ from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolE
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.position import Position, pack
 
-from . import address
-from .cut import Cut
-from .local import LocalTransport
-from .notes import Notes
-from .private import PrivateDaemon
-from .tcp import TcpTransport
+from . import _address
+from ._local_transport import LocalTransport
+from ._mailbox import Mailbox
+from ._private_daemon import PrivateDaemon
+from ._slab_views import SlabViews
+from ._tcp_transport import TcpTransport
 
 _PIECE = 64 * 1024
 _PAUSE = 0.2
@@ -36,12 +36,12 @@ _ROOM = 2.0
 logger = logging.getLogger("penstock")
 
 
-Last: TypeAlias = tuple[bytes, int, tuple[Had, ...]]
+LostSession: TypeAlias = tuple[bytes, int, tuple[Had, ...]]
 """The session that was lost, how many of its slabs were handed over, and in a group, which were last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class Identity:
     """Who reads: one consumer, the same in all of its sessions.
 
     With a `group` alone it shares a stream with whoever else is of the group; with a `world_size` it is a rank of
@@ -59,7 +59,7 @@ class Who:
         """Whether it takes from a group's stream what others do not."""
         return bool(self.group) and not self.world_size
 
-    def opening(self, again: bool, last: Last) -> Callable[..., Open]:
+    def opening(self, again: bool, last: LostSession) -> Callable[..., Open]:
         """Makes an Open of what a transport asks for."""
         return partial(
             Open,
@@ -76,18 +76,18 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Link:
     """An open way to a daemon: the session, the transport over which the stream comes, what comes over it, and the
     first epoch that can begin."""
 
     session: bytes
     transport: LocalTransport | TcpTransport
     info: FeedInfo
-    cut: Cut
+    views: SlabViews
     epoch: int
 
 
-class Dial:
+class Connector:
     """Where a feed is, and how to get there.
 
     Attributes:
@@ -98,18 +98,18 @@ class Dial:
     """
 
     def __init__(
-        self, url: str, workers: int | None, memory: int | None, transport: str, timeout: float, who: Who
+        self, url: str, workers: int | None, memory: int | None, transport: str, timeout: float, identity: Identity
     ) -> None:
         """Raises StartError where the URL has no proper form."""
         self.url = url
-        self.who = who
+        self.identity = identity
         self.daemon: PrivateDaemon | None = None
         self.timeout = timeout
         self._workers = workers
         self._memory = memory
         self._transport = transport
-        self._private = address.is_private(url)
-        self._address = None if self._private else address.parse(url)
+        self._private = _address.is_private(url)
+        self._address = None if self._private else _address.parse(url)
 
     def __str__(self) -> str:
         """The URL of the feed, of a private daemon also, once it runs."""
@@ -117,17 +117,17 @@ class Dial:
 
     def __call__(
         self,
-        notes: Notes,
+        mailbox: Mailbox,
         start: Callable[[FeedInfo], Position | None],
         timeout: float,
         watch: Callable[[], None] | None = None,
-        last: Last = (b"", 0, ()),
+        last: LostSession = (b"", 0, ()),
         first_answer: float | None = None,
-    ) -> Way:
+    ) -> Link:
         """An open way.
 
         Args:
-            notes: the session's.
+            mailbox: the session's.
             start: the position from which the stream of this feed is to begin, or None for its very beginning. It may
                 raise.
             timeout: seconds that the daemon has for each answer.
@@ -140,17 +140,17 @@ class Dial:
         """
         place = self._place(watch)
         watch = watch and self._watching(watch)
-        opening = self.who.opening(watch is not None, last)
-        dealer = TcpTransport(place, notes)
+        opening = self.identity.opening(watch is not None, last)
+        dealer = TcpTransport(place, mailbox)
         try:
             welcome = dealer.hello(min(first_answer or timeout, timeout), watch)
             if welcome.feed.name != place.feed:
                 raise ProtocolError(f"{place} was asked for, and the daemon answered with feed {welcome.feed.name!r}")
-            cut = Cut(welcome.feed)
+            views = SlabViews(welcome.feed)
             pieces = _pieces(start(welcome.feed))
             if self._transport != "tcp":
                 try:
-                    local = LocalTransport(welcome, cut, notes, timeout, opening, pieces, watch)
+                    local = LocalTransport(welcome, views, mailbox, timeout, opening, pieces, watch)
                 except OSError as error:
                     if self._transport == "local":
                         raise Unreachable(
@@ -160,16 +160,16 @@ class Dial:
                         ) from None
                 else:
                     dealer.close()
-                    return Way(welcome.session, local, welcome.feed, cut, local.epoch)
-            epoch = dealer.open(welcome, cut, timeout, opening, pieces, watch)
-            return Way(welcome.session, dealer, welcome.feed, cut, epoch)
+                    return Link(welcome.session, local, welcome.feed, views, local.epoch)
+            epoch = dealer.open(welcome, views, timeout, opening, pieces, watch)
+            return Link(welcome.session, dealer, welcome.feed, views, epoch)
         except BaseException as error:
             if isinstance(error, PenstockError):
                 error.feed = error.feed or place.feed
             dealer.close()
             raise
 
-    def first(self, notes: Notes, start: Callable[[FeedInfo], Position | None], replaces: bool = False) -> Way:
+    def first(self, mailbox: Mailbox, start: Callable[[FeedInfo], Position | None], replaces: bool = False) -> Link:
         """As a call, for a first connection. It is tried again within `timeout` seconds where it breaks before it is
         open, as nothing has come over it, and where its rank is taken, as the daemon may not know yet that a job has
         ended. Where there is no memory it is tried again for 2 s, or for `timeout` seconds if it `replaces` another:
@@ -179,7 +179,7 @@ class Dial:
         try:
             while True:
                 try:
-                    return self(notes, start, left)
+                    return self(mailbox, start, left)
                 except Unreachable:  # in the little time that was left
                     if refused is None:
                         raise
@@ -199,7 +199,7 @@ class Dial:
         finally:
             del refused  # it holds this frame
 
-    def without_daemon(self) -> Dial:
+    def without_daemon(self) -> Connector:
         """Another that knows the same address, and has no private daemon to end."""
         other = copy.copy(self)
         other.daemon = None
@@ -212,11 +212,11 @@ class Dial:
         if daemon is not None:
             daemon.stop()
 
-    def _place(self, watch: Callable[[], None] | None) -> address.Address:
+    def _place(self, watch: Callable[[], None] | None) -> _address.Address:
         if self._private and (self.daemon is None or not self.daemon.alive()):
             self.stop()
             self.daemon = PrivateDaemon(self.url, self._workers, self._memory, watch)
-            self._address = address.parse(self.daemon.url)
+            self._address = _address.parse(self.daemon.url)
         assert self._address is not None
         return self._address
 

@@ -1,4 +1,4 @@
-"""What limits a feed that was read for a while, in words: decisions on figures, without I/O. `bench.py` takes them.
+"""What limits a feed that was read for a while, in words: decisions on figures, without I/O. `_bench.py` takes them.
 
 `verdict` is what a set of figures says. `judged` is what it says of the feed: whether other moments of the same
 measurement say the same, which it finds out by resampling its slices.
@@ -43,7 +43,7 @@ LONG = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerShares:
     """Where a worker's time went, as shares: `generating`, `idle`, `cpu_wait` (it could have run, and had no CPU); the
     rest is collating. `cpu` is the share in which it had a CPU.
     """
@@ -103,7 +103,7 @@ class Figures:
     waiting: float
     receiving: float
     step: float
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerShares, ...]
     daemon_cpu: float
     consumer_cpu: float
     cpus: int
@@ -183,11 +183,11 @@ def joined(slices: Sequence[Figures]) -> Figures:
     def mean(value: Callable[[Figures], float]) -> float:
         return sum(value(part) * part.seconds for part in slices) / seconds
 
-    def worker(number: int) -> Worker:
-        def share(value: Callable[[Worker], float]) -> float:
+    def worker(number: int) -> WorkerShares:
+        def share(value: Callable[[WorkerShares], float]) -> float:
             return mean(lambda part: next(value(worker) for worker in part.workers if worker.number == number))
 
-        return Worker(
+        return WorkerShares(
             number,
             share(lambda w: w.generating),
             share(lambda w: w.idle),

@@ -15,8 +15,8 @@ from penstock_proto import ConnectionLost, DaemonStopped, MemoryBound, PenstockE
 from penstock_proto.messages import FeedInfo
 from penstock_proto.position import Position
 
-from .dial import Dial, Last, Way
-from .notes import Notes
+from ._connecting import Connector, Link, LostSession
+from ._mailbox import Mailbox
 
 STEP = 0.1
 """Fewest seconds that the daemon has for an answer."""
@@ -32,7 +32,7 @@ class GivenUp(Exception):
     """Nobody waits for another connection any more."""
 
 
-class Redial:
+class Reconnector:
     """The losses of one session, one after another. Used by its receiver thread alone.
 
     Attributes:
@@ -41,10 +41,10 @@ class Redial:
             before a slab had come.
     """
 
-    def __init__(self, notes: Notes, seconds: float) -> None:
+    def __init__(self, mailbox: Mailbox, seconds: float) -> None:
         self.seconds = seconds
         self.connections = 0
-        self._notes = notes
+        self._mailbox = mailbox
         self._cause: PenstockError | None = None
         self._newest = ""
         self._began = self._made = 0.0
@@ -78,16 +78,16 @@ class Redial:
 
     def __call__(
         self,
-        dial: Dial,
+        connector: Connector,
         start: Callable[[FeedInfo], Position | None],
-        last: Callable[[], Last],
+        last: Callable[[], LostSession],
         idle: Callable[[], None],
-    ) -> Way:
+    ) -> Link:
         """Another way. While a loss lasts.
 
         Args:
-            dial: finds it.
-            start: as for `Dial`.
+            connector: finds it.
+            start: as for `Connector`.
             last: what was lost, asked for at each attempt.
             idle: called before each attempt.
 
@@ -100,7 +100,7 @@ class Redial:
         assert cause is not None
 
         def watch() -> None:
-            if self._notes.closing:
+            if self._mailbox.closing:
                 raise GivenUp
             if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends before, and says more
                 raise Unreachable("the daemon was not ready in time")
@@ -111,15 +111,15 @@ class Redial:
             if time.monotonic() > deadline:
                 raise self._in_vain(cause, said)
         while True:
-            bell = self._notes.bell
-            assert bell is not None
-            bell.wait(max(0.0, min(self._pause, deadline - time.monotonic())))
+            wakeup = self._mailbox.wakeup
+            assert wakeup is not None
+            wakeup.wait(max(0.0, min(self._pause, deadline - time.monotonic())))
             self._pause = min(2 * self._pause, LAST_PAUSE)
             idle()
             try:
                 watch()
-                timeout = min(dial.timeout, max(STEP, deadline - time.monotonic()))
-                way = dial(self._notes, start, timeout, watch, last(), answer)
+                timeout = min(connector.timeout, max(STEP, deadline - time.monotonic()))
+                way = connector(self._mailbox, start, timeout, watch, last(), answer)
                 self.connections += 1
                 self._made = time.monotonic()
                 return way

@@ -12,7 +12,7 @@ import os
 import select
 
 
-class Bell:
+class WakeupPipe:
     """Wakes the thread that polls on it. It is closed when nobody refers to it, so never while it is rung.
 
     A pipe of bare descriptors: the garbage collector may finalize an object that holds the ends before the bell itself,
@@ -28,7 +28,7 @@ class Bell:
         """The descriptor to poll on."""
         return self._near
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Make it readable; never blocks."""
         with contextlib.suppress(OSError):  # full: it is readable already
             os.write(self._far, b"\0")
@@ -50,7 +50,7 @@ class Bell:
         os.close(self._far)
 
 
-class Notes:
+class Mailbox:
     """The notes of one session.
 
     Attributes:
@@ -60,12 +60,12 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        self.bell: Bell | None = Bell()
+        self.wakeup: WakeupPipe | None = WakeupPipe()
         self.left: collections.deque[int] = collections.deque()
         self.closing = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the receiver thread."""
-        bell = self.bell
-        if bell is not None:
-            bell.ring()
+        wakeup = self.wakeup
+        if wakeup is not None:
+            wakeup.wake()
