@@ -340,7 +340,7 @@ def test_a_cached_dataset_replays_copies_of_its_first_batches(serve: Serve, tf: 
         assert connection.stats()["batches"] == read
     with penstock.connect(daemon.urls["slow"]) as connection:
         assert len(list(connection.dataset(cached=2))) == 2
-        with pytest.raises(ValueError, match="give 1 or more batches"):
+        with pytest.raises(ValueError, match="must be 1 or more batches"):
             connection.dataset(cached=0)
 
 

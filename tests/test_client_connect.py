@@ -153,8 +153,8 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"transport": "udp"}, "transport='udp': it can be auto, local, tcp"),
-        ({"timeout": 0}, "timeout=0: it is in seconds"),
+        ({"transport": "udp"}, "transport='udp': must be one of auto, local, tcp"),
+        ({"timeout": 0}, "timeout=0: must be more than 0 seconds"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused(options: dict[str, object], says: str) -> None:

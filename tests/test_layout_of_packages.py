@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +24,20 @@ READS_AS_TRAINERS_DO = ROOT / "server/penstock_server/cli.py"
 
 
 def imports(path: Path) -> set[str]:
+    """The packages that a file imports, but for those that only a type checker sees."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and is_for_types(node.test))]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
     return found
+
+
+def is_for_types(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -40,10 +48,11 @@ def test_packages_import_only_what_the_design_allows(package: str) -> None:
         assert imports(path) & ours <= PACKAGES[package] | also, path
 
 
-def test_tensorflow_is_imported_by_the_client_alone() -> None:
-    for package in ("proto", "server"):
+def test_tensorflow_is_imported_by_two_files_of_the_client_alone() -> None:
+    theirs = {ROOT / "client/penstock" / name for name in ("_tfdata.py", "keras.py")}
+    for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            assert not imports(path) & {"tensorflow", "keras"}, path
+            assert path in theirs or not imports(path) & {"tensorflow", "keras"}, path
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,23 @@ def test_public_names_are_those_listed(module: object) -> None:
     assert len(listed) == len(set(listed))
     for name in listed:
         assert hasattr(module, name), name
+
+
+def test_the_namespace_of_penstock_holds_its_public_names_alone() -> None:
+    code = "import penstock; print(*(name for name in dir(penstock) if not name.startswith('_')))"
+    seen = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert seen == sorted(name for name in penstock.__all__ if not name.startswith("_"))
+
+
+def test_every_private_module_of_penstock_has_an_underscore() -> None:
+    modules = {path.stem for path in (ROOT / "client/penstock").glob("*.py")}
+    assert {name for name in modules if not name.startswith("_")} == {"keras"}
+
+
+def test_dataset_has_the_options_of_connect_with_the_same_defaults() -> None:
+    options = inspect.signature(penstock.dataset).parameters
+    for name, option in inspect.signature(penstock.connect).parameters.items():
+        assert options[name] == option
 
 
 def test_every_public_name_is_in_the_reference() -> None:

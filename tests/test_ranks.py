@@ -611,12 +611,12 @@ def test_ranks_at_different_batches_when_one_is_cut_off_each_go_on_behind_their_
     [
         ({"rank": 1}, "rank=1, world_size=None: give both"),
         ({"world_size": 2}, "rank=None, world_size=2: give both"),
-        ({"rank": 2, "world_size": 2}, "rank=2: with world_size=2 the ranks are 0 to 1"),
-        ({"rank": -1, "world_size": 2}, "rank=-1: with world_size=2 the ranks are 0 to 1"),
-        ({"rank": 0, "world_size": 0}, "world_size=0: from 1 to 1024 trainers can read together"),
-        ({"rank": "0", "world_size": 2}, "rank='0', world_size=2: both are whole numbers"),
-        ({"rank": 0, "world_size": 2, "group": "a" * 129}, "it is a text of at most 128 characters"),
-        ({"rank": 0, "world_size": 2, "group": 7}, "group=7: it is a text"),
+        ({"rank": 2, "world_size": 2}, "rank=2: must be 0 to 1 with world_size=2"),
+        ({"rank": -1, "world_size": 2}, "rank=-1: must be 0 to 1 with world_size=2"),
+        ({"rank": 0, "world_size": 0}, "world_size=0: must be 1 to 1024"),
+        ({"rank": "0", "world_size": 2}, "rank='0', world_size=2: both must be integers"),
+        ({"rank": 0, "world_size": 2, "group": "a" * 129}, "must be a string of at most 128 characters"),
+        ({"rank": 0, "world_size": 2, "group": 7}, "group=7: must be a string"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_a_daemon_is_asked(options: dict[str, Any], says: str) -> None:
@@ -625,7 +625,7 @@ def test_options_that_cannot_be_are_refused_before_a_daemon_is_asked(options: di
 
 
 def test_a_private_daemon_has_no_ranks() -> None:
-    with pytest.raises(ValueError, match="is a private daemon's, and each consumer would have its own"):
+    with pytest.raises(ValueError, match="starts a private daemon, so each consumer would have its own"):
         penstock.connect("feeds.py:feed", rank=0, world_size=2)
 
 

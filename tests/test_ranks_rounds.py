@@ -333,7 +333,7 @@ def test_ranks_go_on_in_the_midst_of_a_last_round_when_the_daemon_is_started_aga
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="last_round='repeat': it can be drop, pad"):
+    with pytest.raises(ValueError, match="last_round='repeat': must be one of drop, pad"):
         penstock.connect("tcp://127.0.0.1:9/feed", rank=0, world_size=2, last_round="repeat")
     with pytest.raises(ValueError, match="last_round='pad' is for ranks: give rank= and world_size= too"):
         penstock.connect("tcp://127.0.0.1:9/feed", last_round="pad")

@@ -22,7 +22,7 @@ import pytest
 import uvloop
 import zmq
 
-from penstock import zmtp as client
+from penstock import _zmtp as client
 from penstock_proto import StartError, codec, zmtp
 from penstock_proto import messages as m
 from penstock_server.host import accepting, network, tcp_peer

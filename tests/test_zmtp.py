@@ -15,7 +15,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import zmtp
+from penstock import _zmtp
 from penstock_proto import ProtocolError
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1NULL".ljust(64, b"\0")
@@ -32,8 +32,8 @@ def router(**options: int) -> Iterator[tuple[zmq.Socket[bytes], int]]:
         yield made, made.bind_to_random_port("tcp://127.0.0.1")
 
 
-def connected(port: int, host: str = "127.0.0.1", timeout: float = 10) -> zmtp.Dealer:
-    return zmtp.connected(host, port, timeout, lambda: None)
+def connected(port: int, host: str = "127.0.0.1", timeout: float = 10) -> _zmtp.Dealer:
+    return _zmtp.connected(host, port, timeout, lambda: None)
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def peer(says: bytes) -> Iterator[int]:
     thread.join()
 
 
-def frame(dealer: zmtp.Dealer) -> tuple[bytes, bool]:
+def frame(dealer: _zmtp.Dealer) -> tuple[bytes, bool]:
     """The next frame, and whether the message has another."""
     while (begun := dealer.begin()) is None:
         assert dealer.wait(60)
@@ -88,7 +88,7 @@ def test_frames_of_all_sizes_go_both_ways() -> None:
 def test_frames_that_come_byte_by_byte_are_the_same() -> None:
     near, far = socket.socketpair()
     near.setblocking(False)
-    dealer = zmtp.Dealer(near)
+    dealer = _zmtp.Dealer(near)
     data = bytes(range(256)) * 2
     stream = b"\1\3abc" + b"\0\0" + b"\2" + len(data).to_bytes(8, "big") + data + b"\4\x08\4PING\0\x0ax" + b"\0\1z"
 
@@ -131,7 +131,7 @@ def test_a_poll_waits_for_as_many_bytes_as_it_was_told_to() -> None:
         far, _ = server.accept()
         with far:
             near.setblocking(False)
-            dealer = zmtp.Dealer(near)
+            dealer = _zmtp.Dealer(near)
             far.sendall(b"\2" + (100_000).to_bytes(8, "big") + bytes(1000))
             assert dealer.wait(60)
             data = bytearray(100_000)
@@ -200,7 +200,7 @@ def test_what_was_said_last_arrives_though_much_was_not_read() -> None:
 def test_what_finds_no_room_waits_and_is_sent_later() -> None:
     near, far = socket.socketpair()
     near.setblocking(False)
-    dealer = zmtp.Dealer(near)
+    dealer = _zmtp.Dealer(near)
     sent = 0
     while dealer.send(b"x" * 1000):
         sent += 1
@@ -234,7 +234,7 @@ def test_an_attempt_in_vain_leaves_nothing_to_the_garbage_collector() -> None:
         gc.disable()
         try:
             with suppress(ConnectionRefusedError):
-                zmtp.connected("127.0.0.1", closed.getsockname()[1], 10, watch)
+                _zmtp.connected("127.0.0.1", closed.getsockname()[1], 10, watch)
             del watch
             assert watcher() is None
         finally:
@@ -263,11 +263,11 @@ def test_who_accepts_and_says_nothing_is_silent_and_the_wait_can_be_broken_off()
         raise Enough
 
     with peer(b"") as port:
-        with pytest.raises(zmtp.Silent):
+        with pytest.raises(_zmtp.Silent):
             connected(port, timeout=0.2)
     with peer(GREETING) as port:
         with pytest.raises(Enough):
-            zmtp.connected("127.0.0.1", port, 10, watch)
+            _zmtp.connected("127.0.0.1", port, 10, watch)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_peer_that_goes_away_is_an_error_behind_what_it_said() -> None:
 def test_forget_leaves_the_connection_to_the_parent() -> None:
     with router() as (there, port):
         dealer = connected(port)
-        other = zmtp.Dealer(dealer._socket.dup())
+        other = _zmtp.Dealer(dealer._socket.dup())
         other.forget()
         dealer.send(b"still here")
         assert there.recv_multipart()[1] == b"still here"
@@ -318,7 +318,7 @@ def frames_of(stream: bytes, cut: int) -> list[bytes]:
     """The frames in a stream that comes in two parts."""
     near, far = socket.socketpair()
     near.setblocking(False)
-    dealer, found = zmtp.Dealer(near), []
+    dealer, found = _zmtp.Dealer(near), []
     try:
         for part in (stream[:cut], stream[cut:]):
             far.sendall(part)

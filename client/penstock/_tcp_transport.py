@@ -1,6 +1,6 @@
 """ZeroMQ over TCP: the handshake of every session, and the transport of those that are not on the daemon's host.
 
-A slab comes as its message and then in chunks, each received straight into the slab's aligned buffer (zmtp.py).
+A slab comes as its message and then in chunks, each received straight into the slab's aligned buffer (_zmtp.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ._consumer_state import Received
 from ._mailbox import Mailbox
 from ._memory import Pool
 from ._slab_views import SlabViews
-from .zmtp import Dealer, Silent, connected
+from ._zmtp import Dealer, Silent, connected
 
 CREDIT = 16
 CREDIT_BYTES = 64 << 20
