@@ -46,7 +46,7 @@ FEEDS = """
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock_server", "bench", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "penstock_command", "bench", *arguments], capture_output=True, text=True, timeout=60
     )
 
 

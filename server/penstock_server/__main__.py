@@ -1,4 +1,4 @@
-"""`python -m penstock_server` is the command `penstock`."""
+"""`python -m penstock_server` is the command `penstock` without `bench`. Private daemons are started with it."""
 
 from .cli import main
 

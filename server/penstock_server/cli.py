@@ -1,11 +1,7 @@
-"""The command line: `penstock serve`, `status`, `scale`, `stop`, `bench`.
-
-`bench` reads a feed as a trainer does; it is the only part of the server that imports the client.
-"""
+"""The command line: `penstock serve`, `status`, `scale`, `stop`. (penstock_command.py adds `bench`.)"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -251,83 +247,6 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
         timeout = 10.0
     control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting)
     click.echo("stopped")
-
-
-@main.command()
-@click.argument("feed", metavar="URL|MODULE:ATTR")
-@click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Worker processes of the private daemon.")
-@click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Seconds to measure."
-)
-@click.option(
-    "--batches", type=click.IntRange(1), default=None, help="Stop after this many batches, if that is sooner."
-)
-@click.option(
-    "--warmup", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds to read before measuring."
-)
-@click.option(
-    "--step", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds that your training step takes."
-)
-@click.option(
-    "--cached",
-    type=click.IntRange(1),
-    default=None,
-    metavar="N",
-    help="Then read N batches over and over from memory, to show what an infinitely fast loader would give.",
-)
-@click.option("--tensorflow", is_flag=True, help="Read through a tf.data.Dataset instead of NumPy arrays.")
-@click.option("--transport", type=click.Choice(["auto", "local", "tcp"]), default="auto", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def bench(
-    feed: str,
-    workers: int | None,
-    seconds: float,
-    batches: int | None,
-    warmup: float,
-    step: float,
-    cached: int | None,
-    tensorflow: bool,
-    transport: str,
-    as_json: bool,
-) -> None:
-    """Measure how fast a feed is, where the time goes, and what to change.
-
-    Give the URL of a running daemon's feed, which bench reads as one more consumer, or MODULE:ATTR, for which bench
-    starts a private daemon.
-
-    \b
-    Examples:
-      penstock bench scenes.py:feed --workers 8
-      penstock bench tcp://loader:5555/train --step 0.120
-      penstock bench scenes.py:feed --tensorflow --cached 50
-    """  # noqa: D301
-    import dataclasses
-
-    from penstock._bench import measure
-    from penstock._bench_verdict import judged, lines
-
-    from . import control
-
-    if tensorflow and importlib.util.find_spec("tensorflow") is None:
-        raise click.UsageError("--tensorflow needs TensorFlow, which is not installed here")
-    seen = measure(
-        feed,
-        status=lambda url: dict(json.loads(control.status(url, 5.0))),
-        workers=workers,
-        transport=transport,
-        seconds=seconds,
-        batches=batches,
-        warmup=warmup,
-        step=step,
-        cached=cached or 0,
-        tensorflow=tensorflow,
-    )
-    if as_json:
-        found = judged(seen)
-        said = {"limit": found.limit, "sure": found.sure, "shares": found.shares, "verdict": found.text}
-        click.echo(json.dumps({**dataclasses.asdict(seen), **said}, indent=2))
-    else:
-        click.echo("\n".join(lines(seen)))
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:

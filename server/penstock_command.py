@@ -1,0 +1,99 @@
+"""The console command `penstock`: the server's commands, and `bench`, which reads a feed as a trainer does.
+
+The only module that imports both the server and the client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+
+from penstock_server.cli import main
+
+# isort: split
+import click  # after the server's command line, which says what to install if click is missing
+
+__all__ = ["main"]
+
+
+@main.command()
+@click.argument("feed", metavar="URL|MODULE:ATTR")
+@click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Worker processes of a private daemon.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Seconds to measure."
+)
+@click.option(
+    "--batches", type=click.IntRange(1), default=None, help="Stop after this many batches, if that is sooner."
+)
+@click.option(
+    "--warmup",
+    type=click.FloatRange(0),
+    default=2.0,
+    show_default=True,
+    help="Seconds to read after the first batch before measuring.",
+)
+@click.option(
+    "--step", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds that your training step takes."
+)
+@click.option(
+    "--cached",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Afterwards read N batches from memory again and again, as from an infinitely fast loader.",
+)
+@click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
+@click.option("--transport", type=click.Choice(["auto", "local", "tcp"]), default="auto", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def bench(
+    feed: str,
+    workers: int | None,
+    seconds: float,
+    batches: int | None,
+    warmup: float,
+    step: float,
+    cached: int | None,
+    tensorflow: bool,
+    transport: str,
+    as_json: bool,
+) -> None:
+    """Read a feed for a while, then report its speed, where the time went, and what to do about it.
+
+    Give the URL of a running daemon's feed, which serves this command as one more consumer, or MODULE:ATTR to start a
+    private daemon that ends with this command.
+
+    \b
+    Examples:
+      penstock bench scenes.py:feed --workers 8
+      penstock bench tcp://loader:5555/train --step 0.120
+      penstock bench scenes.py:feed --tensorflow --cached 50
+    """  # noqa: D301 (click wants a real \b)
+    from penstock._bench import measure
+    from penstock._bench_verdict import judged, lines
+    from penstock_server import control
+
+    if tensorflow and importlib.util.find_spec("tensorflow") is None:
+        raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
+    seen = measure(
+        feed,
+        status=lambda url: dict(json.loads(control.status(url, 5.0))),
+        workers=workers,
+        transport=transport,
+        seconds=seconds,
+        batches=batches,
+        warmup=warmup,
+        step=step,
+        cached=cached or 0,
+        tensorflow=tensorflow,
+    )
+    if as_json:
+        found = judged(seen)
+        said = {"limit": found.limit, "sure": found.sure, "shares": found.shares, "verdict": found.text}
+        click.echo(json.dumps({**dataclasses.asdict(seen), **said}, indent=2))
+    else:
+        click.echo("\n".join(lines(seen)))
+
+
+if __name__ == "__main__":
+    main(prog_name="penstock")
