@@ -116,7 +116,7 @@ def test_slabs_of_a_lost_connection_are_not_handed() -> None:
 def test_a_slab_that_was_not_to_come_breaks_the_protocol(bad: Received) -> None:
     stream = ConsumerState(info())
     stream.begin()
-    with pytest.raises(ProtocolError, match="to come was slab 0 of epoch 0"):
+    with pytest.raises(ProtocolError, match="slab 0 of epoch 0 was due"):
         stream.came(bad)
 
 

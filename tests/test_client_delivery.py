@@ -21,7 +21,7 @@ from clock import Clock
 from fake_daemon import Fail, FakeDaemon, Stall, Vanish, feed_info, numbers, slab
 
 import penstock
-from penstock import _counters, _session, _tcp_transport
+from penstock import _counters, _receiver, _tcp_transport
 from penstock_proto import Leaf, TupleSpec
 from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.messages import (
@@ -52,8 +52,8 @@ def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's timers do not go off while a test runs: what it waits for must come of an event."""
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", 1000.0)
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", 1000.0)
-    monkeypatch.setattr(_session, "IDLE", 1000.0)
-    monkeypatch.setattr(_session, "STEP", 1000.0)
+    monkeypatch.setattr(_receiver, "IDLE", 1000.0)
+    monkeypatch.setattr(_receiver, "STEP", 1000.0)
     monkeypatch.setattr("penstock.batches.STEP", 1000.0)
 
 
@@ -272,13 +272,13 @@ def test_the_daemons_farewell_is_read_before_its_end_of_file() -> None:
 def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(_tcp_transport, "time", clock)
-    monkeypatch.setattr(_session, "IDLE", 0.01)
+    monkeypatch.setattr(_receiver, "IDLE", 0.01)
     info, epoch = numbers(1)
     with (
         FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon,
         penstock.connect(daemon.url, transport="tcp", reconnect=0) as connection,
     ):
-        transport: Any = connection._handle.session._transport
+        transport: Any = connection._handle.handoff.transport
         for pings in range(4):
             clock.now += 2 * _tcp_transport.PING_AFTER
             daemon.wait_for(lambda n=pings: daemon.count(Ping) > n)
@@ -459,7 +459,7 @@ def test_a_daemon_that_reads_nothing_does_not_block_the_consumer() -> None:
         for _ in range(3):
             next(batches)
         for _ in range(600):  # more messages than the connection's buffer takes
-            connection._handle.session.begin()
+            connection._handle.handoff.begin()
         del batches
         connection.close()
         assert not thawed.is_set()
@@ -484,7 +484,7 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
                 try:
                     next(batches)
                 except penstock.StreamClosed as error:
-                    status = 0 if "connect anew" in str(error) else 2
+                    status = 0 if "connect again" in str(error) else 2
                 assert first(kept) == 0
                 del kept, batches
                 connection.close()
@@ -508,7 +508,7 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
 def test_a_trainer_that_ends_in_any_way_ends_its_session(transport: str, how: str, tmp_path: Path) -> None:
     code = """
 import os, signal, sys, threading, penstock
-penstock._session._CLOSE = 1000  # so that an end that waits for anybody shows
+penstock._receiver._CLOSE = 1000  # so that an end that waits for anybody shows
 connection = penstock.connect(sys.argv[1], transport=sys.argv[2])
 batches = connection.batches()
 kept = [next(batches) for _ in range(2)]
@@ -554,13 +554,13 @@ def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() ->
     def wait(seconds: float) -> float | None:
         nonlocal now
         for _ in range(round(seconds * 10)):
-            counts.waits(now)
+            counts.waiting(now)
             counts.waited(now, now + 0.1)
             now += 0.1
         return counts.slow(now)
 
     assert wait(9) is None
-    counts.waits(now)
+    counts.waiting(now)
     now += 300  # it was stopped within a wait
     counts.waited(now - 300, now)
     assert counts.slow(now) is None
@@ -574,8 +574,8 @@ def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() ->
 STOPPED = """
 import sys
 import penstock
-from penstock import _counters, _session, _tcp_transport
-_counters.SLOW, _session.STOOD, _tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER = 2.5, 1.5, 2.5, 0.3
+from penstock import _counters, _receiver, _tcp_transport
+_counters.SLOW, _receiver.STOOD, _tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER = 2.5, 1.5, 2.5, 0.3
 for batch in penstock.connect(sys.argv[1], transport=sys.argv[2]).batches():
     print("got", flush=True)
 """
@@ -609,7 +609,7 @@ def test_a_trainer_that_was_stopped_blames_neither_the_generator_nor_the_daemon(
         assert out == "got\n"
         said = err.splitlines()
         if transport == "tcp":
-            stood = r".*: this process stood still for \d+ s, so the daemon has let go of its session\. Trying"
+            stood = r".*: this process stood still for \d+ s, so the daemon ended its session\. Trying"
             assert re.match(stood, said.pop(0))
             assert "connected again after" in said.pop(0)
         assert not said

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import penstock
-from penstock import _private_daemon, _session
+from penstock import _private_daemon, _receiver
 
 TESTS = Path(__file__).parent
 
@@ -169,7 +169,7 @@ def test_a_private_daemon_that_is_killed_is_started_again_and_the_stream_goes_on
 def test_closing_while_a_killed_private_daemon_starts_again_ends_both(
     server: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_session, "_CLOSE", 1000.0)  # it does not return because it is tired of waiting
+    monkeypatch.setattr(_receiver, "_CLOSE", 1000.0)  # it does not return because it is tired of waiting
     server.is_(SERVE, LINGER=0)
     connection = penstock.connect("scenes.py:feed")
     batches = connection.batches()
@@ -189,7 +189,7 @@ def test_closing_while_a_killed_private_daemon_starts_again_ends_both(
 
 def test_a_daemon_that_does_not_end_is_made_to(server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_private_daemon, "_PATIENCE", 0.3)
-    monkeypatch.setattr(_session, "_CLOSE", 1000.0)
+    monkeypatch.setattr(_receiver, "_CLOSE", 1000.0)
     server.is_("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE, LINGER=1000)
     connection = penstock.connect("scenes.py:feed")
     connection.close()
@@ -239,7 +239,7 @@ child = os.fork()
 if child == 0:  # which holds nothing open
     time.sleep(100)
     os._exit(0)
-print(connection._handle.session._connector.daemon._process.pid, child, flush=True)
+print(connection._handle.receiver._connector.daemon._process.pid, child, flush=True)
 if sys.argv[1] != "exit":
     time.sleep(60)
 """

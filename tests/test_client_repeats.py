@@ -14,7 +14,7 @@ import penstock
 from penstock import _repeats
 from penstock_proto.messages import FeedInfo
 
-SAID = "epoch 0 of this feed is read again"
+SAID = "reads epoch 0 of this feed again"
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +47,8 @@ def test_a_new_dataset_in_each_epoch_is_told_once(
             assert [int(y[0]) for _, y in penstock.dataset(daemon.url)] == [0, 1, 2]
             assert said() == (epoch >= 2), epoch
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{daemon.url}: {SAID}, from a new connection, and gives the same batches as")
-    assert "Make the dataset (or connection) once" in record.getMessage()
+    assert record.getMessage().startswith(f"{daemon.url}: a new connection {SAID} and gets the same batches as")
+    assert "Create the dataset (or connection) once" in record.getMessage()
 
 
 def test_so_is_one_beside_a_validation_dataset_that_is_new_too(said: Callable[[], int]) -> None:

@@ -29,7 +29,7 @@ from conftest import Daemon, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
 
 import penstock
-from penstock import _reconnecting, _session, _tcp_transport
+from penstock import _receiver, _reconnecting, _tcp_transport
 from penstock_server import control
 
 SIZES = [33, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
@@ -114,7 +114,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose patience is as short as the daemon's."""
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", PATIENCE)
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", PATIENCE / 5)
-    monkeypatch.setattr(_session, "IDLE", PATIENCE / 15)
+    monkeypatch.setattr(_receiver, "IDLE", PATIENCE / 15)
 
 
 @contextlib.contextmanager
@@ -512,11 +512,11 @@ def test_a_stall_longer_than_the_patience_that_users_have(start: Start) -> None:
 TRAINER = """
 import sys, time
 import penstock
-from penstock import _session, _tcp_transport
+from penstock import _receiver, _tcp_transport
 from test_network import consume
 
 url, patience = sys.argv[1], float(sys.argv[2])
-_tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER, _session.IDLE = patience, patience / 5, min(1.0, patience / 15)
+_tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER, _receiver.IDLE = patience, patience / 5, min(1.0, patience / 15)
 
 def meet(n):
     time.sleep(0.01)

@@ -145,7 +145,7 @@ class Reading:
         """Cut the connection on this host, as if the kernel had."""
         transport: Any = None
         while transport is None:  # it may just be connecting again
-            transport = self.connection._handle.session._transport
+            transport = self.connection._handle.handoff.transport
         transport._socket.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:

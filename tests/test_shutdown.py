@@ -208,7 +208,7 @@ for i, batch in enumerate(dataset.prefetch(2)):
 def test_break_and_del_return_at_once(
     serve: Serve, tf: Any, monkeypatch: pytest.MonkeyPatch, name: str, transport: str
 ) -> None:
-    monkeypatch.setattr(_session, "_CLOSE", 1000.0)  # closing does not return because it is tired of waiting
+    monkeypatch.setattr(_receiver, "_CLOSE", 1000.0)  # closing does not return because it is tired of waiting
     daemon = serve(FEED, name)
     with penstock.connect(daemon.url, transport=transport) as connection:
         for dataset in (connection.dataset(), connection.dataset().prefetch(4), connection.dataset().shuffle(1)):

@@ -131,7 +131,7 @@ def _slices(
     step: float,
 ) -> Iterator[Figures]:
     """The figures of one part of the time after another."""
-    url = connection._handle.session.url
+    url = connection._handle.handoff.url
 
     def now() -> _Moment:
         state = status(url)
@@ -167,7 +167,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
     memory, info = state["memory"], connection.info
     return Figures(
-        url=connection._handle.session.url,
+        url=connection._handle.handoff.url,
         transport=stats["transport"],
         consumer="",
         seconds=taken.seconds,

@@ -1,6 +1,6 @@
-"""How a session gets to its daemon: a private one is started, hands are shaken, and the stream is opened at a position.
+"""Opens a connection: starts a private daemon if necessary, shakes hands, and opens the stream at a position.
 
-The same for the first connection, for another at a loaded position, and for each attempt after a loss.
+The same code serves the first connection, another one at a loaded position, and each attempt after a loss.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple
 
 from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError, RankTaken, Unreachable
 from penstock_proto.messages import FeedInfo, Had, Open
@@ -27,25 +27,30 @@ from ._tcp_transport import TcpTransport
 
 _PIECE = 64 * 1024
 _PAUSE = 0.2
-"""Seconds between two attempts to get a first connection."""
+"""Seconds between two attempts to open the first connection."""
 _SAY_AFTER = 2.0
-"""Seconds of these after which the log says why."""
+"""Seconds after which the log explains why the first connection is not open yet."""
 _ROOM = 2.0
-"""Seconds for which a stream that finds no memory waits for that of others which have just been closed."""
+"""Seconds for which a stream that finds no memory waits for memory of streams that have just been closed."""
 
 logger = logging.getLogger("penstock")
 
 
-LostSession: TypeAlias = tuple[bytes, int, tuple[Had, ...]]
-"""The session that was lost, how many of its slabs were handed over, and in a group, which were last."""
+class LostSession(NamedTuple):
+    """What a daemon is told about the session before: its token, how many of its slabs were handed over, and, in a
+    group, the latest of them. All are empty for a first session."""
+
+    session: bytes = b""
+    handed: int = 0
+    latest: tuple[Had, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who reads: one consumer, the same in all of its sessions.
+    """Identifies a consumer to the daemon, in all of its sessions.
 
-    With a `group` alone it shares a stream with whoever else is of the group; with a `world_size` it is a rank of
-    several; else the stream is its own. `pad`: as a rank, it has the last round of an epoch filled up.
+    With `world_size` it is one of several ranks. With a `group` alone it shares a stream with the other consumers of
+    the group. Otherwise the stream is its own. `pad`: as a rank, it wants the last round of an epoch filled up.
     """
 
     group: str = ""
@@ -56,11 +61,11 @@ class Identity:
 
     @property
     def shares(self) -> bool:
-        """Whether it takes from a group's stream what others do not."""
+        """Whether it shares a group's stream, and so receives only some of the batches."""
         return bool(self.group) and not self.world_size
 
-    def opening(self, again: bool, last: LostSession) -> Callable[..., Open]:
-        """Makes an Open of what a transport asks for."""
+    def opening(self, again: bool, lost: LostSession) -> Callable[..., Open]:
+        """Return a function that completes an Open with the arguments of a transport."""
         return partial(
             Open,
             consumer=self.consumer,
@@ -68,17 +73,17 @@ class Identity:
             group=self.group,
             rank=self.rank,
             world_size=self.world_size,
-            last=last[0],
-            handed=last[1],
+            last=lost.session,
+            handed=lost.handed,
             pad=self.pad,
-            had=last[2],
+            had=lost.latest,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An open way to a daemon: the session, the transport over which the stream comes, what comes over it, and the
-    first epoch that can begin."""
+    """An open connection: the token of its session, the transport of the stream, the feed's description, how its slabs
+    are viewed, and the first epoch that can begin."""
 
     session: bytes
     transport: LocalTransport | TcpTransport
@@ -88,19 +93,19 @@ class Link:
 
 
 class Connector:
-    """Where a feed is, and how to get there.
+    """Opens connections to one feed.
 
     Attributes:
-        url: as the user gave it.
-        daemon: the private daemon, if it is one and runs.
+        url: the URL as the user gave it.
+        daemon: the private daemon, if there is one and it runs.
         timeout: seconds that the daemon has for each answer of the handshake.
-        who: who reads.
+        identity: identifies the consumer.
     """
 
     def __init__(
         self, url: str, workers: int | None, memory: int | None, transport: str, timeout: float, identity: Identity
     ) -> None:
-        """Raises StartError where the URL has no proper form."""
+        """Raises StartError if the URL has the wrong form."""
         self.url = url
         self.identity = identity
         self.daemon: PrivateDaemon | None = None
@@ -112,40 +117,40 @@ class Connector:
         self._address = None if self._private else _address.parse(url)
 
     def __str__(self) -> str:
-        """The URL of the feed, of a private daemon also, once it runs."""
+        """Return the URL of the feed; of a private daemon's feed too, once the daemon runs."""
         return str(self._address or self.url)
 
-    def __call__(
+    def connect(
         self,
         mailbox: Mailbox,
         start: Callable[[FeedInfo], Position | None],
         timeout: float,
         watch: Callable[[], None] | None = None,
-        last: LostSession = (b"", 0, ()),
+        lost: LostSession | None = None,
         first_answer: float | None = None,
     ) -> Link:
-        """An open way.
+        """Open a connection.
 
         Args:
-            mailbox: the session's.
-            start: the position from which the stream of this feed is to begin, or None for its very beginning. It may
-                raise.
+            mailbox: the mailbox of the stream.
+            start: returns the position at which the stream of the given feed begins, or None for its very beginning. It
+                may raise.
             timeout: seconds that the daemon has for each answer.
-            watch: for attempts after a loss: called now and then while waiting; it may raise to break off.
-            last: for attempts after a loss: what was lost.
-            first_answer: for these: seconds that the daemon has for the first answer, if it has fewer.
+            watch: for attempts after a loss: called regularly while waiting; it may raise to stop the attempt.
+            lost: for attempts after a loss: the lost session.
+            first_answer: for attempts after a loss: seconds that the daemon has for its first answer, if fewer.
 
         Raises:
             PenstockError: as `connect`.
         """
-        place = self._place(watch)
+        address = self._start(watch)
         watch = watch and self._watching(watch)
-        opening = self.identity.opening(watch is not None, last)
-        dealer = TcpTransport(place, mailbox)
+        opening = self.identity.opening(watch is not None, lost or LostSession())
+        tcp = TcpTransport(address, mailbox)
         try:
-            welcome = dealer.hello(min(first_answer or timeout, timeout), watch)
-            if welcome.feed.name != place.feed:
-                raise ProtocolError(f"{place} was asked for, and the daemon answered with feed {welcome.feed.name!r}")
+            welcome = tcp.hello(min(first_answer or timeout, timeout), watch)
+            if welcome.feed.name != address.feed:
+                raise ProtocolError(f"the daemon at {address} answered with another feed, {welcome.feed.name!r}")
             views = SlabViews(welcome.feed)
             pieces = _pieces(start(welcome.feed))
             if self._transport != "tcp":
@@ -154,33 +159,38 @@ class Connector:
                 except OSError as error:
                     if self._transport == "local":
                         raise Unreachable(
-                            f"{place} has no shared memory with this process ({error}): the daemon is on another host "
-                            'or in another container; transport="tcp" reaches it',
-                            feed=place.feed,
+                            f"{address} shares no memory with this process ({error}): the daemon is on another host "
+                            'or in another container; use transport="tcp"',
+                            feed=address.feed,
                         ) from None
                 else:
-                    dealer.close()
+                    tcp.close()
                     return Link(welcome.session, local, welcome.feed, views, local.epoch)
-            epoch = dealer.open(welcome, views, timeout, opening, pieces, watch)
-            return Link(welcome.session, dealer, welcome.feed, views, epoch)
+            epoch = tcp.open(welcome, views, timeout, opening, pieces, watch)
+            return Link(welcome.session, tcp, welcome.feed, views, epoch)
         except BaseException as error:
             if isinstance(error, PenstockError):
-                error.feed = error.feed or place.feed
-            dealer.close()
+                error.feed = error.feed or address.feed
+            tcp.close()
             raise
 
-    def first(self, mailbox: Mailbox, start: Callable[[FeedInfo], Position | None], replaces: bool = False) -> Link:
-        """As a call, for a first connection. It is tried again within `timeout` seconds where it breaks before it is
-        open, as nothing has come over it, and where its rank is taken, as the daemon may not know yet that a job has
-        ended. Where there is no memory it is tried again for 2 s, or for `timeout` seconds if it `replaces` another:
-        what a stream that was just closed held comes back soon."""
+    def connect_first(
+        self, mailbox: Mailbox, start: Callable[[FeedInfo], Position | None], replaces: bool = False
+    ) -> Link:
+        """Open the first connection of a stream, with several attempts if necessary.
+
+        It tries for `timeout` seconds if a connection breaks before the stream is open, because nothing has arrived
+        over it, or if the rank is taken, because the daemon may not know yet that an earlier job has ended. If memory
+        is missing it tries for 2 s, or for `timeout` seconds if the stream `replaces` another: memory of streams that
+        were just closed becomes free soon.
+        """
         began, said, left = time.monotonic(), False, self.timeout
         refused: PenstockError | None = None
         try:
             while True:
                 try:
-                    return self(mailbox, start, left)
-                except Unreachable:  # in the little time that was left
+                    return self.connect(mailbox, start, left)
+                except Unreachable:  # within the short time that was left
                     if refused is None:
                         raise
                     raise refused from None
@@ -200,19 +210,20 @@ class Connector:
             del refused  # it holds this frame
 
     def without_daemon(self) -> Connector:
-        """Another that knows the same address, and has no private daemon to end."""
+        """Return another connector to the same address that has no private daemon to stop."""
         other = copy.copy(self)
         other.daemon = None
         other._private = False
         return other
 
     def stop(self) -> None:
-        """End the private daemon, if there is one."""
+        """Stop the private daemon, if there is one."""
         daemon, self.daemon = self.daemon, None
         if daemon is not None:
             daemon.stop()
 
-    def _place(self, watch: Callable[[], None] | None) -> _address.Address:
+    def _start(self, watch: Callable[[], None] | None) -> _address.Address:
+        """Start a private daemon if the URL needs one and none runs. Return the address of the feed."""
         if self._private and (self.daemon is None or not self.daemon.alive()):
             self.stop()
             self.daemon = PrivateDaemon(self.url, self._workers, self._memory, watch)

@@ -125,7 +125,7 @@ class Connection:
         replaced); `wait_seconds` (how long consumers waited for data); `first_batch_seconds` (how long `connect` took,
         plus the time from the first iteration to its first batch; or None); `seconds` (since that batch).
         """
-        return self._handle.session.stats(self._handle.unread[0])
+        return self._handle.handoff.stats(self._handle.unread[0])
 
     @property
     def error(self) -> PenstockError | None:
@@ -135,7 +135,7 @@ class Connection:
     def close(self) -> None:
         """Close the connection: iterations end with StreamClosed. Arrays and tensors stay valid."""
         self._dataset = None
-        self._handle.session.close()
+        self._handle.close()
 
     def __enter__(self) -> Connection:
         return self
@@ -146,7 +146,7 @@ class Connection:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<penstock.Connection {self._handle.session.url}>"
+        return f"<penstock.Connection {self._handle.handoff.url}>"
 
 
 def connect(

@@ -1,14 +1,15 @@
-"""The consumer's half of a session as plain state: what was asked for, came, was handed over, and was let go.
+"""The state of a stream on the consumer's side: what was asked for, arrived, was handed over, and was released.
 
-All that changes this state is here. Nothing here knows a socket, a thread, a lock or a clock: messages come in as
-values, and what is to be sent comes out as values. The session (_session.py) calls it under its lock.
+Only this code changes the state. It knows no socket, thread, lock or clock: messages come in as values, and messages to
+send come out as values. The hand-off (_handoff.py) calls it under its lock.
 
-An epoch is open from `begin` to its end, to `leave`, or to the next `begin`. Slabs wait in a queue while their epoch is
-open; one that comes for an epoch that is not open any more is void, which counts as handed. Slabs are handed in the
-order of their sequence numbers, so one count says which were. After a failure what came before it is still handed.
+An epoch is open from `begin` until its end, `leave`, or the next `begin`. Slabs wait in a queue while their epoch is
+open. A slab of an epoch that is no longer open is void, which counts as handed over. Slabs are handed over in the order
+of their sequence numbers, so one count tells which were. After a failure the slabs that came before it are still handed
+over.
 
-A stream outlives its connection: `cut` drops what was not handed, `joined` begins again behind what was, over another
-connection, whose slabs count from 0.
+A stream outlives its connection: `disconnected` drops the slabs that were not handed over, and `joined` begins again
+after those that were, over another connection, whose slabs count from 0.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ from ._progress import Before, EpochCheck, Progress
 
 MAX_RELEASED = 4096
 UNTOLD = 64
-"""Slabs of a group that are remembered: more than are ever under way, that is, handed over without the daemon's word
-that it knows."""
+"""Slabs of a group that are remembered: more than can be handed over before the daemon has confirmed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A slab that is here: its message, the layout of its slot, and the root of the slot's memory."""
+    """A slab that arrived: its message, the layout of its slot, and the root of the slot's memory."""
 
     slab: Slab
     layout: SlotLayout
@@ -40,10 +40,10 @@ class Received:
 
 
 class Refused(Exception):
-    """Nothing can be read: `error` says why, and is to be raised as a copy, or by who lives as long as its traceback.
+    """The stream cannot be read. Raise a copy of `error`, which says why.
 
-    An error that was raised holds its traceback, and so the frames and the batches of whoever read. The stream, which
-    the receiver thread holds, keeps none that was.
+    A raised error holds its traceback, and so the frames and batches of its reader. The receiver thread holds the
+    stream, so the stream must not keep an error that was raised.
     """
 
     def __init__(self, error: PenstockError) -> None:
@@ -52,23 +52,23 @@ class Refused(Exception):
 
 
 class ConsumerState:
-    """The state of one session.
+    """The state of one stream.
 
     Attributes:
-        epoch: the newest epoch that was begun; before the first, the one before it (-1).
-        handed: how many slabs of the connection are done with, the void ones among them.
-        aliased: sequence numbers of handed slabs whose slot some array still lies over (same host only).
-        error: why the stream failed, or None; it stays.
-        closed: why nobody may read on although nothing failed, or None.
-        given: how many slabs of the connection had been handed when it was closed, or cut the last time.
-        track: the position behind what was handed.
-        untold: in a group: the slabs that were handed last, and that a daemon may not know of.
+        epoch: the newest epoch that was begun; before the first, its predecessor (-1).
+        handed: how many slabs of the connection were handed over or are void.
+        aliased: sequence numbers of slabs that were handed over and whose slots arrays still lie over (same host only).
+        error: the error that ended the stream, or None; it never changes again.
+        closed: why the stream cannot be read although nothing failed, or None.
+        given: the value of `handed` when the stream was closed, or when the last connection was lost.
+        progress: the position after what was handed over.
+        untold: in a group: the latest slabs that were handed over, of which the daemon may not know.
     """
 
     def __init__(
         self, info: FeedInfo, start: Position | None = None, consumed: int = 0, shared_from: int | None = None
     ) -> None:
-        """Begin at `start` (None: epoch 0), behind `consumed` batches; or share a group's stream from that epoch on."""
+        """Begin at `start` (None: epoch 0), after `consumed` batches; or share a group's stream from an epoch on."""
         self.info = info
         self.epoch = start.epoch - 1 if start else (shared_from or 0) - 1
         self.shared = shared_from is not None
@@ -96,18 +96,18 @@ class ConsumerState:
     # --- the consumer ---
 
     def begin(self, unread: int = 0) -> list[Begin | Leave]:
-        """Begin the next epoch; the one that is open is left. Returns what is to be sent.
+        """Begin the next epoch and leave the open one. Return the messages to send.
 
         Args:
-            unread: how many batches of the last slab that was taken were not read.
+            unread: how many batches of the slab that was taken last were not read.
 
         Raises:
-            Refused: with EndOfStream if the feed has no further epoch, else because the stream failed or was closed.
+            Refused: with EndOfStream if the feed has no further epoch; or the stream failed or was closed.
         """
         self._check_readable()
         if self.info.epochs is not None and max(self.epoch + 1, self._shared_from) >= self.info.epochs:
-            text = f"all {self.info.epochs} epochs of the feed were read (it was made with epochs={self.info.epochs}): "
-            raise Refused(EndOfStream(text + "connect anew to read it from the start", feed=self.info.name))
+            text = f"all {self.info.epochs} epochs of the feed were read (it has epochs={self.info.epochs}): "
+            raise Refused(EndOfStream(text + "connect again to read it from the start", feed=self.info.name))
         out: list[Begin | Leave] = [*self.leave(self.epoch)]
         self.epoch = max(self.epoch + 1, self._shared_from)
         self.progress.begin(self.epoch, unread)
@@ -115,20 +115,20 @@ class ConsumerState:
         return [*out, Begin(self.epoch)]
 
     def take(self, epoch: int, hold: bool = False) -> Received | End | None:
-        """The next slab of `epoch`, which is handed with that; its End; or None while nothing is here.
+        """Hand over the next slab of `epoch`; or return its End, or None if nothing has arrived.
 
-        With `hold` no slab is handed.
+        With `hold` no slab is handed over.
 
         Raises:
-            Refused: with StreamClosed if the connection was closed or a newer iteration has begun, else because the
-                stream failed, and all slabs before that were handed.
+            Refused: with StreamClosed if the connection was closed or a newer iteration has begun; or the stream
+                failed, and all slabs before the failure were handed over.
         """
         if self.closed is not None:
             raise Refused(self.closed)
         if epoch != self.epoch:
             text = (
-                f"this iteration (epoch {epoch}) is over, because a newer one on the same connection took its stream: "
-                "one connection has one stream, so use one connection for each iterator that is to live beside others"
+                f"this iteration (epoch {epoch}) ended, because a newer one on the same connection took its stream: a "
+                "connection has one stream, so give iterators that are used at the same time a connection each"
             )
             raise Refused(StreamClosed(text, feed=self.info.name))
         if self._queue:
@@ -150,11 +150,11 @@ class ConsumerState:
         return None
 
     def nothing_left(self, epoch: int) -> bool:
-        """Whether the stream began within `epoch`, which has ended, and nothing of it was left."""
+        """Return whether the stream began within `epoch`, which has ended, and nothing of it was left."""
         return self._rest_of == epoch
 
     def leave(self, epoch: int) -> list[Leave]:
-        """Leave `epoch`: what has come of it and was not handed is void. Returns what is to be sent."""
+        """Leave `epoch`: slabs of it that were not handed over become void. Return the messages to send."""
         if epoch != self.epoch or not self._open:
             return []
         self._open = False
@@ -164,15 +164,17 @@ class ConsumerState:
         return [] if ended is not None else [Leave(epoch, handed)]
 
     def close(self, reason: StreamClosed) -> None:
-        """Nobody reads on: whatever has come or comes is void."""
+        """Close the stream: all slabs that were not handed over become void, and all that still arrive."""
         if self.closed is None:
             self.closed, self.given = reason, self.handed
         self._open = False
         self._void()
 
     def released(self, seq: int) -> None:
-        """The last array over the slot of slab `seq` is gone. One that was refused, or came behind a failure, was never
-        handed, and so is not the client's to give back."""
+        """Release the slot of slab `seq`: the last array over it is gone.
+
+        A slab that was refused, or came after a failure, was never handed over, so its slot is not the client's.
+        """
         self.aliased.discard(seq)
         if seq < self.handed:
             self._released.append(seq)
@@ -180,8 +182,11 @@ class ConsumerState:
     # --- the daemon ---
 
     def listed(self, begun: Begun) -> None:
-        """The splits of an epoch are known. Others than those of the position, or than were told before, fail the
-        stream with StateMismatch. Raises ProtocolError for an epoch that was not asked for."""
+        """Note the digest of an epoch's splits. The stream fails with StateMismatch if it is not the known digest.
+
+        Raises:
+            ProtocolError: nobody asked for the epoch.
+        """
         self._check_epoch(begun)
         if begun.epoch != self.epoch:
             return
@@ -189,8 +194,8 @@ class ConsumerState:
             return self.fail(
                 StateMismatch(
                     f"the list of splits of epoch {begun.epoch} is another one now: its SHA-256 was "
-                    f"{self._digest[1].hex()[:16]} and is {begun.digest.hex()[:16]}. The stream can only go on with "
-                    "the same splits in the same order: bring them back, or begin anew",
+                    f"{self._digest[1].hex()[:16]} and is {begun.digest.hex()[:16]}. The stream can only continue "
+                    "with the same splits in the same order: restore them, or begin a new stream",
                     feed=self.info.name,
                 )
             )
@@ -198,16 +203,16 @@ class ConsumerState:
         self.progress.listed(begun.epoch, begun.digest)
 
     def came(self, received: Received) -> None:
-        """A slab came.
+        """Queue a slab.
 
         Raises:
-            ProtocolError: it is not the one that was to come.
+            ProtocolError: another slab was due.
         """
         slab = received.slab
         if slab.seq != self._came or slab.epoch > self.epoch:
             raise ProtocolError(
-                f"the daemon sent slab {slab.seq} of epoch {slab.epoch}; "
-                f"to come was slab {self._came} of epoch {self.epoch}"
+                f"the daemon sent slab {slab.seq} of epoch {slab.epoch}, but "
+                f"slab {self._came} of epoch {self.epoch} was due"
             )
         self._check_open(slab)
         self._came += 1
@@ -219,7 +224,7 @@ class ConsumerState:
         self._queue.append((received, before))
 
     def passed(self, message: Passed | LaneEnded) -> None:
-        """Batches were passed over, or a lane ended. Raises ProtocolError where nothing more of the epoch may come."""
+        """Note that other consumers got batches, or that a lane ended. Raises ProtocolError after the epoch's End."""
         self._check_open(message)
         if self._reads(message.epoch):
             if isinstance(message, Passed):
@@ -229,10 +234,10 @@ class ConsumerState:
             self._before.append(message)
 
     def ended(self, end: End) -> None:
-        """An epoch's End came. An epoch that is not all there fails the stream with IncompleteEpoch.
+        """End an epoch. The stream fails with IncompleteEpoch if part of the epoch is missing.
 
         Raises:
-            ProtocolError: it came before, or the epoch was not asked for.
+            ProtocolError: the epoch has ended already, or nobody asked for it.
         """
         self._check_open(end)
         self._ended += 1
@@ -244,8 +249,8 @@ class ConsumerState:
         elif not self.shared and self.info.batches is not None and end.batches != self.info.batches:
             fault = (
                 f"epoch {end.epoch} had {end.batches} batches and {end.rows} rows, but the feed promises "
-                f"{self.info.batches} batches: `samples=` of the feed, or the length of its source, is not what "
-                "its generator yields"
+                f"{self.info.batches} batches: `samples=` of the feed, or the length of its source, differs from "
+                "what its generator yields"
             )
         if fault is None:
             self._end = end
@@ -253,16 +258,16 @@ class ConsumerState:
             self.fail(IncompleteEpoch(fault, feed=self.info.name))
 
     def fail(self, error: PenstockError) -> None:
-        """The stream failed; the first reason stays. Slabs that came before are still handed."""
+        """Fail with `error`, unless the stream has failed already. Slabs that came before are still handed over."""
         self.error = self.error or error
 
     def lost(self, error: PenstockError) -> None:
-        """As `fail`, but the slots of slabs that were not handed may be somebody else's by now."""
+        """As `fail`, but drop the queue: other consumers may own the slots of slabs that were not handed over."""
         self.fail(error)
         self._queue.clear()
 
     def disconnected(self) -> set[int]:
-        """The connection is gone. Returns what `aliased` was: those slots, and their numbers, were its own."""
+        """Drop everything that belongs to the lost connection. Return `aliased` of that connection."""
         if self._queue:
             self._end = None
         self._queue.clear()
@@ -274,7 +279,7 @@ class ConsumerState:
         return aliased
 
     def place(self) -> Position:
-        """From where another connection has to begin. (A group's stream goes on without being told.)"""
+        """Return the position at which another connection must begin. (A group's stream needs none.)"""
         if self.shared:
             return Position(self.info, 0)
         if self._open and self._end is None:
@@ -284,8 +289,9 @@ class ConsumerState:
         return Position(self.info, self.epoch + 1)
 
     def joined(self, place: Position, first: int) -> list[Begin]:
-        """Another connection begins at `place`, or in epoch `first` of a group's stream. Returns what is to be sent."""
-        self.untold.clear()  # the daemon has said that the session is open, and so that it knows
+        """Continue over a connection that begins at `place`, or in epoch `first` of a group's stream. Return the
+        messages to send."""
+        self.untold.clear()  # the daemon opened the session, so it knows of them
         if self.shared:
             self._shared_from = first
         if not self._open or self._end is not None:
@@ -299,7 +305,7 @@ class ConsumerState:
         return [Begin(self.epoch)]
 
     def ack(self) -> Ack | None:
-        """What the daemon has not been told yet, or None; the caller sends it."""
+        """Return the acknowledgement that is due, or None. The caller sends it."""
         news = (self.handed, self._ended)
         if news == self._acked and not self._released:
             return None
@@ -316,17 +322,18 @@ class ConsumerState:
         return epoch == self.epoch and self._open and self.error is None
 
     def _check_epoch(self, message: Begun | Slab | LaneEnded | Passed | End) -> None:
-        """Nothing comes of an epoch that was not asked for."""
+        """Raise ProtocolError for an epoch that nobody asked for."""
         if message.epoch > self.epoch:
             raise ProtocolError(
-                f"the daemon sent {type(message).__name__} of epoch {message.epoch}; epoch {self.epoch} was asked for"
+                f"the daemon sent {type(message).__name__} of epoch {message.epoch}, but the client asked for epoch "
+                f"{self.epoch}"
             )
 
     def _check_open(self, message: Slab | LaneEnded | Passed | End) -> None:
-        """Nor of one whose End came."""
+        """Raise ProtocolError for such an epoch, and for one whose End came."""
         self._check_epoch(message)
         if self._end is not None and self._reads(message.epoch):
-            raise ProtocolError(f"the daemon sent {type(message).__name__} of epoch {message.epoch} behind its End")
+            raise ProtocolError(f"the daemon sent {type(message).__name__} of epoch {message.epoch} after its End")
 
     def _void(self) -> None:
         self.handed += len(self._queue)

@@ -1,6 +1,6 @@
-"""What a session counts: what it handed over, how long its consumer waited, and when a wait is worth a warning.
+"""Counts what a stream hands over and how long its consumer waits, and decides when a wait is worth a warning.
 
-All of it under the session's lock.
+The lock of the hand-off guards it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from penstock_proto.messages import Slab
 SLOW = 10.0
 """Seconds of waiting for data after which the log says so."""
 STOOD = 1.0
-"""Seconds between two looks for data, which are never so far apart, after which it was this process that stood still
-(SIGSTOP, a debugger, a busy thread that keeps the GIL), or its consumer that did something else."""
+"""A consumer that waits checks for data more often than every so many seconds. After a longer gap this process stood
+still (SIGSTOP, a debugger, a thread that keeps the GIL), or the consumer did something else."""
 
 
 class Counters:
-    """The counts of one session.
+    """The counters of one stream.
 
     Attributes:
-        begun: whether an epoch was begun.
-        reconnects: how often the connection was another one.
+        reconnects: how often a lost connection was replaced.
     """
 
     def __init__(self, asked: float) -> None:
-        """`asked`: the time (monotonic) when the user asked for the connection, which is there now."""
+        """`asked`: the time (monotonic) when the user asked for the connection, which is open now."""
         self._connecting = time.monotonic() - asked
         self._begun: float | None = None
         self._first: float | None = None
@@ -40,6 +39,7 @@ class Counters:
 
     @property
     def begun(self) -> bool:
+        """Whether an epoch was begun."""
         return self._begun is not None
 
     @property
@@ -47,14 +47,14 @@ class Counters:
         """How many batches were handed over."""
         return self._counts["batches"]
 
-    def begins(self, unread: int) -> None:
-        """An epoch begins. `unread` batches of the last slab were not read, and will not be."""
+    def begin(self, unread: int) -> None:
+        """Begin an epoch. `unread` batches of the last slab were not read, and will not be."""
         self._waiting_since = None
-        self._counts = self._read(unread)
+        self._counts = self._without(unread)
         self._begun = self._begun or time.monotonic()
 
-    def hands(self, slab: Slab, copy: bool) -> None:
-        """`slab` is handed over, as a copy or not."""
+    def handed_over(self, slab: Slab, copy: bool) -> None:
+        """Count `slab`, which is handed over, as a copy or not."""
         self._waiting_since, self._warned = None, False
         if self._first is None:
             self._first = time.monotonic()
@@ -66,21 +66,22 @@ class Counters:
         counts["copies"] += copy
         self._batch_rows = slab.rows // slab.batches
 
-    def waits(self, now: float) -> None:
-        """The consumer waits from `now` on, if it did not before."""
+    def waiting(self, now: float) -> None:
+        """Note that the consumer waits, from `now` on if it did not wait before."""
         if self._waiting_since is None or now - self._looked > STOOD:
             self._waiting_since = now
         self._looked = now
 
     def waited(self, began: float, now: float) -> None:
-        """It waited from `began` until `now`, and may wait again."""
+        """Count a wait from `began` until `now`, which may go on."""
         self._waited += now - began
-        self.waits(now)
+        self.waiting(now)
 
     def slow(self, now: float) -> float | None:
-        """For how many seconds it has waited in vain, where that is worth a warning: once until something comes.
+        """Return for how many seconds the consumer has waited, if that is worth a warning; else None.
 
-        Only the time since this process last stood still counts: before, nothing could have come.
+        One warning until data comes. Only the time since this process last stood still counts, because nothing could
+        arrive before.
         """
         if self._warned or self._waiting_since is None or now - self._waiting_since <= SLOW:
             return None
@@ -88,26 +89,25 @@ class Counters:
         return now - self._waiting_since
 
     def reconnected(self) -> None:
-        """There is another connection: if the consumer waits, it waits for that one from now on."""
+        """Count another connection. A wait begins again with it."""
         self.reconnects += 1
         self._waiting_since = self._waiting_since and time.monotonic()
 
     def stats(self, unread: int) -> dict[str, Any]:
-        """The counts in `Connection.stats`, without the `unread` batches of the last slab."""
+        """Return the figures for `Connection.stats`, without the `unread` batches of the last slab."""
         now = time.monotonic()
         first = None
         if self._first is not None and self._begun is not None:
             first = self._connecting + self._first - self._begun
         return {
-            **self._read(unread),
+            **self._without(unread),
             "reconnects": self.reconnects,
             "wait_seconds": self._waited,
             "first_batch_seconds": first,
             "seconds": 0.0 if self._first is None else now - self._first,
         }
 
-    def _read(self, unread: int) -> dict[str, int]:
-        """The counts without the `unread` batches of the last slab."""
+    def _without(self, unread: int) -> dict[str, int]:
         counts = self._counts
         rows = counts["rows"] - unread * self._batch_rows
         return {**counts, "batches": counts["batches"] - unread, "rows": rows}

@@ -1,7 +1,7 @@
-"""What finalizers leave for a session's receiver thread.
+"""The mailbox in which finalizers leave requests for the receiver thread.
 
-A finalizer can run on any thread and between any two instructions, also on one that holds the session's lock. So it
-takes no lock and sends nothing: it appends, and rings where somebody waits for it.
+A finalizer can run on any thread and between any two instructions, even on a thread that holds the lock of the
+hand-off. So it takes no lock and sends nothing: it appends a request, and wakes the thread if necessary.
 """
 
 from __future__ import annotations
@@ -13,56 +13,66 @@ import select
 
 
 class WakeupPipe:
-    """Wakes the thread that polls on it. It is closed when nobody refers to it, so never while it is rung.
+    """Wakes a thread that polls on it. Closed when nothing refers to it, so never during `wake`.
 
-    A pipe of bare descriptors: the garbage collector may finalize an object that holds the ends before the bell itself,
-    and a socket would then warn that nobody closed it.
+    Both ends are bare descriptors: the garbage collector may finalize an object that holds sockets before this one, and
+    the sockets would then warn that nobody closed them.
     """
 
     def __init__(self) -> None:
-        self._near, self._far = os.pipe()
-        os.set_blocking(self._near, False)
-        os.set_blocking(self._far, False)
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
 
     def fileno(self) -> int:
-        """The descriptor to poll on."""
-        return self._near
+        """Return the descriptor to poll on."""
+        return self._reader
 
     def wake(self) -> None:
         """Make it readable; never blocks."""
         with contextlib.suppress(OSError):  # full: it is readable already
-            os.write(self._far, b"\0")
+            os.write(self._writer, b"\0")
 
     def clear(self) -> None:
         """Make it unreadable."""
         with contextlib.suppress(OSError):
-            os.read(self._near, 4096)
+            os.read(self._reader, 4096)
 
     def wait(self, timeout: float) -> None:
-        """Wait until it is rung, at most `timeout` seconds, and make it silent."""
+        """Wait for `wake`, at most `timeout` seconds, and clear it."""
         poll = select.poll()
-        poll.register(self._near, select.POLLIN)
+        poll.register(self._reader, select.POLLIN)
         if poll.poll(timeout * 1000):
             self.clear()
 
     def __del__(self) -> None:
-        os.close(self._near)
-        os.close(self._far)
+        os.close(self._reader)
+        os.close(self._writer)
 
 
 class Mailbox:
-    """The notes of one session.
+    """The mailbox of one stream. All methods are safe in a finalizer.
 
     Attributes:
-        bell: rung by `ring`; None when the receiver thread is gone.
+        wakeup: wakes the receiver thread; None when the thread has ended.
         left: epochs whose iterator is gone.
-        closing: nobody can use the session any more.
+        closing: whether the stream is to be closed, because nobody can read it any longer.
     """
 
     def __init__(self) -> None:
         self.wakeup: WakeupPipe | None = WakeupPipe()
         self.left: collections.deque[int] = collections.deque()
         self.closing = False
+
+    def leave(self, epoch: int) -> None:
+        """Ask the receiver thread to leave `epoch`."""
+        self.left.append(epoch)
+        self.wake()
+
+    def close(self) -> None:
+        """Ask the receiver thread to close the stream."""
+        self.closing = True
+        self.wake()
 
     def wake(self) -> None:
         """Wake the receiver thread."""

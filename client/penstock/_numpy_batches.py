@@ -13,7 +13,7 @@ from ._stream_handle import StreamHandle
 
 
 class NumpyBatches:
-    """Iterates over one epoch. The epoch begins with the first `next`, and is left when this object is gone."""
+    """Iterates over one epoch. The epoch begins with the first `next` and is left when this object is gone."""
 
     def __init__(self, handle: StreamHandle) -> None:
         self._handle = handle
@@ -29,14 +29,14 @@ class NumpyBatches:
         for batch in self._slab:
             self._unread[0] -= 1
             return batch
-        self._slab = iter(())  # lets go of the slab before the wait for the next
+        self._slab = iter(())  # releases the slab before waiting for the next
         if self._over:
             raise StopIteration
         if self._epoch is None:
             self._epoch = self._handle.begin()
         item = self._handle.take(self._epoch)
         while isinstance(item, End):
-            if not self._handle.session.nothing_left(self._epoch):
+            if not self._handle.handoff.nothing_left(self._epoch):
                 self._over = True
                 raise StopIteration
             self._epoch = self._handle.begin()
@@ -50,7 +50,7 @@ class NumpyBatches:
         self._slab = iter(())
         self._over = True
         if self._epoch is not None:
-            self._handle.session.leave_soon(self._epoch)
+            self._handle.handoff.mailbox.leave(self._epoch)
 
     def __del__(self) -> None:
         self.close()

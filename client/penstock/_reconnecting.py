@@ -1,8 +1,8 @@
-"""The search for another connection after a loss: for how long, in which steps, and what is said when it was in vain.
+"""Reconnection after a loss: for how long, at which intervals, and which error ends it.
 
-A loss lasts until a slab has come over another connection. One that breaks before belongs to the same loss, so a daemon
-that takes connections and drops them is not tried for ever. But one that lasted for as long as a loss may ends it too:
-nobody may have read it, as a validation dataset between two epochs.
+A loss lasts until a slab arrives over another connection. If that connection breaks earlier, this belongs to the same
+loss, so a daemon that accepts connections and drops them is not tried for ever. But a connection that lasted longer
+than a loss may also ends it: perhaps nobody read it, such as a validation dataset between two epochs.
 """
 
 from __future__ import annotations
@@ -22,49 +22,48 @@ STEP = 0.1
 """Fewest seconds that the daemon has for an answer."""
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 1.0
-"""Seconds between two attempts: from, doubling, to."""
+"""Seconds between two attempts: at first, then doubling up to this."""
 ANSWER = 4.0
-"""Seconds that the daemon has for its first answer at the first attempt, doubling. A link that froze once the
-connection was made is not waited for in vain for long, and a daemon that is slow has its time in the end."""
+"""Seconds that the daemon has for its first answer at the first attempt, then doubling. So a link that froze after the
+connection was made does not cost much time, and a slow daemon has enough in the end."""
 
 
 class GivenUp(Exception):
-    """Nobody waits for another connection any more."""
+    """Nobody waits for another connection any longer."""
 
 
 class Reconnector:
-    """The losses of one session, one after another. Used by its receiver thread alone.
+    """The losses of one stream, one after another. Used by its receiver thread alone.
 
     Attributes:
         seconds: how long a loss may last.
-        connections: how many connections were made since the last loss began, of which all but the newest broke
-            before a slab had come.
+        cause: why the connection was lost, or None when no loss lasts.
+        connections: connections made since the last loss began; all but the newest broke before a slab arrived.
     """
 
     def __init__(self, mailbox: Mailbox, seconds: float) -> None:
         self.seconds = seconds
+        self.cause: PenstockError | None = None
         self.connections = 0
         self._mailbox = mailbox
-        self._cause: PenstockError | None = None
         self._newest = ""
-        self._began = self._made = 0.0
+        self._began = self._connected = 0.0
         self._pause = FIRST_PAUSE
 
     def lost(self, cause: PenstockError) -> bool:
-        """A connection was lost by `cause`. Whether that is a loss of its own."""
+        """Note that a connection was lost by `cause`. Return whether a new loss begins with it."""
         self._newest = cause.message
-        lasted = time.monotonic() - self._made if self.connections else 0.0
-        if self._cause is not None and lasted <= self.seconds:
+        lasted = time.monotonic() - self._connected if self.connections else 0.0
+        if self.cause is not None and lasted <= self.seconds:
             return False
-        # What was raised holds the frames that it came through, and these the session.
-        self._cause, self._began, self._pause = copy.copy(cause), time.monotonic(), FIRST_PAUSE
+        # A raised error holds the frames that it passed through, and so the stream.
+        self.cause, self._began, self._pause = copy.copy(cause), time.monotonic(), FIRST_PAUSE
         self.connections = 0
         return True
 
-    def over(self) -> bool:
-        """Something came: the loss is over. Whether there was one."""
-        was, self._cause = self._cause is not None, None
-        return was
+    def recovered(self) -> None:
+        """Note that a slab arrived: the loss is over."""
+        self.cause = None
 
     @property
     def lasted(self) -> float:
@@ -73,43 +72,43 @@ class Reconnector:
 
     @property
     def overdue(self) -> PenstockError | None:
-        """The cause of a loss that lasts for longer than `seconds`, or None."""
-        return self._cause if self.lasted > self.seconds else None
+        """The cause of a loss that has lasted longer than `seconds`, or None."""
+        return self.cause if self.lasted > self.seconds else None
 
-    def __call__(
+    def connect(
         self,
         connector: Connector,
         start: Callable[[FeedInfo], Position | None],
-        last: Callable[[], LostSession],
+        lost: Callable[[], LostSession],
         idle: Callable[[], None],
     ) -> Link:
-        """Another way. While a loss lasts.
+        """Open another connection while a loss lasts.
 
         Args:
-            connector: finds it.
-            start: as for `Connector`.
-            last: what was lost, asked for at each attempt.
+            connector: opens it.
+            start: as for `Connector.connect`.
+            lost: returns the lost session; called before each attempt.
             idle: called before each attempt.
 
         Raises:
-            GivenUp: nobody waits any more.
-            ConnectionLost: there was none in time.
-            PenstockError: what the daemon there says will not become better.
+            GivenUp: nobody waits any longer.
+            ConnectionLost: no attempt succeeded in time.
+            PenstockError: the daemon refused for a reason that will not pass.
         """
-        cause, deadline = self._cause, self._began + self.seconds
+        cause, deadline = self.cause, self._began + self.seconds
         assert cause is not None
 
         def watch() -> None:
             if self._mailbox.closing:
                 raise GivenUp
-            if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends before, and says more
+            if time.monotonic() > deadline + LAST_PAUSE:  # the wait for an answer ends earlier, with a better message
                 raise Unreachable("the daemon was not ready in time")
 
         said, answer = cause.message, ANSWER
-        if self.connections:  # the one before broke at once, and another would
+        if self.connections:  # the one before broke at once, and another would too
             said = self._newest
             if time.monotonic() > deadline:
-                raise self._in_vain(cause, said)
+                raise self._too_late(cause, said)
         while True:
             wakeup = self._mailbox.wakeup
             assert wakeup is not None
@@ -119,20 +118,21 @@ class Reconnector:
             try:
                 watch()
                 timeout = min(connector.timeout, max(STEP, deadline - time.monotonic()))
-                way = connector(self._mailbox, start, timeout, watch, last(), answer)
+                link = connector.connect(self._mailbox, start, timeout, watch, lost(), answer)
                 self.connections += 1
-                self._made = time.monotonic()
-                return way
-            except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:  # our old session holds memory
+                self._connected = time.monotonic()
+                return link
+            except (Unreachable, ConnectionLost, DaemonStopped, MemoryBound) as error:
+                # MemoryBound too: our lost session may still hold memory.
                 said = error.message
                 answer *= 2
             if time.monotonic() > deadline:
-                raise self._in_vain(cause, said)
+                raise self._too_late(cause, said)
 
-    def _in_vain(self, cause: PenstockError, said: str) -> ConnectionLost:
+    def _too_late(self, cause: PenstockError, said: str) -> ConnectionLost:
         if self.connections:
-            times = "a connection was" if self.connections == 1 else f"{self.connections} connections were"
-            said = f"{times} made, and broke before data came; the last: {said}"
+            count = "one connection was" if self.connections == 1 else f"{self.connections} connections were"
+            said = f"{count} made, but broke before data came; the last error: {said}"
         else:
-            said = f"no connection could be had again; the last attempt said: {said}"
-        return ConnectionLost(f"{cause.message}. In {self.seconds:g} s {said}")
+            said = f"no attempt to reconnect succeeded; the last error: {said}"
+        return ConnectionLost(f"{cause.message}. Within {self.seconds:g} s {said}")

@@ -1,4 +1,4 @@
-"""The handle on a session's stream, shared by everything that reads it. The session closes when the handle is gone."""
+"""The handle on an open stream that everything that reads it shares. The stream closes when the handle is gone."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from penstock_proto.position import Position
 from . import _state_dict
 from ._connecting import Connector
 from ._consumer_state import Received, Refused
+from ._handoff import STEP, HandOff
 from ._mailbox import Mailbox
-from ._session import STEP, Session
+from ._receiver import Receiver
 
 
 class StreamHandle:
-    """What connections, iterators and datasets share: when the last of them is gone the session closes.
+    """A handle on an open stream. A connection, its iterators and its datasets share one.
 
     Attributes:
-        cut: how slabs are cut into batches.
-        info: what the daemon says of the feed.
-        cardinality: batches in an epoch (of one rank), `math.inf` where it has no end, or None where that is not known.
-        world_size: how many ranks read the stream, of which this is one; else 1.
-        session: the open session.
-        shares: whether it takes from a group's stream what others do not.
-        by_dataset: whether TensorFlow reads it, and so takes more than is consumed.
-        unread: how many batches of the last slab were not read yet; each slab has a box of its own.
+        views: views slabs as batches.
+        info: the daemon's description of the feed.
+        cardinality: batches in an epoch (for a rank: of this rank), `math.inf` if it has no end, or None if unknown.
+        world_size: how many ranks read the stream, this one included; else 1.
+        handoff: hands slabs over.
+        receiver: receives them.
+        shares: whether it shares a group's stream, and so receives only some of the batches.
+        by_dataset: whether TensorFlow reads the stream, and so takes more than is consumed.
+        unread: how many batches of the last slab were not read yet, in a list of one; each slab has its own list.
     """
 
-    session: Session
+    handoff: HandOff
+    receiver: Receiver
 
     def __init__(self, connector: Connector, reconnect: float, loaded: object | None) -> None:
-        """Open a session, which begins where the state `loaded` was taken. Raises as `connect`."""
+        """Open a stream, which begins where the state `loaded` was taken. Raises as `connect`."""
         self._reconnect = reconnect
         self._error: weakref.ref[PenstockError] | None = None
         self.shares = connector.identity.shares
@@ -55,7 +58,7 @@ class StreamHandle:
         consumed = 0
         if loaded is not None:
             if self.shares:
-                raise ValueError("a group's stream has no state, so none can be loaded: leave out group= or state=")
+                raise ValueError("a group's stream has no state, so none can be loaded: omit group= or state=")
             start, consumed = _state_dict.load(loaded)
 
         def begin(info: FeedInfo) -> Position | None:
@@ -64,65 +67,71 @@ class StreamHandle:
             return None if start is None or _state_dict.is_start(start) else start
 
         mailbox = Mailbox()
-        link = connector.first(mailbox, begin, replaces)
+        link = connector.connect_first(mailbox, begin, replaces)
         self.info, self.views = link.info, link.views
         self.cardinality: int | float | None = link.info.batches
         if link.info.endless:
             self.cardinality = math.inf
-        elif connector.identity.shares:
+        elif self.shares:
             self.cardinality = None
         elif self.cardinality is not None:
-            self.cardinality = (self.cardinality + (self.world_size - 1) * connector.identity.pad) // self.world_size
-        self.session = Session(connector, link, mailbox, asked, self._reconnect, start, consumed)
+            pad = connector.identity.pad
+            self.cardinality = (self.cardinality + (self.world_size - 1) * pad) // self.world_size
+        self.handoff = HandOff(link, mailbox, connector, asked, start, consumed)
+        self.receiver = Receiver(self.handoff, link, connector, self._reconnect)
 
     def load(self, loaded: object) -> None:
-        """Begin where the state `loaded` was taken, over another session. Raises as `Connection.load_state_dict`."""
-        old = self.session
-        if old.error is not None:
-            raise self._raised(old.error)
-        if old.closed:
+        """Begin where the state `loaded` was taken, in another session. Raises as `Connection.load_state_dict`."""
+        handoff, receiver = self.handoff, self.receiver
+        if handoff.error is not None:
+            raise self._raised(handoff.error)
+        if handoff.closed:
             raise StreamClosed("the connection was closed, so no state can be loaded into it", feed=self.info.name)
-        if old.begun:
+        if handoff.begun:
             raise ValueError(
                 "this connection has been read already: load a state into a new connection, before its first batch"
             )
-        connector = old.taken_over()
+        connector = receiver.give_up_connector()
         try:
             self._open(connector, loaded, replaces=True)
         except BaseException:
-            old.kept(connector)
+            receiver.take_back_connector(connector)
             raise
-        old.close()
+        receiver.close()
 
     def state(self, consumed: int | None) -> dict[str, Any]:
-        """The state behind `consumed` batches. Raises as `Connection.state_dict`."""
+        """Return the state after `consumed` batches. Raises as `Connection.state_dict`."""
         if self.shares:
             raise ValueError(
-                "a group's stream has no state: which of its consumers gets a batch is up to chance. For a stream that "
-                "can be gone on with give each consumer rank= and world_size="
+                "a group's stream has no state, because chance decides which consumer gets a batch. For a stream that "
+                "can be resumed give each consumer rank= and world_size="
             )
         if consumed is None and self.by_dataset:
             raise ValueError(
-                "state_dict() needs `consumed` where a tf.data.Dataset reads the connection, as TensorFlow takes "
-                "batches ahead: give the number of batches that the training loop consumed since the stream's very "
-                "beginning, with those of earlier runs"
+                "state_dict() needs `consumed` when a tf.data.Dataset reads the connection, because TensorFlow takes "
+                "batches ahead: give the number of batches that the training loop has consumed since the very "
+                "beginning of the stream, including earlier runs"
             )
-        return _state_dict.dump(*self.session.place(consumed, self.unread[0]))
+        return _state_dict.dump(*self.handoff.position(consumed, self.unread[0]))
+
+    def close(self) -> None:
+        """Close the stream: iterations end with StreamClosed. Arrays and tensors stay valid."""
+        self.receiver.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "session"):
-            self.session.close_soon()
+        if hasattr(self, "handoff"):
+            self.handoff.mailbox.close()
 
     @property
     def error(self) -> PenstockError | None:
-        """The error by which the stream failed, or None: the same object as long as somebody holds it.
+        """The error that ended the stream, or None: the same object as long as anything holds it.
 
-        It is held weakly. Once raised it holds the frames that it came through, and these the reader: a cycle, which
-        would keep the session and a private daemon until a garbage collection.
+        It is held weakly. Once raised it holds the frames that it passed through, and these the handle: a cycle, which
+        would keep the stream and a private daemon until a garbage collection.
         """
         kept = self._error() if self._error is not None else None
-        if kept is None and self.session.error is not None:
-            kept = copy.copy(self.session.error)
+        if kept is None and self.handoff.error is not None:
+            kept = copy.copy(self.handoff.error)
             self._error = weakref.ref(kept)
         return kept
 
@@ -135,7 +144,7 @@ class StreamHandle:
             PenstockError: the stream failed.
         """
         try:
-            epoch = self.session.begin(self.unread[0])
+            epoch = self.handoff.begin(self.unread[0])
             self.unread = [0]
             return epoch
         except Refused as refused:
@@ -143,14 +152,14 @@ class StreamHandle:
         raise self._raised(error)
 
     def take(self, epoch: int) -> Received | End:
-        """The next slab of `epoch`, or its End; waits for it.
+        """Wait for the next slab of `epoch`, or its End, and return it.
 
         Raises:
             StreamClosed: the connection was closed, or a newer iteration has begun.
             PenstockError: the stream failed.
         """
         try:
-            while (item := self.session.take(epoch, STEP)) is None:
+            while (item := self.handoff.take(epoch, STEP)) is None:
                 pass
             return item
         except Refused as refused:
@@ -159,6 +168,6 @@ class StreamHandle:
 
     def _raised(self, error: PenstockError) -> PenstockError:
         kept = self.error
-        if kept is not None and error is self.session.error:
+        if kept is not None and error is self.handoff.error:
             return kept.with_traceback(None)
         return copy.copy(error)

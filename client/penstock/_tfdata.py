@@ -33,8 +33,8 @@ from penstock_proto.spec import Leaf, Spec, leaf_list, unflatten
 
 from . import _interrupts
 from ._consumer_state import Received, Refused
+from ._handoff import STEP
 from ._memory import Gone, Root, address_of
-from ._session import STEP
 from ._stream_handle import StreamHandle
 
 OWN_COMPONENT = 16 * 1024
@@ -203,7 +203,7 @@ class _Epoch:
     def __init__(self, handle: StreamHandle, form: _Form) -> None:
         self._form = form
         handle.by_dataset = True
-        self._session = handle.session
+        self._handoff = handle.handoff
         self._nothing = form.nothing()
         self._heard: int | None = None
         self._interrupted = False
@@ -211,7 +211,7 @@ class _Epoch:
 
     def _begin(self) -> None:
         try:
-            self._epoch = self._session.begin()
+            self._epoch = self._handoff.begin()
             return
         except Refused as refused:
             error = refused.error
@@ -225,7 +225,7 @@ class _Epoch:
             self._heard = _interrupts.heard()
         item: Received | End | PenstockError | None
         try:
-            item = self._session.take(self._epoch, STEP)
+            item = self._handoff.take(self._epoch, STEP)
         except Refused as refused:
             item = refused.error
         if isinstance(item, PenstockError):
@@ -234,7 +234,7 @@ class _Epoch:
             self._heard = None
             return self._form.components(item)
         if isinstance(item, End):
-            if not self._session.nothing_left(self._epoch):
+            if not self._handoff.nothing_left(self._epoch):
                 raise StopIteration
             self._begin()
             return self._nothing
@@ -245,7 +245,7 @@ class _Epoch:
 
     def __del__(self) -> None:
         if hasattr(self, "_epoch"):
-            self._session.leave_soon(self._epoch)
+            self._handoff.mailbox.leave(self._epoch)
 
 
 _read: dict[int, tuple[StreamHandle, _Form]] = {}
@@ -285,7 +285,7 @@ def _at_exit() -> None:
     # from_generator has that fault). After the end TensorFlow calls Python no more. So all are sent home, and what they
     # still ask (they do so a few times after an error, to fill their buffers) is waited for.
     for handle, _ in list(_read.values()):
-        handle.session.close()
+        handle.close()
     quiet, deadline = 0, time.monotonic() + 1
     while quiet < 5 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -124,7 +124,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._directory = os.fspath(directory)
         self._every = every
         self._keep = keep
-        self._session = connection._handle.session
+        self._handoff = connection._handle.handoff
         _check_unread(connection)
         _check_writable(self._directory)
         self._manager: tf.train.CheckpointManager | None = None
@@ -147,7 +147,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             except StateMismatch as error:
                 text = f"{self._latest}: {error.message}. For another training give Resume another directory"
                 raise StateMismatch(text, feed=error.feed) from None
-            self._session = connection._handle.session
+            self._handoff = connection._handle.handoff
 
     @property
     def initial_epoch(self) -> int:
@@ -257,7 +257,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self.model.stop_training is self._enough:
             self.model.stop_training = False
         state = self._connection.state_dict(self._consumed)
-        ended = self._session.ends_epoch(self._consumed)
+        ended = self._handoff.ends_epoch(self._consumed)
         if self._by_epochs and not ended and self._behind(state) not in (0, self._connection.cardinality):
             if self.model.stop_training:  # by another callback, within the epoch: what was saved last stays
                 return
@@ -266,9 +266,9 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 f"epoch {state['position']['epoch']}: an element of the dataset that fit gets must be one batch, in "
                 "order, so make it of connection.dataset() with map and prefetch alone"
             )
-        if self._by_epochs and self._session.consumed != self._consumed:
+        if self._by_epochs and self._handoff.consumed != self._consumed:
             raise ValueError(
-                f"{self._connection} handed over {self._session.consumed} batches by the end of epoch {epoch}, and fit "
+                f"{self._connection} handed over {self._handoff.consumed} batches by the end of epoch {epoch}, and fit "
                 f"trained on {self._consumed}: something else reads it too, such as validation_data= or another "
                 "callback. Give that a connection of its own"
             )
@@ -287,7 +287,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 "same directory to go on with this training, or on another for another training"
             )
         self._used = True
-        if self._session.begun:
+        if self._handoff.begun:
             raise ValueError(
                 f"{self._connection} was read between Resume and the first step of fit: by a look at a batch, a cached "
                 "dataset, or Keras itself, which under a tf.distribute strategy reads a batch to build the model. "
@@ -296,10 +296,10 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _check_source(self) -> None:
         """Behind the first steps of an epoch: that they came from the connection."""
-        if self._session.consumed < self._consumed:
+        if self._handoff.consumed < self._consumed:
             raise ValueError(
                 f"fit has trained on {self._consumed} batches, but {self._connection} has handed over "
-                f"{self._session.consumed}: fit reads another dataset. Give it that of the connection that Resume was "
+                f"{self._handoff.consumed}: fit reads another dataset. Give it that of the connection that Resume was "
                 "given, connection.dataset(), or one made from it"
             )
         self._reads_it = True
@@ -364,24 +364,24 @@ def _checked(connection: Any, user: str) -> Connection:
 
 def _check_unread(connection: Connection) -> None:
     """That `fit` can begin where a stream begins. Raises ValueError, or why the stream cannot be read."""
-    session = connection._handle.session
+    handoff = connection._handle.handoff
     if connection.error is not None:
         raise connection.error
-    if session.closed:
+    if handoff.closed:
         raise StreamClosed(f"{connection} was closed: connect again, and give Resume that", feed=connection.info.name)
     if connection._handle.shares:
         raise ValueError(
             "Resume was given a connection of a group, whose stream has no state: which of its consumers gets a batch "
             "is up to chance. Connect with rank= and world_size= instead"
         )
-    if session.begun:
+    if handoff.begun:
         raise ValueError(
             f"{connection} has been read already: give Resume a new connection, before its first batch, so that steps "
             "and batches are counted from the same place"
         )
-    if session.consumed:
+    if handoff.consumed:
         raise ValueError(
-            f"{connection} was given a state (behind {session.consumed} batches): Resume keeps the state in its "
+            f"{connection} was given a state (behind {handoff.consumed} batches): Resume keeps the state in its "
             "checkpoints and loads it itself, so connect without state="
         )
 

@@ -1,0 +1,436 @@
+"""Hands slabs to the consumer, and gives their slots back to the daemon.
+
+The receiver thread (_receiver.py) puts messages in; consumers take slabs out, on any thread. _consumer_state.py holds
+the state of the stream and makes the decisions.
+
+One lock, `_ready`, guards everything here. Public methods take it, private methods expect it. Nobody waits under it,
+other than on the condition itself, and nobody copies a slab or receives under it. Messages are sent under it if the
+transport allows any thread to send; a send never blocks. Only the receiver thread replaces the transport.
+
+While the connection is lost there is no transport, and consumers wait.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from penstock_proto import PenstockError, ProtocolError, StreamClosed
+from penstock_proto.codec import encode
+from penstock_proto.messages import (
+    Begun,
+    Bye,
+    End,
+    Had,
+    LaneEnded,
+    Message,
+    Missing,
+    Opened,
+    Passed,
+    Pong,
+    ServerMessage,
+)
+from penstock_proto.position import Position
+
+from . import _repeats
+from ._connecting import Connector, Link
+from ._consumer_state import ConsumerState, Received
+from ._counters import Counters
+from ._mailbox import Mailbox
+from ._memory import Pool
+from ._transport import LostTransports, Transport
+
+STEP = 0.1
+"""Longest wait in seconds before a waiting consumer checks for other events."""
+SOON = 0.005
+"""Seconds within which the daemon learns of a released slot while the consumer waits for data."""
+
+logger = logging.getLogger("penstock")
+
+
+class HandOff:
+    """The hand-off of one stream, over one connection after another.
+
+    Attributes:
+        url: the URL of the feed.
+        mailbox: what finalizers leave for the receiver thread.
+        transport: the transport of the current connection, or None while there is none.
+        missing: the ranks that the stream waits for.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        mailbox: Mailbox,
+        connector: Connector,
+        asked: float,
+        start: Position | None = None,
+        consumed: int = 0,
+    ) -> None:
+        """Hand over the stream that arrives over `link`.
+
+        Args:
+            link: the first connection, whose stream begins at `start`.
+            mailbox: the mailbox that the link was opened with.
+            connector: opened the link.
+            asked: the time (monotonic) when the user asked for the connection.
+            start: the position at which the stream begins, None for epoch 0.
+            consumed: batches before that position.
+        """
+        identity = connector.identity
+        self.url = str(connector)
+        self.mailbox = mailbox
+        self.transport: Transport | None = link.transport
+        self.missing: tuple[int, ...] = ()
+        self._identity = identity
+        self._name = link.transport.name
+        self._ready = threading.Condition()
+        self._state = ConsumerState(link.info, start, consumed, link.epoch if identity.shares else None)
+        self._lost = LostTransports()
+        self._outbox: collections.deque[bytes] = collections.deque()
+        self._said_bye = False
+        self._pool = Pool(keep=2)
+        self._counters = Counters(asked)
+        fresh = start is None and not identity.shares and _repeats.may_repeat(link.info)
+        self._reads = _repeats.registry.opened(connector.url if fresh else None, goes_on=start is not None)
+
+    # --- consumers, on any thread ---
+
+    @property
+    def error(self) -> PenstockError | None:
+        """The error that ended the stream, or None. Raise a copy of it: see `Refused`."""
+        return self._state.error
+
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch was begun."""
+        return self._counters.begun
+
+    @property
+    def consumed(self) -> int:
+        """Batches handed over since the very beginning of the stream, including earlier runs."""
+        return self._state.progress.consumed
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream was closed."""
+        return self._state.closed is not None
+
+    def begin(self, unread: int = 0) -> int:
+        """Begin the next epoch and return its number. Raises as `ConsumerState.begin`."""
+        with self._ready:
+            self._leave_dropped_epochs()
+            messages = self._state.begin(unread)
+            self._counters.begin(unread)
+            self._send(*messages)
+            self._ready.notify_all()
+            epoch = self._state.epoch
+        if self._reads.begins():
+            logger.warning(
+                "%s: a new connection reads epoch 0 of this feed again and gets the same batches as the %d times "
+                "before. Create the dataset (or connection) once and iterate over it once per epoch, or resume where "
+                "the last one stopped: connect(state=...)",
+                self.url,
+                self._reads.before,
+            )
+        return epoch
+
+    def nothing_left(self, epoch: int) -> bool:
+        """As `ConsumerState.nothing_left`."""
+        return self._state.nothing_left(epoch)
+
+    def take(self, epoch: int, timeout: float) -> Received | End | None:
+        """Hand over the next slab of `epoch`; or return its End, or None after `timeout` seconds without either.
+
+        Over TCP the daemon is told at once. On the daemon's host the ledger records the hand-over, and one message at
+        the next call (else within 0.1 s, or 1 s if no slot is held) reports that the slab was handed over and, in most
+        cases, released.
+
+        Raises as `ConsumerState.take`.
+        """
+        with self._ready:
+            transport = self.transport
+            if transport is not None and transport.sends_anywhere:
+                self._send()
+            item = self._next(epoch)
+            if item is None:
+                item = self._wait(epoch, timeout)
+            transport = self.transport
+            if not isinstance(item, Received) or transport is None:
+                if isinstance(item, End):
+                    self._reads.ends(whole=True)
+                return item
+            state = self._state
+            transport.mark(state.handed)
+            quota = transport.quota
+            copy = quota is not None and len(state.aliased) >= quota
+            if copy:
+                self._release()
+                copy = len(state.aliased) >= (quota or 0)
+            if quota is not None:
+                state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
+            self._counters.handed_over(item.slab, copy)
+            if not transport.sends_anywhere:
+                self._send()
+        if copy:
+            item = self._copied(item)  # drops the original, which releases the slot
+            self.mailbox.wake()
+        return item
+
+    def position(self, consumed: int | None, unread: int) -> tuple[Position, int]:
+        """Return the position after `consumed` batches, and this count. None: all that were handed over but `unread`.
+
+        Raises as `Progress.position`.
+        """
+        with self._ready:
+            progress = self._state.progress
+            count = progress.consumed - unread if consumed is None else consumed
+            return progress.position(count), count
+
+    def ends_epoch(self, consumed: int) -> bool:
+        """As `Progress.ends_epoch`."""
+        with self._ready:
+            return self._state.progress.ends_epoch(consumed)
+
+    def stats(self, unread: int) -> dict[str, Any]:
+        """See `Connection.stats`. `unread` batches of the last slab were not read yet."""
+        with self._ready:
+            self._release()
+            return {
+                "feed": self._state.info.name,
+                "transport": self._name,
+                "epoch": self._state.epoch,
+                **self._counters.stats(unread),
+                "aliased": len(self._state.aliased) + len(self._lost),
+            }
+
+    def close(self) -> None:
+        """End iterations with StreamClosed."""
+        self._stop_reading()
+        with self._ready:
+            self._state.close(StreamClosed(f"the connection to {self.url} was closed", feed=self._state.info.name))
+            self._ready.notify_all()
+
+    def forget(self) -> None:
+        """In a forked child: leave the stream and its connections to the parent."""
+        self._ready = threading.Condition()
+        self._lost.forget()
+        if self.transport is not None:
+            self.transport.forget()
+        self._state.close(
+            StreamClosed(
+                f"the connection to {self.url} belongs to process {os.getppid()}, which this process was forked from: "
+                "connect again here",
+                feed=self._state.info.name,
+            )
+        )
+
+    # --- the receiver thread ---
+
+    @property
+    def readable(self) -> bool:
+        """Whether the stream has neither failed nor been closed."""
+        return self._state.error is None and self._state.closed is None
+
+    @property
+    def holds_slots(self) -> bool:
+        """Whether arrays lie over slots."""
+        return bool(self._state.aliased or self._lost)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether messages wait for room to be sent."""
+        return bool(self._outbox)
+
+    @property
+    def handed(self) -> tuple[int, tuple[Had, ...]]:
+        """How many slabs of the lost connection were handed over, and, in a group, the latest of them."""
+        return self._state.given, tuple(self._state.untold)
+
+    def came(self, received: Received) -> None:
+        """Queue a slab. Raises as `ConsumerState.came`."""
+        with self._ready:
+            self._state.came(received)
+            self._ready.notify_all()
+
+    def apply(self, message: ServerMessage) -> None:
+        """Apply a message that concerns the stream.
+
+        Raises:
+            ProtocolError: the daemon must not send it now.
+        """
+        with self._ready:
+            if isinstance(message, LaneEnded | Passed):
+                self._state.passed(message)
+            elif isinstance(message, Begun):
+                self._state.listed(message)
+            elif isinstance(message, End):
+                self._state.ended(message)
+                self._flush()
+            elif isinstance(message, Missing):
+                if any(rank >= self._identity.world_size for rank in message.ranks):
+                    raise ProtocolError(f"the daemon sent {message}, but there are {self._identity.world_size} ranks")
+                self.missing = message.ranks
+            elif isinstance(message, Opened):
+                if self.transport is not None:
+                    self.transport.limit(message.quota)
+            elif not isinstance(message, Pong):
+                raise ProtocolError(f"the daemon sent {type(message).__name__} in an open session")
+            self._ready.notify_all()
+
+    def fail(self, error: PenstockError) -> None:
+        """End the stream with `error`, after the slabs that came before it."""
+        with self._ready:
+            self._state.fail(error)
+            self._ready.notify_all()
+
+    def lose(self, error: PenstockError) -> None:
+        """End the stream with `error` now: another consumer may own the slots of queued slabs."""
+        with self._ready:
+            self._state.lost(error)
+            self._ready.notify_all()
+
+    def tend(self, last: bool) -> None:
+        """Leave dropped epochs, close lost connections, and send what is due. `last`: say Bye, as nobody reads on."""
+        with self._ready:
+            self._leave_dropped_epochs()
+            self._lost.close_unused()
+            if last:
+                self._said_bye = True
+                self._outbox.append(encode(Bye(self._state.given if self._state.closed else self._state.handed)))
+            self._flush()
+
+    def disconnect(self) -> None:
+        """Let consumers wait for another connection. The lost one stays open while arrays lie over its slots."""
+        with self._ready:
+            if self.transport is not None:
+                self._lost.add(self.transport, self._state.disconnected())
+            self.transport = None
+            self.missing = ()
+            self._outbox.clear()
+            self._ready.notify_all()
+
+    def restart_position(self) -> Position:
+        """Return the position at which another connection must begin."""
+        with self._ready:
+            self._leave_dropped_epochs()
+            return self._state.place()
+
+    def close_lost_transports(self) -> None:
+        """Close lost connections over whose slots no array lies any longer."""
+        with self._ready:
+            self._lost.close_unused()
+
+    def connect(self, link: Link, position: Position, url: str) -> None:
+        """Go on over another connection, which begins at `position`."""
+        with self._ready:
+            self.transport, self._name, self.url = link.transport, link.transport.name, url
+            self._counters.reconnected()
+            self._send(*self._state.joined(position, link.epoch))
+            self._ready.notify_all()
+
+    def shut(self) -> None:
+        """Close all connections: no array lies over a slot any longer, or the receiver thread failed."""
+        self._stop_reading()
+        with self._ready:
+            self._lost.close()
+            if self.transport is not None:
+                self.transport.close()
+
+    def who_is_missing(self) -> str:
+        """Return `rank 1 of 4 is`, or `ranks 1, 3 of 4 are`."""
+        ranks = ", ".join(map(str, self.missing[:20])) + (", ..." if len(self.missing) > 20 else "")
+        words = ("rank", "is") if len(self.missing) == 1 else ("ranks", "are")
+        return f"{words[0]} {ranks} of {self._identity.world_size} {words[1]}"
+
+    # --- both, with the lock ---
+
+    def _next(self, epoch: int) -> Received | End | None:
+        transport = self.transport
+        return self._state.take(epoch, hold=transport is None or transport.silent())
+
+    def _wait(self, epoch: int, timeout: float) -> Received | End | None:
+        began = time.monotonic()
+        self._counters.waiting(began)
+        try:
+            item = None
+            while item is None and (left := began + timeout - time.monotonic()) > 0:
+                self._send()  # the daemon may need exactly the slots that were released
+                self._ready.wait(min(left, SOON if self._state.aliased else STEP))
+                item = self._next(epoch)
+        finally:
+            now = time.monotonic()
+            self._counters.waited(began, now)
+            if self.transport is not None and (seconds := self._counters.slow(now)) is not None:
+                self._warn(seconds)
+        return item
+
+    def _warn(self, seconds: float) -> None:
+        identity = self._identity
+        if self.missing:
+            goes = "continues" if self._counters.reconnects else "begins"
+            why = f"{self.who_is_missing()} not connected, and the stream {goes} when all are"
+        else:
+            others = ", or another rank, which all ranks wait for" if identity.world_size > 1 else ""
+            others = (
+                ", or has another consumer of the group the last batches of the epoch" if identity.shares else others
+            )
+            why = f"is the generator slow{others}? `penstock status {self.url}` shows the workers"
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        logger.warning("%s: no data for %.0f s, since %s; %s", self.url, seconds, since, why)
+
+    def _copied(self, item: Received) -> Received:
+        private = self._pool.take(item.layout.nbytes)
+        source, target = np.asarray(item.root), np.asarray(private)
+        for start, stop in item.layout.regions(item.slab.first, item.slab.batches):
+            np.copyto(target[start:stop], source[start:stop])
+        return Received(item.slab, item.layout, private)
+
+    def _release(self) -> None:
+        if self.transport is not None:
+            for seq in self.transport.released():
+                self._state.released(seq)
+
+    def _leave_dropped_epochs(self) -> None:
+        while self.mailbox.left:
+            epoch = self.mailbox.left.popleft()
+            if epoch == self._state.epoch:
+                self._stop_reading()
+            self._send(*self._state.leave(epoch))
+
+    def _stop_reading(self) -> None:
+        self._reads.ends(self._counters.batches >= _repeats.MANY)
+
+    def _send(self, *messages: Message) -> None:
+        """Send `messages`, then the acknowledgement that is due. Without a connection there is nothing to tell: the
+        next one begins from the state."""
+        if self.transport is None:
+            return
+        self._outbox.extend(encode(message) for message in messages)
+        if self.transport.sends_anywhere:
+            self._flush()
+        else:
+            self.mailbox.wake()
+
+    def _flush(self) -> None:
+        transport = self.transport
+        if transport is None:
+            return
+        self._release()
+        while True:
+            if not self._outbox:
+                if self._state.closed is not None and not self._said_bye:
+                    return  # Bye comes first: it tells how many slabs were handed over before the rest became void
+                ack = self._state.ack()
+                if ack is None:
+                    return
+                self._outbox.append(encode(ack))
+            if not transport.send(self._outbox[0]):
+                return
+            self._outbox.popleft()

@@ -1,0 +1,239 @@
+"""The receiver thread: it receives, tends the hand-off, and connects again after a loss.
+
+It is the only thread that receives, connects and replaces the transport. It holds no lock of its own; the methods of
+the hand-off (_handoff.py) take theirs. Other threads ask it to act through the mailbox, and the methods below that they
+may call say so.
+
+The thread ends when the mailbox is closed and the last array over a slot is gone.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+
+from penstock_proto import ConnectionLost, DaemonStopped, PenstockError, ProtocolError
+from penstock_proto.messages import Failed, FeedInfo, ServerMessage
+from penstock_proto.position import Position
+
+from . import _process_hooks, _state_dict
+from ._connecting import Connector, Link, LostSession
+from ._consumer_state import Received
+from ._handoff import STEP, HandOff
+from ._reconnecting import GivenUp, Reconnector
+
+IDLE = 1.0
+"""Longest step of the thread in seconds, while no slot is held and nothing waits to be sent."""
+STOOD = 5.0
+"""Seconds between two steps after which this process must have stood still. Steps are at most a second apart."""
+_CLOSE = 1.0
+"""Seconds that `close` waits for the connection to close, twice, and then for the thread to end."""
+
+logger = logging.getLogger("penstock")
+
+
+class Receiver:
+    """The receiver thread of one stream. It owns the way to the daemon, and a private daemon."""
+
+    def __init__(self, handoff: HandOff, link: Link, connector: Connector, reconnect: float) -> None:
+        """Start the thread.
+
+        Args:
+            handoff: takes what is received over `link`.
+            link: the first connection.
+            connector: opens other connections. This object owns it from now on, with the private daemon.
+            reconnect: seconds for which another connection is tried after a loss.
+        """
+        self._handoff = handoff
+        self._mailbox = handoff.mailbox
+        self._session = link.session
+        self._info = link.info
+        self._connector = connector
+        self._replaced = False
+        self._reconnector = Reconnector(self._mailbox, reconnect)
+        self._ending = False
+        self._stepped = time.monotonic()
+        self._apart = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-receiver", daemon=True)
+        _process_hooks.register(self)
+        self._thread.start()
+
+    # --- any thread ---
+
+    def close(self) -> None:
+        """Close the stream: iterations end with StreamClosed. The connection stays while arrays lie over its slots."""
+        self._handoff.close()
+        self._mailbox.close()
+        if threading.current_thread() is not self._thread:
+            self._closed.wait(2 * _CLOSE)
+            if not self._handoff.holds_slots:
+                self._thread.join(_CLOSE)
+
+    at_exit = close
+
+    def forget(self) -> None:
+        """In a forked child, which has no such thread: leave everything to the parent."""
+        self._handoff.forget()
+        self._mailbox.wakeup = None
+        self._ending = True
+        self._closed.set()
+
+    def give_up_connector(self) -> Connector:
+        """Return the connector, for a stream that replaces this one.
+
+        From now on this object neither ends the private daemon nor connects again after a loss, which would take the
+        place of the other stream.
+        """
+        connector, self._connector = self._connector, self._connector.without_daemon()
+        self._replaced = True
+        return connector
+
+    def take_back_connector(self, connector: Connector) -> None:
+        """Undo `give_up_connector`: the other stream could not be opened."""
+        self._connector, self._replaced = connector, False
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            while not (self._ending and not self._handoff.holds_slots):
+                try:
+                    self._step()
+                except (ConnectionLost, DaemonStopped) as error:
+                    if not self._reconnected(error):
+                        break
+        except Exception as error:  # a bug here must not look like a slow daemon
+            logger.exception("the receiver thread of %s failed", self._handoff.url)
+            self._lose(PenstockError(f"the client failed: {error!r}; please report this as a bug"))
+        finally:
+            _process_hooks.unregister(self)
+            self._handoff.shut()
+            self._mailbox.wakeup = None
+            self._stop_daemon()
+
+    def _step(self) -> None:
+        handoff = self._handoff
+        transport = handoff.transport
+        assert transport is not None
+        now = time.monotonic()
+        self._apart, self._stepped = now - self._stepped, now
+        transport.wait(STEP if handoff.holds_slots or handoff.unsent else IDLE, handoff.unsent)
+        try:
+            while (message := transport.receive()) is not None:
+                if isinstance(message, Received):
+                    handoff.came(message)
+                    if self._reconnector.cause is not None:
+                        self._recovered()
+                else:
+                    self._apply(message)
+                del message
+        except ProtocolError as error:
+            self._lose(error)
+            self._mailbox.closing = True  # but the connection stays open while arrays lie over its slots
+        self._give_up_on_ranks()
+        last = self._mailbox.closing and not self._ending
+        self._ending = self._ending or last
+        handoff.tend(last)
+        if last:
+            self._stop_daemon()
+
+    def _apply(self, message: ServerMessage) -> None:
+        if not isinstance(message, Failed):
+            self._handoff.apply(message)
+            return
+        error = message.error.error()
+        try:
+            if isinstance(error, ConnectionLost | DaemonStopped) and self._may_reconnect():
+                raise error
+            self._handoff.fail(error)
+        finally:
+            del error  # it holds this frame, which would hold it, and the stream
+
+    def _recovered(self) -> None:
+        self._reconnector.recovered()
+        if self._reconnector.connections > 1:
+            logger.warning("%s: connected again after %.1f s", self._handoff.url, self._reconnector.lasted)
+
+    def _give_up_on_ranks(self) -> None:
+        """End the stream if ranks are still missing when the time for a reconnection is over."""
+        handoff = self._handoff
+        if handoff.missing and (cause := self._reconnector.overdue) is not None:
+            self._lose(
+                ConnectionLost(
+                    f"{cause.message}. After {self._reconnector.seconds:g} s {handoff.who_is_missing()} still missing. "
+                    "Stop all ranks and start the job again"
+                )
+            )
+            self._mailbox.closing = True
+
+    def _lose(self, error: PenstockError) -> None:
+        error = copy.copy(error)  # a raised error holds the frames that it passed through, and so the stream
+        error.feed = error.feed or self._info.name
+        self._handoff.lose(error)
+
+    def _stop_daemon(self) -> None:
+        self._connector.stop()
+        self._closed.set()
+
+    # --- after a loss ---
+
+    def _may_reconnect(self) -> bool:
+        daemon = self._connector.daemon
+        if self._ending or self._replaced or not self._handoff.readable:
+            return False
+        return self._reconnector.seconds > 0 and not (daemon is not None and daemon.stopping)
+
+    def _reconnected(self, cause: PenstockError) -> bool:
+        """Connect again after a loss. Return False if the stream has ended instead."""
+        handoff, reconnector = self._handoff, self._reconnector
+        transport = handoff.transport
+        if transport is not None and transport.silent() and self._apart > STOOD:
+            cause = ConnectionLost(f"this process stood still for {self._apart:.0f} s, so the daemon ended its session")
+        if not self._may_reconnect():
+            self._lose(cause)
+            return False
+        handoff.disconnect()
+        if reconnector.lost(cause):
+            logger.warning(
+                "%s: %s. Trying to reconnect for up to %g s; the stream then continues where it was",
+                handoff.url,
+                cause.message,
+                reconnector.seconds,
+            )
+        elif reconnector.connections == 1:
+            logger.warning(
+                "%s: the new connection broke before data came: %s. Still trying", handoff.url, cause.message
+            )
+        try:
+            link, position = self._connect()
+        except GivenUp:
+            self._ending = True
+            return False
+        except PenstockError as error:
+            self._lose(error)
+            return False
+        self._session = link.session
+        self._stepped = time.monotonic()
+        handoff.connect(link, position, str(self._connector))
+        if reconnector.connections == 1:  # after several connections `_recovered` logs it, when data comes
+            logger.warning("%s: connected again after %.1f s", handoff.url, reconnector.lasted)
+        return True
+
+    def _connect(self) -> tuple[Link, Position]:
+        """Return another link, and the position at which its stream begins. Raises as `Reconnector.connect`."""
+        handoff = self._handoff
+        positions: list[Position] = []
+
+        def start(info: FeedInfo) -> Position | None:
+            _state_dict.for_feed(Position(self._info, 0), info, "the lost stream began with")
+            positions.append(handoff.restart_position())
+            return None if _state_dict.is_start(positions[-1]) else positions[-1]
+
+        def lost() -> LostSession:
+            return LostSession(self._session, *handoff.handed)
+
+        link = self._reconnector.connect(self._connector, start, lost, handoff.close_lost_transports)
+        return link, positions[-1]
