@@ -87,7 +87,7 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
             "generator",
             "2 workers make 100 batches/s, 50 each. Add workers: of the 8 CPUs of the daemon's host, 1.2",
         ),
-        ({}, "generator", "numbers that divide its 16 lanes, such as 4"),
+        ({}, "generator", "divisors of its 16 lanes, such as 4"),
         ({"lanes": None}, "generator", "are needed."),
         ({"lanes": 2}, "generator", "More workers need more splits and Feed(lanes=): it has 2 lanes"),
         ({"workers": (worker(0, 0.9),), "lanes": 1}, "generator", "1 worker makes 100 batches/s. More workers need"),
@@ -110,9 +110,9 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
         ),
         ({"workers": (worker(0, 0.9), *IDLE)}, "lanes", 'Feed(order="fast")'),
         ({"workers": IDLE, "daemon_cpu": 0.9}, "daemon", "at 100 batches/s"),
-        ({"workers": IDLE, "transport": "tcp"}, "transport", "The way to the consumer is the limit at 500 MB/s"),
+        ({"workers": IDLE, "transport": "tcp"}, "transport", "The connection to the consumer is the limit at 500 MB/s"),
         ({"workers": IDLE}, "transport", "workers are idle for 65 % of the time"),
-        ({"workers": ()}, "workers", "No worker lived all the time"),
+        ({"workers": ()}, "workers", "No worker ran for the whole time"),
         (
             {"waiting": 0.05, "step": 0.9, "receiving": 0.05},
             "consumer",
@@ -164,7 +164,7 @@ def test_a_verdict_on_which_the_parts_of_the_time_agree_is_sure(slices: list[dic
     [
         ([BUSY_CPUS, LESS_CPU] * 5, ["the CPUs", "the generator"]),
         ([KEEPS_UP] * 5 + [{**KEEPS_UP, "waiting": 0.19}] * 5, ["the consumer", "the generator"]),
-        ([WITHOUT] * 5 + [BUSY_CPUS] * 5, ["the CPUs", "the way to the consumer"]),
+        ([WITHOUT] * 5 + [BUSY_CPUS] * 5, ["the CPUs", "the connection to the consumer"]),
     ],
 )
 def test_one_that_changes_with_the_moment_asks_for_a_longer_run_and_advises_nothing(
@@ -172,21 +172,21 @@ def test_one_that_changes_with_the_moment_asks_for_a_longer_run_and_advises_noth
 ) -> None:
     found = judged(parts(*slices))
     assert not found.sure
-    assert found.text.startswith("Not sure: the limit changed while it was measured.")
+    assert found.text.startswith("Not sure: the limit changed during the measurement.")
     assert found.text.endswith("Measure for longer: --seconds 30.")
     for name in names:
         assert f"{name} (" in found.text
     assert "Add workers" not in found.text
     assert judged(parts(*slices)) == found, "the same figures give the same verdict"
     assert judged(parts(*slices, seconds=2.5)).text.endswith("--seconds 50.")
-    assert "A longer run would hardly tell" in judged(parts(*slices, seconds=10)).text
+    assert "A longer run would hardly help" in judged(parts(*slices, seconds=10)).text
 
 
 def test_a_run_of_a_moment_is_too_short_for_a_verdict() -> None:
     found = judged(parts({}, {}, {}))
     assert (found.limit, found.sure) == ("generator", False)
     assert found.text == (
-        "Not sure: 3.0 s are too short to tell. It looks like the generator. Measure for longer: --seconds 30."
+        "Not sure: 3.0 s is too short to tell. It looks like the generator. Measure for longer: --seconds 30."
     )
 
 
@@ -196,8 +196,8 @@ def test_other_work_of_the_host_is_named_and_not_counted_as_the_feeds() -> None:
     busy = judged(parts(*[{"cpus": 2, "other_cpu": 1.2, "stolen": 0.3}] * 5))
     assert busy.limit == "generator", "its own need of CPUs decides"
     assert busy.text.endswith(
-        "Meanwhile other work of this host took 1.2 of its 2 CPUs and its hypervisor kept 0.3 for others: "
-        "measure again when it rests."
+        "Meanwhile other work on this host used 1.2 of its 2 CPUs and its hypervisor gave 0.3 to other hosts: "
+        "measure again when it is idle."
     )
     lacking = tuple(WorkerShares(number, 0.1, 0.0, 0.1, 0.9) for number in range(2))
     none = judged(parts(*[{"cpus": 2, "other_cpu": 1.8, "stolen": 0.0, "workers": lacking}] * 5))
@@ -254,11 +254,11 @@ def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
         "speed        100 batches/s, 3,200 samples/s, 500 MB/s",
         "first batch  after 0.50 s",
         "consumer     90 % waiting, 10 % receiving, 0 % in its step",
-        "worker 0     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of one",
-        "worker 1     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of one",
+        "worker 0     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of a CPU",
+        "worker 1     90 % generating, 10 % collating, 0 % idle, 0 % without a CPU; it used 50 % of a CPU",
         "daemon       10 % of a CPU; its host has 8",
         "spread       100 to 100 batches/s in 4 parts of the time",
-        "others       1 more read from this daemon: its figures are theirs too",
+        "others       1 other consumer of this daemon: its figures include them",
         "cached       250 batches/s: with an infinitely fast loader this consumer would be 2.50 times as fast",
     ]
     assert empty == ""
@@ -298,7 +298,7 @@ def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
     assert failed.returncode == 1
     assert "penstock: " in failed.stderr
     assert "ValueError: no such scene" in failed.stderr
-    with pytest.raises(penstock.EndOfStream, match="ended after 1 batches, before anything was measured"):
+    with pytest.raises(penstock.EndOfStream, match="ended after 1 batches, before the measurement began"):
         measure(daemon.urls["short"], status=status, seconds=1)
     with pytest.raises(penstock.UnknownFeed):
         measure(daemon.urls["short"] + "er", status=status)

@@ -146,7 +146,9 @@ def test_a_dataset_whose_elements_are_not_batches_is_refused(
         data = connection.dataset().filter(even).map(lambda x, y: (x, tf.cast(y, tf.float32)))
         with pytest.raises(ValueError, match="must be one batch"), pytest.warns(UserWarning, match="ran out"):
             model_of().fit(data, verbose=0, callbacks=[Resume(connection, tmp_path)])
-        assert "is saved at the ends of epochs only, as fit counts no steps in an epoch" in caplog.text
+        assert (
+            "checkpoints are saved only at the ends of epochs, because fit counts no steps in an epoch" in caplog.text
+        )
         del data
 
 
@@ -166,7 +168,7 @@ def test_another_model_than_that_of_the_checkpoint_is_refused(tf: Any, forgotten
             other.add(keras.layers.Dense(3))
             other.compile("sgd", "mse")
             data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
-            with pytest.raises(ValueError, match="made with another model, of 4 variables where this one has 6"):
+            with pytest.raises(ValueError, match="made with another model, it has 4 variables, and this model 6"):
                 other.fit(data, epochs=2, verbose=0, callbacks=[Resume(connection, tmp_path)])
             del data, other
 
@@ -281,26 +283,26 @@ def test_resume_refuses_what_is_not_the_connection_that_fit_will_read(tf: Any, t
         good = connection()
         for wrong, words in ((daemon.url, "a URL"), (good.dataset(), "a dataset"), (None, "None")):
             for user in (Resume, CheckpointState):
-                with pytest.raises(TypeError, match=f"{user.__name__} was given {words}, and needs the connection"):
+                with pytest.raises(TypeError, match=f"{user.__name__} was given {words}, but needs the connection"):
                     user(wrong, tmp_path)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"every='10': it is a number of steps"):
+        with pytest.raises(ValueError, match=r"every='10': must be a number of steps"):
             Resume(good, tmp_path, every="10")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="keep=0: it is a number of checkpoints"):
+        with pytest.raises(ValueError, match="keep=0: must be a number of checkpoints"):
             Resume(good, tmp_path, keep=0)
-        with pytest.raises(OSError, match=r"no checkpoint can be saved in .*file"):
+        with pytest.raises(OSError, match=r"cannot save checkpoints in .*file"):
             Resume(good, tmp_path / "file")
-        with pytest.raises(OSError, match="no checkpoint can be saved in '/proc/nothing'"):
+        with pytest.raises(OSError, match="cannot save checkpoints in '/proc/nothing'"):
             Resume(good, "/proc/nothing")
         batches = good.batches()
         next(batches)
         with pytest.raises(ValueError, match="has been read already"):
             Resume(good, tmp_path)
-        with pytest.raises(ValueError, match=r"was given a state \(behind 1 batches\).*connect without state="):
+        with pytest.raises(ValueError, match=r"was given a state \(after 1 batches\).*connect without state="):
             Resume(connection(state=good.state_dict()), tmp_path)
         with pytest.raises(ValueError, match="of a group, whose stream has no state"):
             Resume(connection(group="all"), tmp_path)
         good.close()
-        with pytest.raises(penstock.StreamClosed, match="connect again, and give Resume that"):
+        with pytest.raises(penstock.StreamClosed, match="connect again, and give Resume the new connection"):
             Resume(good, tmp_path)
         tf.train.Checkpoint(x=tf.Variable(1)).save(tmp_path / "other" / "c")
         with pytest.raises(ValueError, match=r"c-1 was not written by penstock\.keras\.Resume"):
@@ -389,7 +391,7 @@ def test_an_epoch_that_was_interrupted_goes_on_with_the_same_number_of_steps(
             model_of().fit(data_of(connection), verbose=0, shuffle=False, callbacks=[resume, Crash()])
         with penstock.connect(daemon.url) as connection:
             data = data_of(connection).repeat()
-            with pytest.raises(ValueError, match=f"behind step 15 of epoch 0, when fit counted {TOTAL} steps .* 10: "):
+            with pytest.raises(ValueError, match=f"after step 15 of epoch 0, when fit counted {TOTAL} steps .* 10: "):
                 model_of().fit(
                     data, steps_per_epoch=10, verbose=0, shuffle=False, callbacks=[Resume(connection, tmp_path)]
                 )

@@ -125,7 +125,7 @@ def test_asking_for_what_was_not_handed_or_is_forgotten_names_both_numbers() -> 
     for slab, before in slabs(info, epoch(0), []):
         follow.handed(slab, tuple(before))
     follow.position(105)
-    with pytest.raises(ValueError, match=r"consumed=104, but the oldest state that is kept is behind 105"):
+    with pytest.raises(ValueError, match=r"consumed=104, but the oldest state that is kept is after 105"):
         follow.position(104)
     with pytest.raises(ValueError, match=r"consumed=200, but only 110 batches were handed over"):
         follow.position(200)
@@ -146,7 +146,7 @@ def test_a_lane_that_lacks_a_batch_or_does_not_end_is_named() -> None:
     info, epoch = dealt([8, 9])
     plan = epoch(0)
     for missing, says in (
-        (lambda lane: lane.lane == 1, "is over, but its lane 1, of which 2 batches came, has not ended"),
+        (lambda lane: lane.lane == 1, "is over, but its lane 1, with 2 batches so far, has not ended"),
         (lambda lane: False, "had 2 batches of lane 0, but that lane ended with 3"),
     ):
         check = EpochCheck()

@@ -331,10 +331,10 @@ def test_a_state_is_small() -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda s: [], "this is no state of a Penstock connection"),
-        (lambda s: {**s, "penstock": 7}, "the state has version 7, and this Penstock reads version 2"),
+        (lambda s: [], "expected the state of a Penstock connection"),
+        (lambda s: {**s, "penstock": 7}, "the state has version 7, but this Penstock reads version 2"),
         (lambda s: {**s, "more": 1}, "a state has the keys"),
-        (lambda s: {**s, "consumed": -1}, "`consumed` is -1, and not a number of batches"),
+        (lambda s: {**s, "consumed": -1}, "`consumed` must be a number of batches, got -1"),
         (lambda s: {**s, "position": None}, "position is damaged: Expected `object`"),
         (lambda s: {**s, "position": {**s["position"], "places": [[0, 1, "%%%"]]}}, "position is damaged"),
         (lambda s: {**s, "position": {**s["position"], "batches": "1"}}, r"damaged: .*batches"),

@@ -1,4 +1,4 @@
-"""What the `url` of `connect` and `dataset` may be, and the sentence for each way in which it can be wrong."""
+"""The forms of `url` in `connect` and `dataset`, and the error messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from penstock_proto import StartError
 
-_FORMS = "use tcp://HOST:PORT/FEED for a daemon that runs, or MODULE:ATTR to start a private one"
+_FORMS = "use tcp://HOST:PORT/FEED for a running daemon, or MODULE:ATTR to start a private one"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a feed is served."""
+    """The address of a feed."""
 
     host: str
     port: int
@@ -20,7 +20,7 @@ class Address:
 
     @property
     def endpoint(self) -> str:
-        """The daemon's address, as ZeroMQ and `penstock status` take it."""
+        """The daemon's address, as for ZeroMQ and `penstock status`."""
         return f"tcp://{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -28,35 +28,35 @@ class Address:
 
 
 def is_private(url: str) -> bool:
-    """Whether `url` names a feed by MODULE:ATTR, for which a daemon has to be started.
+    """Return whether `url` has the form MODULE:ATTR, which needs a private daemon.
 
     Raises:
-        StartError: it is neither that nor a URL.
+        StartError: `url` has neither this form nor that of a URL.
     """
     if not isinstance(url, str):
         raise TypeError(
-            f"a feed is given by its URL or as MODULE:ATTR, not as {type(url).__name__}: workers import it themselves, "
-            'so name it, such as penstock.dataset("scenes.py:feed")'
+            f"expected the URL of a feed or MODULE:ATTR, got {type(url).__name__}: workers import the feed themselves, "
+            'so name it, as in penstock.dataset("scenes.py:feed")'
         )
     if "://" in url:
         return False
     module, _, attribute = url.rpartition(":")
     if module and attribute[:1].isdigit():
-        raise StartError(f"{url!r} looks like an address without its tcp://: {_FORMS}")
+        raise StartError(f"{url!r} looks like an address without tcp://: {_FORMS}")
     if not module or not attribute.isidentifier():
         raise StartError(f"{url!r} is neither a URL nor MODULE:ATTR: {_FORMS}")
     return True
 
 
 def parse(url: str) -> Address:
-    """The address that `url`, `tcp://HOST:PORT/FEED`, names. An IPv6 host stands in brackets.
+    """Return the address in `url`, which has the form `tcp://HOST:PORT/FEED`, with an IPv6 host in brackets.
 
     Raises:
-        StartError: it has not that form; the message says what is wrong with it.
+        StartError: it has another form; the message says what is wrong.
     """
     scheme, _, rest = url.partition("://")
     if scheme != "tcp":
-        raise StartError(f"{url!r} has the scheme {scheme!r}, but Penstock is reached by tcp: {_FORMS}")
+        raise StartError(f"{url!r} has the scheme {scheme!r}, but Penstock uses tcp: {_FORMS}")
     place, _, feed = rest.rstrip("/").partition("/")
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]"):
@@ -64,7 +64,7 @@ def parse(url: str) -> Address:
     if not re.fullmatch(r"\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:]+", host):
         raise StartError(f"{url!r} names no host: write tcp://HOST:PORT/FEED, an IPv6 address in brackets")
     if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise StartError(f"{url!r} has the port {port!r}: a port is a number from 1 to 65535")
+        raise StartError(f"{url!r} has the port {port!r}: must be a number from 1 to 65535")
     if not feed:
         raise StartError(
             f"{url!r} names no feed: write {url.rstrip('/')}/FEED; `penstock status {url.rstrip('/')}` lists the feeds"

@@ -1,6 +1,6 @@
-"""What `penstock bench` does: reads a feed for a while as a trainer would, and takes figures for `_bench_verdict.py`.
+"""Measures a feed for `penstock bench`: reads it for a while as a trainer does, and collects figures.
 
-Where the workers' time goes the daemon says in its status; how that is asked is the caller's.
+`_bench_verdict.py` interprets them. The daemon's status tells how workers spend their time; the caller fetches it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
 
 SLICES = 10
-"""The number of parts that the measured time is cut into."""
+"""Into how many slices the measured time is divided."""
 SHORTEST = 0.5
-"""Fewest seconds of one, as the daemon is asked for its status between two."""
+"""Fewest seconds of a slice. Between two slices the daemon is asked for its status."""
 
 
 def measure(
@@ -45,33 +45,33 @@ def measure(
 
     Args:
         url: as in `connect`.
-        status: asks the daemon of a URL for its status.
+        status: returns the status of the daemon at a URL.
         workers: as in `connect`.
         transport: as in `connect`.
-        seconds: measured time; it ends with a batch.
-        batches: end after so many, if `seconds` have not passed before.
-        warmup: seconds from the first batch on that are not measured.
-        step: seconds that the training step is taken to last.
-        cached: read so many batches, and as long again out of copies of them. 0: do not.
+        seconds: seconds to measure; the measurement ends with a batch.
+        batches: end after this many batches, if that is sooner.
+        warmup: seconds to read after the first batch before measuring.
+        step: seconds that a training step takes.
+        cached: afterwards read copies of this many batches for as long again. 0: do not.
         tensorflow: read with a `tf.data.Dataset`, not with NumPy.
 
     Raises:
         EndOfStream: the feed has too few batches.
-        PenstockError: as `connect`, and as reading a feed does.
+        PenstockError: as `connect`, and as reading a feed.
     """
     with connect(url, workers=workers, transport=transport) as connection:
         try:
             seen = _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow)
             return dataclasses.replace(seen, tcp_asked=transport == "tcp")
         except Exception:
-            if connection.error is not None:  # of which TensorFlow passes on the text alone
+            if connection.error is not None:  # TensorFlow passes on only its text
                 raise connection.error from None
             raise
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a loop over batches took: how many batches, and seconds: altogether, in `next`, in the step."""
+    """The result of a loop over batches: their number, and the seconds in total, in `next`, and in the step."""
 
     batches: int
     seconds: float
@@ -96,7 +96,7 @@ def _measure(
     slices = list(_slices(connection, stream, status, seconds, batches, step))
     if not slices:
         raise EndOfStream(
-            f"the feed ended after {began} batches, before anything was measured: make --warmup shorter",
+            f"the feed ended after {began} batches, before the measurement began: use a shorter --warmup",
             feed=connection.info.name,
         )
     in_memory = None
@@ -113,7 +113,7 @@ def _measure(
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What everybody has counted by now."""
+    """The counters of all processes at one moment."""
 
     stats: dict[str, Any]
     state: dict[str, Any]
@@ -130,7 +130,7 @@ def _slices(
     batches: int | None,
     step: float,
 ) -> Iterator[Figures]:
-    """The figures of one part of the time after another."""
+    """Measure one slice after another."""
     url = connection._handle.handoff.url
 
     def now() -> _Moment:
@@ -194,7 +194,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
 
 
 def _epochs(connection: Connection, tensorflow: bool) -> Iterator[Any]:
-    """The batches of one epoch after another."""
+    """Yield the batches of one epoch after another."""
     dataset = connection.dataset() if tensorflow else None
     epochs = connection.info.epochs
     for _ in itertools.count() if epochs is None else range(epochs):
@@ -202,14 +202,14 @@ def _epochs(connection: Connection, tensorflow: bool) -> Iterator[Any]:
 
 
 def _replayed(connection: Connection, kept: list[Any]) -> Iterator[Any]:
-    """These batches over and over, as tensors. Nothing is read for it."""
+    """Return an iterator that repeats these batches as tensors, without reading the stream."""
     from . import _tfdata
 
     return iter(_tfdata.replayed(kept, connection.dataset().element_spec).prefetch(2))
 
 
 def _read(stream: Iterator[Any], seconds: float, most: int | None, step: float) -> _Taken:
-    """Take batches until so many seconds have passed, at least one, and let each step last."""
+    """Take batches for `seconds`, at least one and at most `most`, and sleep for `step` seconds after each."""
     count, taking, stepping = 0, 0.0, 0.0
     began = asked = time.perf_counter()
     while most is None or count < most:
@@ -228,7 +228,7 @@ def _read(stream: Iterator[Any], seconds: float, most: int | None, step: float) 
 
 
 def _copied(batch: Any) -> Any:
-    """A batch in memory of its own: that under a batch that was handed over is used again."""
+    """Return a copy of a batch: the memory under a batch is reused once the batch is gone."""
     if isinstance(batch, tuple):
         return tuple(_copied(item) for item in batch)
     if isinstance(batch, dict):
@@ -237,7 +237,7 @@ def _copied(batch: Any) -> Any:
 
 
 def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
-    """Where the time went between two statuses, of the workers that lived all of it."""
+    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
     spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
     for worker in after["workers"]:
         now, then = worker["spent"], spent.get(worker["pid"])
@@ -245,12 +245,12 @@ def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerSh
             share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
             idle = min(1.0, max(0.0, share["idle_seconds"]))
             user = min(1 - idle, max(0.0, share["user_seconds"]))
-            lacking = min(user, share["cpu_wait_seconds"])  # which the reckoning of user code does not leave out
+            lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
             yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
 
 
 def _lanes(feed: dict[str, Any]) -> int | None:
-    """How many workers can work on an epoch of a feed at once, or None if any number can."""
+    """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
     if feed["indexable"]:
         return None
     lanes: int = feed["lanes"]

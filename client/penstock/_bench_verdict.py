@@ -1,7 +1,7 @@
-"""What limits a feed that was read for a while, in words: decisions on figures, without I/O. `_bench.py` takes them.
+"""What limits a measured feed, in words. `_bench.py` takes the measurement; this module decides, without I/O.
 
-`verdict` is what a set of figures says. `judged` is what it says of the feed: whether other moments of the same
-measurement say the same, which it finds out by resampling its slices.
+`verdict` interprets one set of figures. `judged` also says whether the verdict holds for other moments of the same
+measurement, by resampling its slices.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 WAITS = 0.1
-"""Below this share of its time a consumer does not wait to speak of."""
+"""A consumer that waits for less than this share of its time counts as not waiting."""
 
 BUSY = 0.8
-"""From this share of its time on a worker or the daemon is busy all the time: there are always moments between."""
+"""A worker or daemon with at least this share of busy time counts as always busy: there are always short pauses."""
 
 ALL_CPUS = 0.85
-"""From this share on a host's CPUs are all asked for."""
+"""If at least this share of a host's CPUs is needed, the CPUs are the limit."""
 
 COMPUTES = 0.5
-"""From this share of its busy time on a CPU, or in want of one, a worker does not mostly wait for something else."""
+"""A worker that spends less than this share of its busy time on a CPU, or waiting for one, mostly waits for I/O."""
 
 OTHERS = 0.2
-"""From this share of a host's CPUs on the work of others is worth a word."""
+"""The report mentions other work that uses at least this share of a host's CPUs."""
 
 STOLEN = 0.05
-"""Likewise what a hypervisor gives to others."""
+"""Likewise CPU time that a hypervisor gives to other hosts."""
 
 FEWEST = 4
-"""The fewest slices that a sure verdict needs."""
+"""Fewest slices for a sure verdict."""
 
 SURE = 0.9
-"""From this share of the resamples on, those that say the same are to be relied on."""
+"""A verdict is sure if at least this share of the resamples agrees with it."""
 
 RESAMPLES = 400
 
 LONG = 60.0
-"""Seconds after which measuring for longer would not tell more: it is on the border between two limits."""
+"""Seconds after which a longer measurement would not help: the feed is on the border between two limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerShares:
-    """Where a worker's time went, as shares: `generating`, `idle`, `cpu_wait` (it could have run, and had no CPU); the
-    rest is collating. `cpu` is the share in which it had a CPU.
+    """How a worker spent its time, as shares: `generating`, `idle`, `cpu_wait` (ready to run, without a CPU); the rest
+    is collating. `cpu` is the share in which it ran on a CPU.
     """
 
     number: int
@@ -56,40 +56,40 @@ class WorkerShares:
 
     @property
     def busy(self) -> float:
-        """What it was not idle."""
+        """The share in which it was not idle."""
         return 1 - self.idle
 
     @property
     def collating(self) -> float:
-        """What it worked on its own."""
+        """The share in which it checked, copied and reported samples."""
         return max(0.0, 1 - self.idle - self.generating - self.cpu_wait)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was seen of a feed.
+    """The measurement of a feed.
 
     Attributes:
-        url: the feed's.
+        url: the URL of the feed.
         transport: "local" or "tcp".
         consumer: "NumPy" or "TensorFlow".
-        seconds, batches, samples, nbytes: what was read, and how long that took.
-        first_batch_seconds: from connecting (the start of a private daemon too) to the first batch.
-        waiting, receiving, step: shares of the consumer's time: no batch was there; it took one; its training step.
-        workers: those that lived all the time.
-        daemon_cpu, consumer_cpu: CPUs that these had, on average.
-        cpus: that the daemon may use.
-        lanes: so many workers can work on an epoch at once; None: any number.
+        seconds, batches, samples, nbytes: how much was read, and in how many seconds.
+        first_batch_seconds: from connecting (including the start of a private daemon) to the first batch.
+        waiting, receiving, step: shares of the consumer's time: waiting for a batch, taking it, in the training step.
+        workers: workers that ran for the whole time.
+        daemon_cpu, consumer_cpu: CPUs that these used, on average.
+        cpus: CPUs that the daemon may use.
+        lanes: how many workers can work on an epoch at once; None: any number.
         others: other consumers that the daemon had at the end.
-        cached: batches/s of the same consumer out of memory, if that was measured.
-        other_cpu: CPUs of this host that had other work, on average; None where the daemon may be elsewhere.
-        stolen: CPUs of it that a hypervisor gave to others; likewise.
+        cached: batches/s of the same consumer from memory, if that was measured.
+        other_cpu: CPUs of this host that other work used, on average; None if the daemon may be on another host.
+        stolen: CPUs of this host that a hypervisor gave to other hosts; likewise.
         fast: whether the feed has `order="fast"`.
-        whole_batches: whether it has `batch_size=None`.
-        bytes_only: whether no dtype of it is longer than a byte.
+        whole_batches: whether the feed has `batch_size=None`.
+        bytes_only: whether all dtypes of the feed have one byte.
         memory_full: whether half of the daemon's `--memory` or more is reserved.
-        tcp_asked: whether TCP was asked for.
-        slices: the figures of parts of the time, one after another, of which these are the whole.
+        tcp_asked: whether the user asked for TCP.
+        slices: the measurements of consecutive parts of the time, which together are this one.
     """
 
     url: str
@@ -126,20 +126,20 @@ class Figures:
 
     @property
     def cpus_wanted(self) -> float:
-        """CPUs of the daemon's host that this has or lacks; over TCP the consumer may be elsewhere."""
+        """CPUs of the daemon's host that the feed uses or lacks. Over TCP the consumer may be on another host."""
         consumer = self.consumer_cpu if self.transport == "local" else 0.0
         return sum(worker.cpu + worker.cpu_wait for worker in self.workers) + self.daemon_cpu + consumer
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What can be said of a feed.
+    """The verdict on a feed.
 
     Attributes:
-        limit: as `verdict` names it: the likeliest.
+        limit: the likeliest limit, as `verdict` names it.
         sure: whether the slices agree on it.
-        shares: of the resamples, those that name each limit.
-        text: some sentences. Advice only where it is sure.
+        shares: for each limit, the share of the resamples that name it.
+        text: some sentences; with advice only if the verdict is sure.
     """
 
     limit: str
@@ -149,13 +149,14 @@ class Judgement:
 
 
 def judged(seen: Figures) -> Judgement:
-    """What limits the speed, if the measurement carries that.
+    """Return what limits the speed, and whether the measurement supports that.
 
-    A busy machine, or a feed whose splits differ, gives another verdict from moment to moment. So the time is measured
-    in slices, and the verdict is taken of many resamples of these: as many slices, drawn with replacement. The share
-    that agrees says how far the verdict depends on the moment. That is the bootstrap of Efron and Tibshirani (An
-    Introduction to the Bootstrap, 1993, chapter 6), with a slice as the unit that is drawn, as moments near each other
-    are alike (Künsch, 1989, does so with blocks of a series). A verdict is sure where `SURE` of the resamples agree.
+    On a busy machine, or if the splits of a feed differ, the verdict changes from moment to moment. So the time is
+    measured in slices, and many resamples of the slices (as many slices, drawn with replacement) get a verdict each.
+    The share that agrees shows how much the verdict depends on the moment. This is the bootstrap of Efron and
+    Tibshirani (An Introduction to the Bootstrap, 1993, chapter 6). The unit drawn is a slice, because moments close to
+    each other are alike (Künsch, 1989, does the same with blocks of a series). A verdict is sure if `SURE` of the
+    resamples agree.
     """
     limit, text = verdict(seen)
     shares = _shares(seen.slices)
@@ -163,21 +164,21 @@ def judged(seen: Figures) -> Judgement:
     if len(seen.slices) >= FEWEST and shares.get(limit, 0.0) >= SURE:
         return Judgement(limit, True, shares, f"{text}{others}")
     if len(seen.slices) < FEWEST:
-        why = f"Not sure: {seen.seconds:.1f} s are too short to tell. It looks like {_NAMES[limit]}. "
+        why = f"Not sure: {seen.seconds:.1f} s is too short to tell. It looks like {_NAMES[limit]}. "
     else:
         ordered = sorted(shares.items(), key=lambda item: -item[1])
         found = ", ".join(f"{_NAMES[name]} ({_percent(share)})" for name, share in ordered if share >= 0.01)
-        why = f"Not sure: the limit changed while it was measured. Of resamples of its parts, so many say: {found}. "
+        why = f"Not sure: the limit changed during the measurement. Its parts suggest: {found}. "
     if seen.seconds < LONG:
-        # Spread shrinks with the square root of the time, so anything less than twice as long is not worth it.
+        # The spread shrinks with the square root of the time, so less than twice the time is not worth it.
         why += f"Measure for longer: --seconds {max(30, 10 * round(seen.seconds * 2 / 10))}."
     else:
-        why += "A longer run would hardly tell: they limit it by turns, and what helps against one shows the other."
+        why += "A longer run would hardly help: they limit the speed in turn, and removing one shows the other."
     return Judgement(limit, False, shares, f"{why}{others}")
 
 
 def joined(slices: Sequence[Figures]) -> Figures:
-    """The figures of all these slices together, each by its length. All else is that of the last."""
+    """Return the slices as one measurement: means weighted by length, and everything else from the last slice."""
     seconds = sum(part.seconds for part in slices)
 
     def mean(value: Callable[[Figures], float]) -> float:
@@ -216,7 +217,7 @@ def joined(slices: Sequence[Figures]) -> Figures:
 
 
 def _shares(slices: Sequence[Figures]) -> dict[str, float]:
-    """How often each limit is the verdict of a resample. The same for the same slices."""
+    """Return the share of the resamples that names each limit. Deterministic."""
     if not slices:
         return {}
     draw = random.Random(0)
@@ -225,17 +226,17 @@ def _shares(slices: Sequence[Figures]) -> dict[str, float]:
 
 
 def _others(seen: Figures) -> str:
-    """A sentence about what else the host does, if that is worth one."""
+    """Return a sentence about other work of the host, or an empty string."""
     found = []
     if _is_busy_with_others(seen):
-        found.append(f"other work of this host took {seen.other_cpu:.1f} of its {_count(seen.cpus, 'CPU')}")
+        found.append(f"other work on this host used {seen.other_cpu:.1f} of its {_count(seen.cpus, 'CPU')}")
     if seen.stolen is not None and seen.stolen >= STOLEN * seen.cpus:
-        found.append(f"its hypervisor kept {seen.stolen:.1f} for others")
-    return f" Meanwhile {' and '.join(found)}: measure again when it rests." if found else ""
+        found.append(f"its hypervisor gave {seen.stolen:.1f} to other hosts")
+    return f" Meanwhile {' and '.join(found)}: measure again when it is idle." if found else ""
 
 
 def verdict(seen: Figures) -> tuple[str, str]:
-    """What limits the speed by these figures, and what that means.
+    """Return what limits the speed according to these figures, and what that means.
 
     Returns:
         "consumer", "workers", "cpus", "lanes", "generator", "collating", "daemon" or "transport"; and some sentences.
@@ -243,7 +244,10 @@ def verdict(seen: Figures) -> tuple[str, str]:
     if seen.waiting < WAITS:
         return "consumer", _keeps_up(seen)
     if not seen.workers:
-        return "workers", "No worker lived all the time: the daemon's log says why they end and are started again."
+        return (
+            "workers",
+            "No worker ran for the whole time: the daemon's log says why workers end and are started again.",
+        )
     busy = [worker for worker in seen.workers if worker.busy >= BUSY]
     if seen.cpus_wanted >= ALL_CPUS * seen.cpus:
         return "cpus", _no_cpus(seen)
@@ -253,8 +257,8 @@ def verdict(seen: Figures) -> tuple[str, str]:
         return "generator", f"The generator is the limit: {_each(seen)}. {_more_workers(seen)}"
     if busy:
         return "collating", (
-            f"Collating, the copying of samples into batches, is the limit: {_each(seen)}. Yield NumPy arrays of the "
-            f"spec's dtypes, few and large ones{'' if seen.whole_batches else _SAMPLES}. {_more_workers(seen)}"
+            f"Collating, the copying of samples into batches, is the limit: {_each(seen)}. Yield few, large NumPy "
+            f"arrays of the spec's dtypes{'' if seen.whole_batches else _SAMPLES}. {_more_workers(seen)}"
         )
     if seen.daemon_cpu >= BUSY:
         return "daemon", (
@@ -263,20 +267,20 @@ def verdict(seen: Figures) -> tuple[str, str]:
         )
     if seen.transport == "tcp":
         return "transport", (
-            f"The way to the consumer is the limit at {_number(_megabytes(seen))} MB/s: workers are idle while it "
-            f"waits. {'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
+            f"The connection to the consumer is the limit at {_number(_megabytes(seen))} MB/s: workers are idle while "
+            f"it waits. {'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
             f"{'R' if seen.bytes_only else 'r'}un the daemon on the trainer's host, which reads shared memory"
             f"{' without --transport tcp' if seen.tcp_asked else ''}."
         )
     return "transport", (
         f"The hand-over is the limit: workers are idle for {_percent(_idle(seen))} of the time while the consumer "
-        f"waits. {'Give the daemon more --memory, so that more is made ahead, or m' if seen.memory_full else 'M'}ake "
+        f"waits. {'Give the daemon more --memory, so that workers get ahead, or m' if seen.memory_full else 'M'}ake "
         "batches larger."
     )
 
 
 def lines(seen: Figures) -> Iterator[str]:
-    """The figures and the verdict, a line for each thing."""
+    """Yield the report, line by line: the figures, then the verdict."""
     yield f"feed         {seen.url} ({seen.transport}), read with {seen.consumer} for {seen.seconds:.1f} s"
     speed = f"{_number(seen.rate)} batches/s, {_number(seen.samples / seen.seconds)} samples/s"
     yield f"speed        {speed}, {_number(_megabytes(seen))} MB/s"
@@ -289,7 +293,7 @@ def lines(seen: Figures) -> Iterator[str]:
         yield (
             f"worker {worker.number:<5} {_percent(worker.generating)} generating, {_percent(worker.collating)} "
             f"collating, {_percent(worker.idle)} idle, {_percent(worker.cpu_wait)} without a CPU; it used "
-            f"{_percent(worker.cpu)} of one"
+            f"{_percent(worker.cpu)} of a CPU"
         )
     yield f"daemon       {_percent(seen.daemon_cpu)} of a CPU; its host has {seen.cpus}"
     if seen.slices:
@@ -298,7 +302,7 @@ def lines(seen: Figures) -> Iterator[str]:
     if seen.other_cpu is not None and seen.stolen is not None:
         yield f"other work   {_percent(seen.other_cpu)} of a CPU on this host, {_percent(seen.stolen)} stolen"
     if seen.others:
-        yield f"others       {seen.others} more read from this daemon: its figures are theirs too"
+        yield f"others       {_count(seen.others, 'other consumer')} of this daemon: its figures include them"
     if seen.cached is not None:
         yield (
             f"cached       {_number(seen.cached)} batches/s: with an infinitely fast loader this consumer would be "
@@ -311,24 +315,24 @@ def lines(seen: Figures) -> Iterator[str]:
 def _keeps_up(seen: Figures) -> str:
     if seen.step >= seen.receiving:
         return (
-            f"The loader keeps up: the consumer waits for {_percent(seen.waiting)} of the time, and the rest is its "
-            "own. A faster loader would gain no more than that."
+            f"The loader keeps up: the consumer waits for {_percent(seen.waiting)} of the time. A faster loader would "
+            "save no more than that."
         )
     return (
         f"The loader is faster than the consumer can receive: with {seen.consumer} this process takes "
-        f"{_number(seen.rate)} batches/s. Make batches larger if that is too few."
+        f"{_number(seen.rate)} batches/s. If that is too slow, make batches larger."
     )
 
 
 def _no_cpus(seen: Figures) -> str:
     text = f"The CPUs are the limit: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
     if _is_busy_with_others(seen):
-        return f"{text}, and other work is on them too. More workers would not help."
+        return f"{text}, and other work uses them too. More workers would not help."
     lacked = sum(worker.cpu_wait for worker in seen.workers)
-    if lacked < _generating(seen) + _collating(seen):  # else where the rest of the time went is not known well
+    if lacked < _generating(seen) + _collating(seen):  # else it is uncertain where the rest of the time went
         heaviest = "in the generator" if _generating(seen) >= _collating(seen) else "collating"
         text += f", and workers spend most of their working time {heaviest}"
-    return f"{text}. More workers would not help: make that cheaper, or serve the feed from a host with more CPUs."
+    return f"{text}. More workers would not help: make the work cheaper, or serve the feed from a host with more CPUs."
 
 
 def _is_busy_with_others(seen: Figures) -> bool:
@@ -339,14 +343,14 @@ def _uneven(seen: Figures, busy: int) -> str:
     text = f"Only {busy} of {len(seen.workers)} workers {'is' if busy == 1 else 'are'} busy: "
     if seen.lanes is not None and seen.lanes < len(seen.workers):
         return text + (
-            f"the feed has {_count(seen.lanes, 'lane')}, so no more can work at once. Give it more splits and "
+            f"the feed has {_count(seen.lanes, 'lane')}, so no more can work at once. Use more splits and "
             "Feed(lanes=), or fewer workers."
         )
     if seen.fast:
-        return text + "their lanes take longer. Make splits smaller and alike."
+        return text + "their lanes take longer. Make splits smaller and similar in size."
     return text + (
-        "their lanes take longer, and batches come in order. Make splits smaller and alike, or let "
-        'Feed(order="fast") send what is there.'
+        "their lanes take longer, and batches come in order. Make splits smaller and similar in size, or use "
+        'Feed(order="fast"), which sends batches when they are ready.'
     )
 
 
@@ -357,7 +361,7 @@ def _each(seen: Figures) -> str:
 
 
 def _more_workers(seen: Figures) -> str:
-    """What can be said of more workers, where all that there are are busy and CPUs are left."""
+    """Return advice on the number of workers, if all workers are busy and CPUs are left."""
     count = len(seen.workers)
     if seen.lanes is not None and seen.lanes <= count:
         return f"More workers need more splits and Feed(lanes=): it has {_count(seen.lanes, 'lane')}."
@@ -369,9 +373,9 @@ def _more_workers(seen: Figures) -> str:
         )
     text = f"Add workers: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
     if waits:
-        text += ", and workers mostly wait for something else (files, network), so there may be more of them than CPUs"
+        text += ", and workers mostly wait for something else (files, network), so use more workers than CPUs"
     if seen.lanes is not None:
-        text += f". Best are numbers that divide its {seen.lanes} lanes, such as {_divisor_above(seen.lanes, count)}"
+        text += f". Best are divisors of its {seen.lanes} lanes, such as {_divisor_above(seen.lanes, count)}"
     return text + "."
 
 
@@ -385,7 +389,7 @@ _NAMES = {
     "generator": "the generator",
     "collating": "collating",
     "daemon": "the daemon's own process",
-    "transport": "the way to the consumer",
+    "transport": "the connection to the consumer",
 }
 
 

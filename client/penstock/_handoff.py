@@ -3,9 +3,10 @@
 The receiver thread (_receiver.py) puts messages in; consumers take slabs out, on any thread. _consumer_state.py holds
 the state of the stream and makes the decisions.
 
-One lock, `_ready`, guards everything here. Public methods take it, private methods expect it. Nobody waits under it,
-other than on the condition itself, and nobody copies a slab or receives under it. Messages are sent under it if the
-transport allows any thread to send; a send never blocks. Only the receiver thread replaces the transport.
+One lock, `_ready`, guards everything here. Public methods take it, private methods expect it, and properties read one
+value without it. Nobody waits under it, other than on the condition itself, and nobody copies a slab or receives under
+it. Messages are sent under it if the transport allows any thread to send; a send never blocks. Only the receiver thread
+replaces the transport.
 
 While the connection is lost there is no transport, and consumers wait.
 """

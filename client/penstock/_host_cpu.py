@@ -1,4 +1,4 @@
-"""How busy the CPUs of this host are, with the work of everybody: what /proc/stat says."""
+"""How busy the CPUs of this host are with the work of all processes, from /proc/stat."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BUSY = (0, 1, 2, 5, 6)
-"""user, nice, system, irq, softirq: see proc(5). What runs in guests is in user."""
+"""user, nice, system, irq, softirq: see proc(5). Guests count as user."""
 _STEAL = 7
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """CPU seconds since the host was started: of all its processes, and what the hypervisor gave to others."""
+    """CPU seconds since the host booted: used by all its processes, and given to other hosts by the hypervisor."""
 
     busy: float
     stolen: float
 
 
 def cpu_times() -> CpuTimes | None:
-    """Those of the CPUs that this process may use, or None where the system does not say."""
+    """Return the times of the CPUs that this process may use, or None if the system does not report them."""
     try:
         text = Path("/proc/stat").read_text()
     except OSError:
@@ -30,7 +30,7 @@ def cpu_times() -> CpuTimes | None:
 
 
 def parse(text: str, cpus: Collection[int], ticks: int) -> CpuTimes | None:
-    """Read the times of some CPUs from /proc/stat, which counts `ticks` a second; None if it does not name them all."""
+    """Read the times of `cpus` from /proc/stat, in units of 1/`ticks` s. Return None if some of them are missing."""
     names = {f"cpu{number}" for number in cpus}
     rows = [[int(word) for word in words[1:]] for line in text.splitlines() if (words := line.split())[0] in names]
     if len(rows) != len(names):

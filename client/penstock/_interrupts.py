@@ -1,8 +1,8 @@
 """Ctrl-C while the main thread waits inside TensorFlow, where Python's own handler cannot run until data comes.
 
-Python writes the number of each signal to a wakeup fd at once, whatever the main thread does. Whoever waits for data
-reads it here and gives up, so that TensorFlow returns and the handler runs. This is done only where nobody else uses
-the wakeup fd, and only while SIGINT raises KeyboardInterrupt: an own handler of the user is left to its work.
+Python writes the number of each signal to a wakeup fd at once, whatever the main thread does. A thread that
+waits for data reads it here and stops waiting, so that TensorFlow returns and the handler runs. This happens only if
+nothing else uses the wakeup fd, and only while SIGINT raises KeyboardInterrupt: a handler of the user is left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 
 
 class _Listener:
-    """The wakeup fd of this process, while any dataset lives."""
+    """The wakeup fd of this process, while a dataset lives."""
 
     def __init__(self) -> None:
         self._users = 0
@@ -48,7 +48,7 @@ class _Listener:
         (ours, signals), self._ends = self._ends, None
         now = signal.set_wakeup_fd(-1)
         if now not in (-1, signals.fileno()):
-            signal.set_wakeup_fd(now)  # somebody took it over
+            signal.set_wakeup_fd(now)  # something else took it over
         ours.close()
         signals.close()
 
@@ -71,17 +71,17 @@ if hasattr(os, "register_at_fork"):
 
 
 def listen() -> None:
-    """Listen for Ctrl-C from now on, until `unlisten`. Works when called on the main thread."""
+    """Listen for Ctrl-C until `unlisten`. Takes effect only on the main thread."""
     _listener.listen()
 
 
 def unlisten() -> None:
-    """The caller needs it no more. Safe in a finalizer."""
+    """Stop listening for one caller of `listen`. Safe in a finalizer."""
     _listener.unlisten()
 
 
 def heard() -> int:
-    """How many interrupts came since the process began to listen; a change while waiting means: give up."""
+    """Return how many interrupts came since the process began to listen. A waiting thread stops when it changes."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return 0
     return _listener.heard()

@@ -1,7 +1,7 @@
-"""The same-host transport: one unix SOCK_SEQPACKET connection, where segments come as fds and slabs as places in them.
+"""The same-host transport: a unix SOCK_SEQPACKET connection that brings memfds as fds, and slabs as places in them.
 
-Its end of file is the lease: the daemon takes back the slots of a client when this connection ends. So it stays open
-until the last array over a slot is gone.
+Its end of file is the lease: the daemon takes back a client's slots when this connection ends. So the connection stays
+open until the last array over a slot is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CREDIT = 4
 CREDIT_BYTES = 2**62
 QUOTA = 8
 STEP = 0.1
-"""Seconds after which a wait for the daemon's answer looks around."""
+"""Longest wait in seconds for the daemon's answer before other events are checked."""
 
 
 class LocalTransport:
@@ -62,15 +62,15 @@ class LocalTransport:
 
         Args:
             welcome: the daemon's answer to Hello.
-            views: how slabs are cut.
-            mailbox: the session's.
+            views: views slabs as batches.
+            mailbox: the mailbox of the stream.
             timeout: seconds that the daemon has to answer.
-            opening: makes the Open.
-            start: the pieces of the position from which the stream is to begin.
-            watch: called now and then while waiting; it may raise to break off.
+            opening: returns the Open to send.
+            start: the pieces of the position at which the stream begins.
+            watch: called regularly while waiting; it may raise to stop.
 
         Raises:
-            OSError: this way to the daemon is not there (another host), and nothing has been opened.
+            OSError: the daemon cannot be reached this way (it is on another host), and nothing was opened.
             PenstockError: the daemon refused, or did not answer for `timeout` seconds.
         """
         if not hasattr(socket, "AF_UNIX"):
@@ -110,7 +110,7 @@ class LocalTransport:
         try:
             greeting = from_server(data)
             if not isinstance(greeting, Greeting) or greeting.version != VERSION:
-                raise ProtocolError(f"the daemon greets with {greeting}, this client speaks version {VERSION}")
+                raise ProtocolError(f"the daemon greeted with {greeting}, but this client speaks version {VERSION}")
             return mmap.mmap(fd, ledger.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except ValueError as error:
             raise OSError(f"the ledger cannot be mapped: {error}") from None
@@ -138,22 +138,22 @@ class LocalTransport:
         return answer
 
     def limit(self, quota: int) -> None:
-        """Keep at most this many slabs aliased from now on, and never more than were asked for."""
+        """Alias at most `quota` slabs from now on, and never more than the client asked for."""
         self.quota = min(quota, QUOTA)
 
     def wait(self, timeout: float, for_room: bool) -> None:
-        """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds."""
+        """Wait at most `timeout` seconds for data, a wakeup, or (with `for_room`) room to send."""
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if for_room else 0))
         ready = self._poll.poll(timeout * 1000)
         if self._mailbox.wakeup is not None and any(fd != self._socket.fileno() for fd, _ in ready):
             self._mailbox.wakeup.clear()
 
     def receive(self) -> ServerMessage | Received | None:
-        """The next slab or message, or None if none is here.
+        """Return the next slab or message, or None if none has arrived.
 
         Raises:
             ConnectionLost: the daemon is gone.
-            ProtocolError: it sent what it must not.
+            ProtocolError: the daemon sent something that it must not send.
         """
         while True:
             try:
@@ -161,13 +161,13 @@ class LocalTransport:
             except BlockingIOError:
                 return None
             except OSError as error:
-                # The daemon closed with messages of ours unread: Linux says so once, before what it had sent.
+                # The daemon closed without reading all our messages. Linux reports this once, before the daemon's data.
                 if self._reset:
                     raise ConnectionLost(f"the connection to the daemon broke: {error}") from None
                 self._reset = True
                 continue
             if not data:
-                raise ConnectionLost("the daemon is gone: it was killed, or crashed (its log says more)")
+                raise ConnectionLost("the daemon is gone: it was killed, or it crashed (see its log)")
             try:
                 message = from_server(data)
                 if type(message) is Slab:
@@ -194,32 +194,32 @@ class LocalTransport:
         layout = self._views.layout(slab)
         segment = self._segments.get(slab.segment)
         if segment is None or layout.nbytes > segment.nbytes:
-            raise ProtocolError(f"{slab} names no slot that was sent")
+            raise ProtocolError(f"{slab} refers to a slot that was not sent")
         return Received(slab, layout, segment.root(layout.nbytes, self._released.append, slab.seq))
 
     def send(self, data: bytes) -> bool:
-        """Send one message, if there is room; returns whether it was sent (or need not be: the daemon is gone)."""
+        """Send one message if there is room. Return whether it was sent, or need not be because the daemon is gone."""
         try:
             self._socket.send(data)
         except BlockingIOError:
             return False
         except OSError:
-            pass  # `receive` says so, after what had come before
+            pass  # `receive` reports it, after the data that came before
         return True
 
     def released(self) -> list[int]:
-        """The slabs of this connection over which no array lives any more, since the last call."""
+        """Return the slabs of this connection whose last array has died since the last call."""
         released = []
         while self._released:
             released.append(self._released.popleft().token)
         return released
 
     def silent(self) -> bool:
-        """Never: the end of the connection, and nothing else, says that the daemon took the slots back."""
+        """Return False: only the end of the connection means that the daemon took the slots back."""
         return False
 
     def mark(self, handed: int) -> None:
-        """Mark the first `handed` slabs as handed, where the daemon reads it when this process dies."""
+        """Record in the ledger that the first `handed` slabs were handed over, in case this process dies."""
         self._mark.write(handed)
 
     def close(self) -> None:
@@ -230,6 +230,6 @@ class LocalTransport:
         self._page.close()
 
     def forget(self) -> None:
-        """In a forked child: the lease is the parent's."""
+        """In a forked child: leave the lease to the parent."""
         with contextlib.suppress(OSError):
             self._socket.close()

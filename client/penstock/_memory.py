@@ -1,9 +1,9 @@
-"""Memory under arrays: who owns it, and how its owner learns that the last array (or tensor) over it is gone.
+"""Memory under arrays: its owner, and how the owner learns that the last array (or tensor) over it is gone.
 
-NumPy collapses chains of views, so a weak reference on an array fires too early. What fires exactly when the last
-array or tensor dies is the object at the root of them all, which exports its memory by `__array_interface__`.
+NumPy collapses chains of views, so a weak reference to an array fires too early. A weak reference to the object at the
+root of all views, which exports its memory by `__array_interface__`, fires exactly when the last array or tensor dies.
 
-This file knows no slab and no message.
+This module knows no slabs and no messages.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ ALIGN = 64
 
 
 class Gone(weakref.ref["Root"]):
-    """What the last array over a piece of memory leaves behind: `token` says which piece it was."""
+    """A weak reference to a `Root`, passed on when the last array over it is gone. `token` identifies the memory."""
 
     __slots__ = ("token",)
     token: Any
 
 
 class Root:
-    """The root of all arrays over a piece of memory; `np.asarray(root)` is the whole piece as uint8, writable.
+    """The root of all arrays over a piece of memory. `np.asarray(root)` is the whole piece as uint8, writable.
 
-    When the last array over it is gone `gone(Gone)` is called, on any thread and at any point of any code: it must
-    take no lock and do next to nothing. Where that can be the main thread in the middle of training, let it be
-    written in C, such as the `append` of a deque: in a finalizer in Python a Ctrl-C would be raised and swallowed.
+    When the last array over it is gone it calls `gone(Gone)`, on any thread and at any point of any code. So `gone`
+    must take no lock and do next to nothing. If that thread can be the main thread during training, `gone` should be
+    written in C, such as the `append` of a deque: a finalizer in Python would swallow Ctrl-C.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_gone", "_memory")
@@ -47,12 +47,12 @@ class Root:
             "version": 3,
         }
         self._memory = memory
-        self._gone = Gone(self, gone)  # weak references are cleared, and call back, before an object lets go of its own
+        self._gone = Gone(self, gone)  # it calls back before this object drops its other references
         self._gone.token = token
 
 
 class Mapping:
-    """A shared segment, mapped writable: TensorFlow writes in place into what it thinks it owns.
+    """A shared segment, mapped writable: TensorFlow writes in place to memory that it thinks it owns.
 
     It is unmapped when this object and all roots over it are gone.
     """
@@ -61,25 +61,25 @@ class Mapping:
         """Map `nbytes` bytes of `fd`, which stays the caller's.
 
         Raises:
-            OSError, ValueError: it cannot be mapped, or is smaller than that.
+            OSError, ValueError: it cannot be mapped, or is smaller than `nbytes`.
         """
         self.nbytes = nbytes
         self._memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._address = address_of(np.frombuffer(self._memory, np.uint8))
 
     def root(self, nbytes: int, gone: Callable[[Gone], object], token: object) -> Root:
-        """The root of its first `nbytes` bytes, which it must have."""
+        """Return the root of its first `nbytes` bytes. It must be that long."""
         return Root(self._memory, self._address, nbytes, gone, token)
 
 
 class Pool:
-    """Private 64-byte aligned buffers, used again when the last array over them is gone; the newest `keep` are kept."""
+    """Private 64-byte aligned buffers, reused when the last array over them is gone. It keeps the newest `keep`."""
 
     def __init__(self, keep: int) -> None:
         self._free: collections.deque[Gone] = collections.deque(maxlen=keep)
 
     def take(self, nbytes: int) -> Root:
-        """The root of `nbytes` bytes whose content is undefined."""
+        """Return the root of `nbytes` bytes with undefined content."""
         buffer = self._buffer(nbytes)
         return Root(buffer, address_of(buffer), nbytes, self._free.append, buffer)
 
@@ -97,6 +97,6 @@ class Pool:
 
 
 def address_of(array: npt.NDArray[np.uint8]) -> int:
-    """Where the first byte of `array` lies."""
+    """Return the address of the first byte of `array`."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -1,7 +1,7 @@
 """A private daemon: `penstock_server` as a child process that serves one feed to this process and ends with it.
 
-The child ends when its stdin closes, which this process's death does too, however it comes. On stdout it says
-`ready tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport; whatever else user code prints there goes to stderr.
+The child ends when its stdin closes, which happens when this process dies in any way. On stdout it says `ready
+tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport; anything else that user code prints there goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _STEP = 0.1
 
 
 class PrivateDaemon:
-    """A daemon that runs.
+    """A running private daemon.
 
     Attributes:
-        url: where its feed is served.
-        stopping: whether it was told to end.
+        url: the URL of its feed.
+        stopping: whether `stop` was called.
     """
 
     stopping = False
@@ -43,26 +43,26 @@ class PrivateDaemon:
         """Start a daemon for the feed `spec` (MODULE:ATTR) and wait until it is ready, however long its imports take.
 
         Args:
-            spec: as `penstock serve` takes it.
+            spec: as for `penstock serve`.
             workers: number of worker processes, or None for the daemon's default.
-            memory: bound of its shared memory in bytes, or None for the daemon's default.
-            watch: called now and then while waiting; it may raise to break off.
+            memory: limit of its shared memory in bytes, or None for the daemon's default.
+            watch: called regularly while waiting; it may raise to stop.
 
         Raises:
             StartError: the server package is not installed, or the daemon ended before it was ready.
-            PenstockError: what the daemon reported.
+            PenstockError: the daemon reported this error.
         """
         if "PENSTOCK_WORKER" in os.environ:
             raise StartError(
-                f"{spec!r} is opened while a Penstock worker imports this code, which would start daemons without end: "
-                'put the training code under `if __name__ == "__main__":`, or the Feed into a module of its own'
+                f"a Penstock worker imports code that opens {spec!r}, which would start daemons without end: put the "
+                'training code under `if __name__ == "__main__":`, or the Feed into a module of its own'
             )
         if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers}: give 1 or more")
+            raise ValueError(f"workers={workers}: must be 1 or more")
         if importlib.util.find_spec("penstock_server") is None:
             raise StartError(
-                f"{spec!r} needs the daemon, which is not installed here: pip install 'penstock[server]', "
-                "or give the URL of a daemon that runs elsewhere"
+                f"{spec!r} needs the daemon, which is not installed here: run pip install 'penstock[server]', or give "
+                "the URL of a daemon on another host"
             )
         command = [sys.executable, "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
         if workers is not None:
@@ -70,12 +70,12 @@ class PrivateDaemon:
         if memory is not None:
             command += ["--memory", str(memory)]
         command += ["--until-stdin-closes"]
-        # A process group of its own: Ctrl-C is the trainer's, which may want its data while it saves a model.
+        # In its own process group: Ctrl-C goes to the trainer alone, which may need data while it saves a model.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,  # a buffer has a lock, which the reader holds while a forked child closes the pipe
+            bufsize=0,  # the lock of a buffer may be held by the reader thread when a forked child closes the pipe
             process_group=0,
         )
         _process_hooks.register(self)
@@ -89,13 +89,13 @@ class PrivateDaemon:
             raise
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it still runs."""
         return self._process.poll() is None
 
     def _ready(self, spec: str, watch: Callable[[], None] | None) -> str:
         while True:
             try:
-                said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C is heard
+                said = self._said.get(timeout=_STEP)  # in steps, so that Ctrl-C works
             except queue.Empty:
                 if watch is not None:
                     watch()
@@ -106,8 +106,8 @@ class PrivateDaemon:
                 raise said
             status = self._process.wait()
             raise StartError(
-                f"the private daemon for {spec!r} ended with status {status} before it was ready; what it said stands "
-                f"on stderr, and `penstock serve {spec}` shows it again"
+                f"the private daemon for {spec!r} ended with status {status} before it was ready; see its messages on "
+                f"stderr, or run `penstock serve {spec}`"
             )
 
     def _read(self) -> None:
@@ -132,7 +132,7 @@ class PrivateDaemon:
         sys.stderr.write(line + "\n")
 
     def stop(self) -> None:
-        """End the daemon: by the end of its stdin, after 2 s by SIGTERM, then by SIGKILL. May be called again."""
+        """Stop the daemon: close its stdin, after 2 s send SIGTERM, 0.5 s later SIGKILL. May be called again."""
         process = self._process
         self.stopping = True
         _process_hooks.unregister(self)
@@ -145,13 +145,13 @@ class PrivateDaemon:
                 if end is not None:
                     end()
         self._reader.join(0.5)
-        if not self._reader.is_alive():  # else a grandchild holds the pipe
+        if not self._reader.is_alive():  # else a process that the daemon left behind holds the pipe
             _close(process.stdout)
 
     at_exit = stop
 
     def forget(self) -> None:
-        """In a forked child: the daemon is the parent's, and its stdin must close when the parent ends."""
+        """In a forked child: leave the daemon to the parent, and close its stdin, which must close with the parent."""
         _close(self._process.stdin)
         _close(self._process.stdout)
         self._process.returncode = 0

@@ -1,4 +1,5 @@
-"""What must not outlive the process, nor live on in a forked child, as it should in neither case be left to chance."""
+"""Hooks for the end of the interpreter and for forks, for objects that must not outlive the process or live on in a
+child."""
 
 from __future__ import annotations
 
@@ -9,25 +10,25 @@ from typing import Protocol
 
 
 class Owner(Protocol):
-    """Something that owns fds, a thread or a process."""
+    """An object that owns fds, a thread or a process."""
 
     def at_exit(self) -> None:
-        """The interpreter ends: let go in good order, within 2 s."""
+        """Shut down in order, within 2 s: the interpreter ends."""
 
     def forget(self) -> None:
-        """This is a forked child: close what was inherited, tell nobody, and trust no lock and no thread."""
+        """In a forked child: close inherited fds, send nothing, and rely on no lock and no thread."""
 
 
 _owners: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
 def register(owner: Owner) -> None:
-    """Call `owner.at_exit` at the end of the interpreter and `owner.forget` in forked children, while it lives."""
+    """Call `owner.at_exit` when the interpreter ends and `owner.forget` in forked children, while `owner` lives."""
     _owners.add(owner)
 
 
 def unregister(owner: Owner) -> None:
-    """`owner` owns nothing any more."""
+    """Stop calling `owner`, which no longer owns anything."""
     _owners.discard(owner)
 
 

@@ -1,10 +1,12 @@
-"""Where a reader stands: the position behind any batch that it was handed, added up from the messages that came.
+"""The progress of a consumer: the position after any batch that was handed over, computed from the messages that came.
 
-Plain state, no I/O: _consumer_state.py calls it. What is done for each slab is to append one tuple; positions are
-made when somebody asks. A count of *consumed* batches says which: it runs from the stream's very beginning, over all
-epochs and over earlier runs. Handed slabs are remembered, since a training loop behind a prefetch asks for less than
-was handed; a position within a slab is the one before it, with the rest as `skip`. What was asked for is the oldest
-that can be asked for again. Many slabs that nobody asks for are thinned out: two become one, with a longer `skip`.
+Plain state without I/O; _consumer_state.py calls it. For each slab it only appends a tuple; positions are made when
+somebody asks for one. A count of *consumed* batches selects the position. It starts at the very beginning of the stream
+and covers all epochs and all earlier runs.
+
+Slabs that were handed over are remembered, because a training loop behind a prefetch asks for an earlier position. A
+position within a slab is the one before the slab, with the rest as `skip`. Once a position was asked for, older ones
+are forgotten. If nobody asks for a long time, slabs are joined: two become one step, with a longer `skip`.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from penstock_proto.position import MAX_SKIP, Position
 from penstock_proto.standing import Standing
 
 KEEP = 4096
-"""Most steps that are remembered."""
+"""Most steps to remember."""
 SPAN = MAX_SKIP
-"""Most batches of one step that was thinned out, and so of `skip` because of that."""
+"""Most batches in one step of several slabs, which bounds `skip`."""
 
 Before = tuple[LaneEnded | Passed, ...]
-"""What came between a slab and the one before it."""
+"""The messages that came between a slab and the one before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Thinned:
-    """Consecutive slabs of one epoch between which nothing came: how many batches and rows, the last slab of each
+    """Consecutive slabs of one epoch, with nothing between them: their batches and rows, and the last slab of each
     lane."""
 
     batches: int
@@ -37,25 +39,25 @@ class _Thinned:
 
 @dataclass(frozen=True, slots=True)
 class _Next:
-    """An epoch of which nothing was read. `ended`: the one before was read to its end."""
+    """The start of an epoch. `ended`: the epoch before was read to its end."""
 
     epoch: int
     ended: bool
 
 
 _Step = tuple[int, "Slab | _Thinned | _Next", Before]
-"""How many batches were consumed behind it; a slab, or some, or an epoch's start; what came before the slab."""
+"""How many batches were consumed after it; a slab, several, or an epoch's start; the messages before the slab."""
 
 
 class Progress:
-    """What a stream hands over, and the positions behind it.
+    """The progress of one stream.
 
     Attributes:
-        consumed: batches that were handed over, since the stream's very beginning.
+        consumed: batches that were handed over since the very beginning of the stream.
     """
 
     def __init__(self, info: FeedInfo, position: Position | None = None, consumed: int = 0) -> None:
-        """Begin at `position` (None: at the start of epoch 0), behind `consumed` batches."""
+        """Begin at `position` (None: at the start of epoch 0), after `consumed` batches."""
         self.info = info
         self.consumed = consumed
         self._oldest = consumed
@@ -65,11 +67,11 @@ class Progress:
         self._digests: dict[int, bytes] = {}
 
     def ended(self, epoch: int) -> None:
-        """An epoch was read to its end."""
+        """Note that an epoch was read to its end."""
         self._steps.append((self.consumed, _Next(epoch + 1, ended=True), ()))
 
     def begin(self, epoch: int, unread: int = 0) -> None:
-        """An epoch begins: the one before was read or left, its last `unread` batches not consumed."""
+        """Begin an epoch. The one before was read or left, and its last `unread` batches were not consumed."""
         if unread and self._steps:
             _, what, before = self._steps.pop()
             self.consumed -= unread
@@ -77,36 +79,36 @@ class Progress:
         self._steps.append((self.consumed, _Next(epoch, ended=False), ()))
 
     def listed(self, epoch: int, digest: bytes) -> None:
-        """The splits of the epoch have this digest."""
+        """Note the digest of the epoch's splits."""
         self._digests[epoch] = digest
         for old in [old for old in self._digests if old < self._place.epoch]:
             del self._digests[old]
 
     def handed(self, slab: Slab, before: Before) -> None:
-        """A slab was handed over; `before` came between the slab before it and this one."""
+        """Note that a slab was handed over; the messages `before` came between it and the slab before."""
         self.consumed += slab.batches
         self._steps.append((self.consumed, slab, before))
         if len(self._steps) > KEEP:
             self._thin()
 
     def position(self, consumed: int) -> Position:
-        """The position behind `consumed` batches. Nothing older can be asked for from then on.
+        """Return the position after `consumed` batches. From then on no older position can be asked for.
 
-        Behind the last batch of an epoch it is the epoch's end, and not the next one's start, also when that has begun:
-        of ranks behind the same batch some may not have heard yet that it was the last.
+        After the last batch of an epoch it is the epoch's end, not the start of the next one, even if that has begun:
+        some of the ranks that stand there may not know yet that this batch was the last.
 
         Raises:
-            ValueError: more than were handed over, or less than the oldest that is remembered.
+            ValueError: `consumed` is more than was handed over, or less than the oldest count that is remembered.
         """
         if consumed > self.consumed:
             raise ValueError(
-                f"consumed={consumed}, but only {self.consumed} batches were handed over: count the batches that the "
-                "training loop consumed since the stream's very beginning, with those of earlier runs"
+                f"consumed={consumed}, but only {self.consumed} batches were handed over: give the number of batches "
+                "that the training loop has consumed since the very beginning of the stream, including earlier runs"
             )
         if consumed < self._oldest:
             raise ValueError(
-                f"consumed={consumed}, but the oldest state that is kept is behind {self._oldest} batches: counts of "
-                "one connection only go up, and go on from the count that its loaded state holds (its `consumed`)"
+                f"consumed={consumed}, but the oldest state that is kept is after {self._oldest} batches: the count of "
+                "a connection must not decrease, and continues from `consumed` in the state that was loaded"
             )
         while self._steps and _is_behind(self._steps[0], consumed):
             self._forget()
@@ -118,11 +120,11 @@ class Progress:
         return self._place.position(self.info, consumed - self._at, _slabs(self._steps[0][1]).values())
 
     def ends_epoch(self, consumed: int) -> bool:
-        """Whether an epoch was read to its end behind so many batches. For counts whose position can be asked for."""
+        """Return whether an epoch was read to its end after `consumed` batches, a count that `position` accepts."""
         return any(count == consumed and isinstance(what, _Next) and what.ended for count, what, _ in self._steps)
 
     def newest(self) -> Position:
-        """The position behind all that was handed over."""
+        """Return the position after all that was handed over."""
         place = self._place.copy()
         for step in self._steps:
             self._move(place, step)
@@ -156,13 +158,13 @@ class Progress:
 
 
 def _is_behind(step: _Step, consumed: int) -> bool:
-    """Whether the position behind so many batches is not before that step."""
+    """Return whether the position after `consumed` batches is not before that step."""
     count, what, _ = step
     return count < consumed or (count == consumed and not (isinstance(what, _Next) and what.ended))
 
 
 def _moved(place: Standing, what: Slab | _Thinned, before: Before) -> None:
-    """Move behind the slab (or slabs), and behind what came before it."""
+    """Move `place` past the messages that came before a slab (or slabs), and past the slab."""
     for message in before:
         if isinstance(message, Passed):
             place.skip -= min(place.skip, message.batches)
@@ -180,8 +182,10 @@ def _moved(place: Standing, what: Slab | _Thinned, before: Before) -> None:
 
 
 def _joined(first: _Step, second: _Step) -> _Step | None:
-    """Two steps as one, or None where that cannot be or would be too long. What came before a slab stays apart: whoever
-    goes on within a step must find the same batches there."""
+    """Join two steps, or return None if that is impossible or would be too long.
+
+    Messages before a slab stay apart, so that a stream that resumes within a step finds the same batches there.
+    """
     (_, a, before), (consumed, b, between) = first, second
     if isinstance(a, _Next) or isinstance(b, _Next) or before or between or a.batches + b.batches > SPAN:
         return None
@@ -189,17 +193,17 @@ def _joined(first: _Step, second: _Step) -> _Step | None:
 
 
 def _slabs(what: Slab | _Thinned | _Next) -> dict[int, Slab]:
-    """The last slab of each lane."""
+    """Return the last slab of each lane."""
     if isinstance(what, Slab):
         return {what.lane: what}
     return what.slabs if isinstance(what, _Thinned) else {}
 
 
 class EpochCheck:
-    """What of one epoch has come, for the check at its End.
+    """Counts what arrived of one epoch, to check it against the epoch's End.
 
     Attributes:
-        batches: of the whole epoch, with what came before the position from which the session began.
+        batches: in the whole epoch, including what came before the position at which the session began.
         rows: likewise.
         slabs: of this session.
     """
@@ -216,7 +220,7 @@ class EpochCheck:
             self._read = {place.lane: place.index for place in position.places} | self._ended
 
     def came(self, some: Slab | Passed) -> None:
-        """Batches came, or were passed over."""
+        """Count batches that arrived, or that other consumers got."""
         self.slabs += isinstance(some, Slab)
         if isinstance(some, Slab) and some.repeat:
             return
@@ -226,19 +230,19 @@ class EpochCheck:
             self._read[some.lane] = self._read.get(some.lane, 0) + some.batches
 
     def ended(self, lane: LaneEnded) -> None:
-        """A lane ended."""
+        """Note the end of a lane."""
         self._ended[lane.lane] = lane.index
 
     def fault(self, end: End) -> str | None:
-        """In what the epoch that came is not the one that `end` closes, or None."""
+        """Return how the epoch that arrived differs from the one that `end` describes, or None."""
         if (self.slabs, self.batches, self.rows) != (end.slabs, end.batches, end.rows):
             return (
-                f"came as {self.slabs} slabs, {self.batches} batches and {self.rows} rows, but the daemon counted "
+                f"arrived as {self.slabs} slabs, {self.batches} batches and {self.rows} rows, but the daemon counted "
                 f"{end.slabs}, {end.batches} and {end.rows}"
             )
         for lane, read in self._read.items():
             if lane not in self._ended:
-                return f"is over, but its lane {lane}, of which {read} batches came, has not ended"
+                return f"is over, but its lane {lane}, with {read} batches so far, has not ended"
         for lane, index in self._ended.items():
             if self._read.get(lane, 0) != index:
                 return f"had {self._read.get(lane, 0)} batches of lane {lane}, but that lane ended with {index}"

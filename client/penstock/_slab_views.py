@@ -1,6 +1,6 @@
-"""How the slabs of a feed are cut into batches: by one layout where the feed is fixed, else by each slab's shapes.
+"""Slabs as batches: arrays over their memory, by one layout if the feed is fixed, else by the shapes of each slab.
 
-This file knows no connection and no TensorFlow.
+This module knows no connection and no TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from penstock_proto.spec import leaf_list, unflatten
 
 
 class SlabViews:
-    """The layout of a feed's slabs.
+    """Views the slabs of one feed as batches.
 
     Attributes:
         spec: the spec of a batch.
-        fixed: the layout of every slot, or None where batches differ.
+        fixed: the layout of every slot, or None if batches differ in shape.
     """
 
     def __init__(self, info: FeedInfo) -> None:
-        """Raises SpecError where the feed has a dtype that needs a package that is not installed."""
+        """Raises SpecError if the feed has a dtype of a package that is not installed."""
         self.spec = batch_spec(info.spec, info.batch_size, info.drop_remainder)
         self.fixed: SlotLayout | None = None
         if info.batch_size is not None and is_fixed(info.spec, info.batch_size):
@@ -35,10 +35,10 @@ class SlabViews:
         self._full = info.batch_size
 
     def layout(self, slab: Slab) -> SlotLayout:
-        """The layout of the slot in which `slab` lies.
+        """Return the layout of the slot that holds `slab`.
 
         Raises:
-            ProtocolError: the slab's sizes are not those that the feed's spec makes.
+            ProtocolError: the sizes of the slab do not match the feed's spec.
         """
         if self.fixed is not None:
             layout, good = self.fixed, not slab.shapes
@@ -54,11 +54,11 @@ class SlabViews:
             layout = lay_out([leaf.dtype for leaf in self._leaves], slab.shapes) if good else SlotLayout((), 0, 0)
         good = good and slab.first + slab.batches <= layout.batches
         if not good or slab.nbytes != layout.nbytes_of(slab.batches):
-            raise ProtocolError(f"{slab} does not fit the feed's batches, {self.spec}")
+            raise ProtocolError(f"{slab} does not match the batches of the feed, {self.spec}")
         return layout
 
     def batches(self, slab: Slab, layout: SlotLayout, slot: npt.NDArray[np.uint8]) -> Iterator[Any]:
-        """The batches of a slab in the feed's structure: arrays over its `slot`, trimmed to the rows that each has."""
+        """Yield the batches of a slab in the feed's structure: arrays over its `slot`, trimmed to their rows."""
         leaves = layout.leaves(slot)
         for place in range(slab.first, slab.first + slab.batches):
             batch = [leaf[place] for leaf in leaves]

@@ -1,4 +1,4 @@
-"""The state of a connection as plain JSON: a position, and how many batches were consumed before it."""
+"""The state of a connection as plain JSON: a position, and the number of batches consumed before it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from penstock_proto.messages import FeedInfo
 from penstock_proto.position import Position, differences
 
 VERSION = 2
-"""It changes with the form, and with the order of samples in streams, in which a place would be another one."""
+"""Changes with the format, and with the order of samples in streams, because a position would mean another place."""
 _KEYS = {"penstock", "consumed", "position"}
 
 
 def dump(position: Position, consumed: int) -> dict[str, Any]:
-    """The state as what `json.dumps` takes."""
+    """Return the state as plain dicts and lists, for `json.dumps`."""
     return {"penstock": VERSION, "consumed": consumed, "position": msgspec.to_builtins(position)}
 
 
 def load(state: object) -> tuple[Position, int]:
-    """What `dump` was given.
+    """Return the arguments that `dump` was called with.
 
     Raises:
-        ValueError: it was not made by `dump`, or by another version; the message says where it is wrong.
+        ValueError: `dump` did not make the state, or another version did; the message says which part is wrong.
     """
     if not isinstance(state, dict) or "penstock" not in state:
         raise ValueError(
-            f"this is no state of a Penstock connection, which is a dict with {sorted(_KEYS)}: {state!r:.80}"
+            f"expected the state of a Penstock connection, a dict with the keys {sorted(_KEYS)}, got {state!r:.80}"
         )
     if state["penstock"] != VERSION:
-        raise ValueError(f"the state has version {state['penstock']!r:.40}, and this Penstock reads version {VERSION}")
+        raise ValueError(f"the state has version {state['penstock']!r:.40}, but this Penstock reads version {VERSION}")
     if state.keys() != _KEYS:
-        raise ValueError(f"a state has the keys {sorted(_KEYS)}; this one has {sorted(map(str, state))!r:.200}")
+        raise ValueError(f"a state has the keys {sorted(_KEYS)}, but this one has {sorted(map(str, state))!r:.200}")
     consumed = state["consumed"]
     if type(consumed) is not int or not 0 <= consumed <= 2**62:
-        raise ValueError(f"the state's `consumed` is {consumed!r:.40}, and not a number of batches")
+        raise ValueError(f"the state's `consumed` must be a number of batches, got {consumed!r:.40}")
     try:
         position = msgspec.convert(state["position"], Position)
     except (msgspec.ValidationError, ValueError, RecursionError, OverflowError) as error:
@@ -45,20 +45,20 @@ def load(state: object) -> tuple[Position, int]:
 
 
 def for_feed(position: Position, info: FeedInfo, made: str) -> Position:
-    """The position in the feed that `info` describes.
+    """Return the position with `info` as its feed.
 
     Args:
-        position: made with a feed that must decide the same stream.
-        info: what the daemon serves now.
-        made: where the position comes from.
+        position: made with a feed that must give the same stream.
+        info: the feed that the daemon serves now.
+        made: the beginning of the message if it does not: where the position comes from.
 
     Raises:
-        StateMismatch: the feeds differ; the message names all that does, both sides of it.
+        StateMismatch: the feeds differ; the message lists all differences, with both values.
     """
     found = "; ".join(differences(position.feed, info))
     if found:
         raise StateMismatch(
-            f"{made} another feed than the one that is served now: {found}. A stream can only go on with the feed that "
+            f"{made} another feed than the daemon serves now: {found}. A stream can only continue with the feed that "
             "it began with",
             feed=info.name,
         )
@@ -66,5 +66,5 @@ def for_feed(position: Position, info: FeedInfo, made: str) -> Position:
 
 
 def is_start(position: Position) -> bool:
-    """Whether it is where every stream begins."""
+    """Return whether every stream begins at this position."""
     return not (position.epoch or position.batches or position.skip or position.ended)

@@ -1,6 +1,6 @@
-"""ZeroMQ over TCP: the handshake of every session, and the transport of those that are not on the daemon's host.
+"""ZeroMQ over TCP: the handshake of every session, and the transport of sessions from other hosts.
 
-A slab comes as its message and then in chunks, each received straight into the slab's aligned buffer (_zmtp.py).
+A slab arrives as its message and then in chunks, each received straight into the slab's aligned buffer (_zmtp.py).
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ CREDIT = 16
 CREDIT_BYTES = 64 << 20
 PING_AFTER = 5.0
 LOST_AFTER = 30.0
-"""Seconds without a byte after which the daemon is given up; a Ping after 5 s asks it for one."""
+"""Seconds without a byte after which the connection counts as lost. A Ping after 5 s asks the daemon for one."""
 STEP = 0.1
-"""Seconds after which a wait for the daemon's answer looks around."""
+"""Longest wait in seconds for the daemon's answer before other events are checked."""
 _LINGER = 0.5
 _CONNECT = 3.0
-"""Seconds after which a connection that nobody answers, or that is open and silent, is tried anew: the link may be
-back."""
+"""Seconds after which a connection attempt that nobody answers is repeated: the network may be back."""
 _AGAIN = 0.1
 """Seconds between two attempts."""
 
 
 class _Arriving:
-    """A slab of which not all has come: its slot in our memory, and the region of that which is being filled."""
+    """A slab that has arrived in part: its slot in our memory, and the region of the slot that is being filled."""
 
     __slots__ = ("_regions", "at", "received", "slot", "stop")
 
@@ -65,7 +64,7 @@ class _Arriving:
         self.at, self.stop = next(self._regions)
 
     def whole(self) -> bool:
-        """Whether that was all. Where a region is full the next one begins."""
+        """Return whether the slab has arrived. If a region is full, go on with the next."""
         if self.at < self.stop:
             return False
         self.at, self.stop = next(self._regions, (self.at, self.stop))
@@ -78,7 +77,7 @@ class TcpTransport:
     name = "tcp"
     sends_anywhere = False
     quota = None
-    """Nothing is aliased: every slab lies in memory of this process."""
+    """Nothing is aliased: every slab lies in private memory."""
 
     def __init__(self, address: Address, mailbox: Mailbox) -> None:
         self._address = address
@@ -100,13 +99,13 @@ class TcpTransport:
 
         Args:
             timeout: seconds that the daemon has to answer.
-            watch: called now and then while waiting; it may raise to break off. With it a connection that breaks
-                meanwhile is given up, else there is another one and the daemon is asked again.
+            watch: called regularly while waiting; it may raise to stop. With `watch` a connection that breaks is an
+                error; without it, the client connects and asks again.
 
         Raises:
-            Unreachable: nobody answered within `timeout` seconds.
+            Unreachable: no daemon answered within `timeout` seconds.
             ConnectionLost: with `watch`, the connection broke.
-            PenstockError: the daemon's refusal: no such feed, another version.
+            PenstockError: the daemon refused: no such feed, another version.
         """
         deadline = time.monotonic() + timeout
         where = f"{self._address.endpoint}, tried for {timeout:g} s"
@@ -116,7 +115,7 @@ class TcpTransport:
         while answer is None:
             try:
                 self._dealer = self._connected(deadline, watch)
-                self._filling = None  # of a connection that broke
+                self._filling = None  # left from a connection that broke
                 asked = True
                 answer = self._ask(hello, deadline, watch)
             except Silent:
@@ -132,14 +131,14 @@ class TcpTransport:
             except ProtocolError as error:
                 if asked:
                     raise
-                said = f"what listens at {self._address.endpoint} is no Penstock daemon: {error}"
+                said = f"{self._address.endpoint} is not a Penstock daemon: {error}"
                 raise Unreachable(said) from None
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the daemon at {where} answered Hello with {type(answer).__name__}")
         return answer
 
     def _connected(self, deadline: float, watch: Callable[[], None] | None) -> Dealer:
-        """A connection, tried for until `deadline`."""
+        """Return a connection; try until `deadline`."""
         host, port = self._address.host.strip("[]"), self._address.port
         if self._dealer is not None:  # which broke
             self._dealer.close(0)
@@ -156,20 +155,20 @@ class TcpTransport:
 
     def _unanswered(self, where: str) -> str:
         return (
-            f"something accepts connections at {where}, but does not answer: is it a Penstock daemon, and alive? "
-            f"`penstock status {self._address.endpoint}` asks it"
+            f"something at {where} accepts connections but does not answer: is it a Penstock daemon, and does it "
+            f"respond to `penstock status {self._address.endpoint}`?"
         )
 
     def _unheard(self, where: str, error: OSError) -> str:
-        mend = (
+        advice = (
             "is it running (`penstock serve` prints its address when it is ready), does it bind an address that this "
-            "machine reaches (127.0.0.1 serves its own host only), and does a firewall let the port through?"
+            "machine can reach (127.0.0.1 serves its own host only), and does a firewall allow the port?"
         )
         if isinstance(error, socket.gaierror):
-            mend = f"the host's name is not known ({error})"
+            advice = f"the host name is unknown ({error})"
         if isinstance(error, ConnectionResetError):
-            return f"what listens at {where} closes connections at once: perhaps it has too many; its log says so"
-        return f"no daemon listens at {where}: {mend}"
+            return f"{where}: connections are closed at once: the daemon may have too many; see its log"
+        return f"no daemon listens at {where}: {advice}"
 
     def open(
         self,
@@ -207,12 +206,12 @@ class TcpTransport:
         return answer.epoch
 
     def _ask(self, message: ClientMessage, deadline: float, watch: Callable[[], None] | None) -> ServerMessage:
-        """The answer to `message`.
+        """Send `message` and return the answer.
 
         Raises:
-            Silent: none came until `deadline`.
+            Silent: no answer came before `deadline`.
             OSError: the connection broke.
-            PenstockError: the daemon says that it failed.
+            PenstockError: the daemon answered with this error.
         """
         self._say(message, deadline)
         while (data := self._frame()) is None:
@@ -241,25 +240,25 @@ class TcpTransport:
         return self._dealer
 
     def limit(self, quota: int) -> None:
-        """Slabs lie in memory of this process: their number is no affair of the daemon's."""
+        """Do nothing: slabs lie in private memory, which the daemon does not limit."""
 
     def wait(self, timeout: float, for_room: bool) -> None:
-        """Wait until something came, the bell rang, or there is room to send (if wanted); at most `timeout` seconds.
+        """Wait at most `timeout` seconds for data, a wakeup, or (with `for_room`) room to send.
 
         Raises:
-            ConnectionLost: no sign of life for too long.
+            ConnectionLost: the daemon was silent for too long.
         """
-        if self.silent():  # also where data is here now: the daemon has let go of who was silent for as long
+        if self.silent():  # even if data has arrived now: the daemon ends sessions of clients that were silent as long
             raise ConnectionLost(
                 f"the daemon at {self._address.endpoint} was silent for {LOST_AFTER:g} s: it hangs, the network is "
-                "cut, or this process stood still"
+                "down, or this process stood still"
             )
         dealer = self._there
         dealer.flush()
         self._poll.register(dealer, select.POLLIN | (select.POLLOUT if for_room or dealer.unsent else 0))
         dealer.wake_at(dealer.left)
         ready = dict(self._poll.poll(timeout * 1000))
-        if dealer.fileno() not in ready:  # bytes that come slowly are a sign of life, too
+        if dealer.fileno() not in ready:  # bytes that arrive slowly are a sign of life too
             dealer.wake_at(1)
             ready.update(self._poll.poll(0))
         if self._mailbox.wakeup is not None and self._mailbox.wakeup.fileno() in ready:
@@ -272,19 +271,19 @@ class TcpTransport:
             self._pinged = now
 
     def silent(self) -> bool:
-        """Whether nothing was heard of the daemon for so long that it may have given the session's data away."""
+        """Return whether the daemon was silent for so long that it may have ended the session."""
         return time.monotonic() - self._heard > LOST_AFTER
 
     def released(self) -> list[int]:
-        """None: no slot is aliased."""
+        """Return an empty list: no slot is aliased."""
         return []
 
     def receive(self) -> ServerMessage | Received | None:
-        """The next slab or message, or None if none is here.
+        """Return the next slab or message, or None if none has arrived.
 
         Raises:
             ConnectionLost: the connection broke.
-            ProtocolError: the daemon sent what it must not.
+            ProtocolError: the daemon sent something that it must not send.
         """
         try:
             while self._chunk is None or self._landed(self._chunk):
@@ -301,7 +300,7 @@ class TcpTransport:
                     self._check(message)
                     self._chunk = message
                 elif self._more:
-                    raise ProtocolError(f"a frame too many after {message}")
+                    raise ProtocolError(f"the daemon sent an extra frame after {message}")
                 elif type(message) is Slab:
                     self._begin(message)
                 elif type(message) is not Pong:
@@ -309,12 +308,12 @@ class TcpTransport:
             return None
         except OSError as error:
             raise ConnectionLost(
-                f"the connection to the daemon at {self._address.endpoint} broke: it was killed, or the network was "
-                f"cut ({error})"
+                f"the connection to the daemon at {self._address.endpoint} broke: the daemon was killed, or the "
+                f"network failed ({error})"
             ) from None
 
     def _frame(self) -> memoryview | None:
-        """The next frame, if all of it is here."""
+        """Return the next frame if all of it has arrived, else None."""
         dealer = self._there
         if self._filling is None:
             frame = dealer.begin()
@@ -322,7 +321,7 @@ class TcpTransport:
                 return None
             nbytes, self._more = frame
             if nbytes > MAX_MESSAGE:
-                raise ProtocolError(f"the daemon sent a message of {nbytes} bytes; at most {MAX_MESSAGE} are read")
+                raise ProtocolError(f"the daemon sent a message of {nbytes} bytes; the limit is {MAX_MESSAGE}")
             self._filling = memoryview(bytearray(nbytes))
         data = self._filling
         while dealer.left:
@@ -334,7 +333,7 @@ class TcpTransport:
     def _begin(self, slab: Slab) -> None:
         if self._slab is not None or self._views is None:
             before = self._slab and self._slab.received.slab.seq
-            raise ProtocolError(f"slab {slab.seq} came before slab {before} was whole")
+            raise ProtocolError(f"slab {slab.seq} came before slab {before} was complete")
         layout = self._views.layout(slab)
         self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes)))
 
@@ -343,10 +342,10 @@ class TcpTransport:
             raise ProtocolError(f"{chunk} came before its slab")
         seq, at = self._slab.received.slab.seq, self._slab.at
         if (chunk.seq, chunk.start) != (seq, at) or not self._more:
-            raise ProtocolError(f"{chunk} came; to come was slab {seq} from byte {at}")
+            raise ProtocolError(f"{chunk} came, but slab {seq} from byte {at} was due")
 
     def _landed(self, chunk: Chunk) -> bool:
-        """Receive the bytes of a chunk to where they belong; whether all of them are there."""
+        """Receive the bytes of a chunk into the slab. Return whether all have arrived."""
         dealer, arriving = self._there, self._slab
         assert arriving is not None
         if not dealer.left:
@@ -356,7 +355,7 @@ class TcpTransport:
             nbytes, more = frame
             room = min(MAX_CHUNK, arriving.stop - arriving.at)
             if more or not 0 < nbytes <= room:
-                raise ProtocolError(f"{chunk} has {nbytes} bytes, and its slab room for {room}")
+                raise ProtocolError(f"{chunk} has {nbytes} bytes, but its slab has room for {room}")
         while dealer.left:
             count = dealer.read_into(arriving.slot[arriving.at : arriving.stop])
             if not count:
@@ -365,21 +364,21 @@ class TcpTransport:
         return True
 
     def send(self, data: bytes) -> bool:
-        """Send one message, if there is room; returns whether it was sent."""
+        """Send one message if there is room. Return whether it was sent."""
         if not self._there.send(data):
             return False
         self._said = time.monotonic()
         return True
 
     def mark(self, handed: int) -> None:
-        """Nothing: the daemon shares no memory with this client."""
+        """Do nothing: the daemon shares no memory with this client."""
 
     def close(self) -> None:
-        """Close the connection; what is still to be sent has half a second."""
+        """Close the connection, after half a second at most to send what is due."""
         if self._dealer is not None:
             self._dealer.close(_LINGER)
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """In a forked child: leave the connection to the parent."""
         if self._dealer is not None:
             self._dealer.forget()

@@ -1,11 +1,11 @@
-"""A session's stream as a `tf.data.Dataset`. Only this file and keras.py import TensorFlow.
+"""A stream as a `tf.data.Dataset`. Only this module and keras.py import TensorFlow.
 
-A slab comes out of `from_generator` as one uint8 tensor, which aliases its slot. The graph cuts it into leaves, each of
-all of its batches, by slice and bitcast, and those into batches by `from_tensor_slices`. So a slab costs TensorFlow one
-component however many leaves it has, and a batch next to nothing. Slices alias where they begin and end at a multiple
-of 64; so a large leaf that does not end at one comes as a component of its own, where a slab is one batch, and so does
-one that is alone. Leaves of a feed that is not fixed all do. While no data is there the generator yields elements of no
-batches, which is how TensorFlow notices a `break`.
+A slab comes out of `from_generator` as one uint8 tensor, which aliases its slot. The graph cuts it into leaves, each
+with all batches of the slab, by slice and bitcast, and these into batches by `from_tensor_slices`. So a slab costs
+TensorFlow one component however many leaves it has, and a batch next to nothing. Slices alias if they begin and end at
+a multiple of 64. So a large leaf with another end comes as a component of its own if a slab is one batch, and so does a
+leaf that is alone. All leaves of a feed that is not fixed do. While no data has arrived the generator yields elements
+without batches, so that TensorFlow notices a `break`.
 """
 
 from __future__ import annotations
@@ -38,56 +38,57 @@ from ._memory import Gone, Root, address_of
 from ._stream_handle import StreamHandle
 
 OWN_COMPONENT = 16 * 1024
-"""From so many bytes on a leaf that is alone, or that the graph could not cut without a copy, is a component."""
+"""A leaf of this many bytes or more is a component of its own if it is alone or the graph could only cut a copy."""
 _FIRST, _BATCHES = 4, 5
-"""The words of a slab's first header in which the graph finds its place in the slot and how many batches it has."""
+"""The words of a slab's first header that tell the graph the slab's place in the slot and its number of batches."""
 
 
 def dataset(handle: StreamHandle) -> tf.data.Dataset:
-    """The dataset of `handle`'s stream; the handle lives until it, and all made from it, are gone."""
+    """Return the dataset of `handle`'s stream. It, and everything made from it, keeps the handle alive."""
     form = _form(handle)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def slabs(token: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(_begin, args=(token,), output_signature=form.signature())
 
-    # The token is an element, as what a traced function captures lives until the next garbage collection.
+    # The token is an element, because what a traced function captures lives until the next garbage collection.
     result = tf.data.Dataset.from_tensors(_token(handle, form)).flat_map(slabs).flat_map(form.batches)
     if handle.info.endless:
         result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif handle.cardinality is not None:
-        # Keras counts its steps by the cardinality. That of `assert_cardinality` would make the first epoch after a
-        # resume, which is shorter, an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
+        # Keras counts its steps by the cardinality. With `assert_cardinality` the first epoch after a resume, which is
+        # shorter, would be an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
         nothing = tf.data.Dataset.from_tensors(form.nothing()).flat_map(form.batches).repeat()
         counted = tf.data.Dataset.zip(result.concatenate(nothing), tf.data.Dataset.range(handle.cardinality))
-        result = counted.map(lambda batch, _: batch)  # which TensorFlow does without a call
+        result = counted.map(lambda batch, _: batch)  # TensorFlow runs this without a function call
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # Its thread holds up the end of an iterator: `break` then takes seconds now and then, also in plain tf.data.
+    # Its thread can delay the end of an iterator, so that `break` sometimes takes seconds, in plain tf.data too.
     options.autotune.enabled = False
     return result.with_options(options)
 
 
 def cached(dataset: tf.data.Dataset, count: int, cardinality: int | float | None) -> tf.data.Dataset:
-    """Copies of the next `count` batches, over and over, `cardinality` in each epoch; `count` if that is None."""
+    """Return a dataset that repeats copies of the next `count` batches: `cardinality` in each epoch, or `count` if that
+    is None."""
     if cardinality is not None:
         count = int(min(count, cardinality))
     bare = not isinstance(dataset.element_spec, tuple)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def copied(*batch: Any) -> Any:
-        # What was handed over stays the consumer's, who may hold and write it: the cache has memory of its own.
+        # The consumer may keep and write the batches that were handed over, so the cache needs copies.
         return tf.nest.map_structure(lambda leaf: tf.raw_ops.DeepCopy(x=leaf), batch[0] if bare else batch)
 
     copies = dataset.take(count).map(copied).cache()
-    for _ in copies:  # a cache replays what was read to its end, and only that
+    for _ in copies:  # a cache replays only what was read to its end
         pass
     endless = copies.repeat()
     return endless if cardinality == math.inf else endless.take(count if cardinality is None else int(cardinality))
 
 
 def replayed(batches: list[Any], element_spec: Any) -> tf.data.Dataset:
-    """Batches of NumPy arrays over and over, without end, out of TensorFlow's own cache."""
+    """Return a dataset that repeats batches of NumPy arrays without end, from TensorFlow's own cache."""
     source = tf.data.Dataset.from_generator(lambda: batches, output_signature=element_spec)
     return cached(source, len(batches), math.inf)
 
@@ -98,8 +99,8 @@ class _Form:
 
     Attributes:
         spec: the spec of a batch.
-        leaves: its leaves, with the batch dimension where there is one.
-        places: where they lie in a slot of a fixed feed, else empty.
+        leaves: its leaves, with the batch dimension if there is one.
+        places: their places in a slot of a fixed feed, else empty.
         own: which leaves are components of their own.
     """
 
@@ -109,8 +110,9 @@ class _Form:
     own: tuple[bool, ...]
 
     def signature(self) -> Any:
-        """The components: the slot from the slab's first header on if any leaf is cut from it, then the leaves of their
-        own. One alone comes without a tuple around it, which saves TensorFlow a fifth of its time."""
+        """Return the specs of the components: the slot from the slab's first header on if any leaf is cut from it, then
+        the leaves that are components. A single component has no tuple around it, which saves TensorFlow a fifth of its
+        time."""
         specs = [] if all(self.own) else [tf.TensorSpec([None], tf.uint8)]
         for leaf, own in zip(self.leaves, self.own, strict=True):
             if own:
@@ -118,23 +120,23 @@ class _Form:
         return _alone(specs)
 
     def nothing(self) -> Any:
-        """The components of no batch."""
+        """Return components without a batch."""
         parts = []
         if not all(self.own):
             parts.append(np.zeros(HEADER, np.uint8))
-            parts[0].view(np.int64)[0] = self.leaves[0].shape[0] or 0  # where TensorFlow knows how many rows there are
+            parts[0].view(np.int64)[0] = self.leaves[0].shape[0] or 0  # if TensorFlow knows the number of rows
         for leaf, own in zip(self.leaves, self.own, strict=True):
             if own:
                 parts.append(np.zeros([0, *(dim or 0 for dim in leaf.shape)], tf.as_dtype(leaf.dtype).as_numpy_dtype))
         return _alone(parts)
 
     def components(self, item: Received) -> Any:
-        """The components of a slab, over its memory."""
+        """Return the components of a slab, over its memory."""
         slab, slot = item.slab, np.asarray(item.root)
         parts = []
         if not all(self.own):
             parts.append(slot[HEADER * slab.first :])
-            # The header is the consumer's now, and has room to tell the graph where in the slot it is.
+            # The header belongs to the consumer now. It has room for the slab's place in the slot, for the graph.
             parts[0][:HEADER].view(np.int64)[_FIRST : _BATCHES + 1] = slab.first, slab.batches
         if any(self.own):
             for leaf, own in zip(item.layout.leaves(slot), self.own, strict=True):
@@ -144,7 +146,7 @@ class _Form:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def batches(self, *parts: tf.Tensor) -> tf.data.Dataset:
-        """The batches of a slab, in the feed's structure, out of its components."""
+        """Return the batches of a slab, in the feed's structure, from its components."""
         rest = iter(parts)
         places = [place for place, own in zip(self.places, self.own, strict=False) if not own]
         cut = iter(_cut(next(rest), places) if places else ())
@@ -161,9 +163,10 @@ def _alone(parts: list[Any]) -> Any:
 
 
 def _cut(slot: tf.Tensor, places: list[LeafPlace]) -> Iterator[tf.Tensor]:
-    """Leaves of all batches of a slab out of its slot, of which `slot` begins with the slab's first header.
+    """Cut the leaves of all batches of a slab from `slot`, which begins with the slab's first header.
 
-    No copy of those that begin and end at a multiple of 64 bytes. Four operations for each, whatever their number.
+    Leaves that begin and end at a multiple of 64 bytes are not copied. Each leaf takes four operations, however many
+    batches there are.
     """
     header = tf.bitcast(tf.reshape(slot[:HEADER], [HEADER // 8, 8]), tf.int64)
     rows, first, batches = header[0], header[_FIRST], header[_BATCHES]
@@ -174,7 +177,7 @@ def _cut(slot: tf.Tensor, places: list[LeafPlace]) -> Iterator[tf.Tensor]:
 
     starts = constant(p.offset for p in places) + first * constant(p.nbytes - HEADER for p in places)
     sizes = batches * rows * constant(p.nbytes // p.shape[0] for p in places)
-    starts = tf.split(tf.minimum(batches, 1) * starts, len(places))  # the slot of no batch is a header alone
+    starts = tf.split(tf.minimum(batches, 1) * starts, len(places))  # without a batch the slot is a header alone
     for place, start, size in zip(places, starts, tf.split(sizes, len(places)), strict=True):
         part = tf.slice(slot, start, size)
         dtype, row = tf.as_dtype(place.dtype), place.shape[1:]
@@ -198,7 +201,8 @@ def _form(handle: StreamHandle) -> _Form:
 
 
 class _Epoch:
-    """The generator of one iteration. A class, as a generator function's locals would pin a slot while it waits."""
+    """The generator of one iteration. A class, because the locals of a generator function would hold a slot while it
+    waits."""
 
     def __init__(self, handle: StreamHandle, form: _Form) -> None:
         self._form = form
@@ -215,13 +219,13 @@ class _Epoch:
             return
         except Refused as refused:
             error = refused.error
-        raise copy.copy(error)  # the text is all that TensorFlow passes on
+        raise copy.copy(error)  # TensorFlow passes on only the text
 
     def __iter__(self) -> _Epoch:
         return self
 
     def __next__(self) -> Any:
-        if self._heard is None:  # interrupts that came before this wait have been handled by Python
+        if self._heard is None:  # Python has handled interrupts before this wait
             self._heard = _interrupts.heard()
         item: Received | End | PenstockError | None
         try:
@@ -249,21 +253,21 @@ class _Epoch:
 
 
 _read: dict[int, tuple[StreamHandle, _Form]] = {}
-"""What datasets read, by the number in their token, while that lives."""
+"""The handle and form of each dataset, by the number in its token, while the token lives."""
 _numbers = itertools.count()
 
 
 def _begin(token: npt.NDArray[np.uint8]) -> _Epoch:
-    # A module's function, since from_generator never lets go of its generator.
+    # A function of the module, because from_generator never releases its generator.
     return _Epoch(*_read[int(token.view(np.int64)[0])])
 
 
 def _token(handle: StreamHandle, form: _Form) -> tf.Tensor:
-    """A tensor that lives as long as any TensorFlow object that can read the stream, and keeps the reader for so long.
+    """Return a tensor that keeps the handle alive as long as any TensorFlow object can read the stream.
 
-    Weak references on a dataset do not do: a traced function or another dataset can hold its C++ half alone. That half
-    holds this tensor, as the generator's argument, and the memory under it tells when it is gone. It has to be made by
-    a dataset's numpy_function, since that takes memory as it is, where tf.constant would copy.
+    Weak references to a dataset are not enough: a traced function or another dataset can hold its C++ half alone. That
+    half holds this tensor, as the generator's argument, and the memory under the tensor reports when it is gone. A
+    dataset's numpy_function makes the tensor, because it uses the memory as it is; tf.constant would copy.
     """
     number = next(_numbers)
     memory = np.zeros(2 * ALIGN, np.uint8)
@@ -281,9 +285,9 @@ def _token(handle: StreamHandle, form: _Form) -> tf.Tensor:
 
 @atexit.register
 def _at_exit() -> None:
-    # A thread of TensorFlow that is in Python when the interpreter ends dies there, and whoever waits for it hangs (any
-    # from_generator has that fault). After the end TensorFlow calls Python no more. So all are sent home, and what they
-    # still ask (they do so a few times after an error, to fill their buffers) is waited for.
+    # A thread of TensorFlow that runs Python when the interpreter ends dies there, and a thread that waits for it hangs
+    # (every from_generator has this fault). After the end TensorFlow no longer calls Python. So close all streams, and
+    # wait for the calls that still come: a few after each error, to fill TensorFlow's buffers.
     for handle, _ in list(_read.values()):
         handle.close()
     quiet, deadline = 0, time.monotonic() + 1
@@ -293,7 +297,7 @@ def _at_exit() -> None:
 
 
 def _calls() -> int:
-    """How many threads TensorFlow has in Python now."""
+    """Return how many threads of TensorFlow run Python now."""
     frames = sys._current_frames()
     del frames[threading.get_ident()]
     outermost = [list(traceback.walk_stack(frame))[-1][0] for frame in frames.values()]

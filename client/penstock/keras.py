@@ -1,10 +1,10 @@
-"""What makes training go on in the middle of an epoch after a crash: for `Model.fit`, and for `tf.train.Checkpoint`.
+"""Resumes training in the middle of an epoch after a crash: for `Model.fit`, and for `tf.train.Checkpoint`.
 
     connection = penstock.connect("tcp://loader:5555/train")
     resume = penstock.keras.Resume(connection, "checkpoints")
     model.fit(connection.dataset(), epochs=10, callbacks=[resume])
 
-Imports TensorFlow and Keras; `import penstock` does not import this.
+Imports TensorFlow and Keras; `import penstock` does not import this module.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class CheckpointState(tf.train.experimental.PythonState):  # type: ignore[misc]
                                          data=penstock.keras.CheckpointState(connection, consumed=step))
 
     Restoring loads the state into the connection, which must not have been read before (see
-    `Connection.load_state_dict`). It happens at `restore`, or, where the object comes to the checkpoint later, then.
+    `Connection.load_state_dict`). This happens at `restore`, or when the object is added to the checkpoint, if later.
     """
 
     def __init__(self, connection: Connection, consumed: Callable[[], int] | tf.Variable | None = None) -> None:
-        """`consumed`: batches that the training loop consumed since the stream's very beginning, with those of earlier
-        runs: a function that returns it, or a variable that holds it (and is restored with the same checkpoint). None
-        where `Connection.batches` is read, which counts itself.
+        """`consumed`: the number of batches that the training loop has consumed since the very beginning of the stream,
+        including earlier runs: a function that returns it, or a variable that holds it (and is restored with the same
+        checkpoint). None if the loop reads `Connection.batches`, which counts them.
         """
         super().__init__()
         self._connection = _checked(connection, "CheckpointState")
         self._consumed = consumed
 
     def serialize(self) -> str:
-        """The state as JSON. Called by TensorFlow."""
+        """Return the state as JSON. Called by TensorFlow."""
         count = self._consumed
         if count is not None:
             count = int(count() if callable(count) and not isinstance(count, tf.Variable) else count.numpy())
@@ -64,7 +64,7 @@ class CheckpointState(tf.train.experimental.PythonState):  # type: ignore[misc]
 
 
 class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """How far `fit` has come, as JSON in the checkpoint of the model."""
+    """The progress of `fit`, as JSON in the checkpoint of the model."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         super().__init__()
@@ -78,36 +78,35 @@ class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
 
 
 class _Enough:
-    """What `stop_training` is where only the rest of an epoch has ended, and not the training."""
+    """The value of `stop_training` that ends the rest of an epoch, but not the training."""
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves the model with its place in the data, and makes `fit` go on there after a crash, also within an epoch.
+    """Saves the model with its position in the data, and resumes `fit` there after a crash, even within an epoch.
 
-    Model, optimizer, seeds of random layers, epoch, and the connection's state are one checkpoint, which is there whole
-    or not at all, so they always match. Made anew on the same directory, this loads the newest state into the
-    connection at once, and `fit` restores the model as it begins. It then goes on in the epoch that was interrupted,
-    and the remaining batches are those that an undisturbed run would have got. Later epochs have their full length.
+    Model, optimizer, seeds of random layers, epoch, and the connection's state are one checkpoint, which exists whole
+    or not at all, so they always match. A new Resume on the same directory loads the newest state into the connection
+    at once, and `fit` restores the model when it begins. Training then resumes in the interrupted epoch, and the
+    remaining batches are those of an undisturbed run. Later epochs have their full length.
 
-    Where the stream has no end (`Feed(segment=)` without `samples=`), an epoch is what `fit(steps_per_epoch=)` says.
+    If the stream has no end (`Feed(segment=)` without `samples=`), `fit(steps_per_epoch=)` defines an epoch.
 
-    It is for one `fit`, and a script that is run again makes it, and the connection, again.
+    It serves one `fit`. A script that runs again makes it, and the connection, again.
 
     Args:
         connection: from `penstock.connect`, without `state=` and `group=`, not read yet. `fit` gets its `dataset()`, or
             one made from it in which an element is still one batch, in order (`map` and `prefetch`, not `shuffle`,
-            `filter`, `take` or `batch`). Nothing else reads it.
-        directory: where checkpoints are kept, one directory for each training. It is made if it is not there.
-        every: steps after which a checkpoint is saved, besides at the end of each epoch; None: only there. Within
-            epochs nothing is saved where `fit` does not know their length (the feed has no `samples=`, or a `filter`
-            hides it) or has `steps_per_epoch=` (for which it must get `dataset().repeat()`), unless the stream has no
-            end.
-        keep: how many checkpoints are kept.
+            `filter`, `take` or `batch`). Nothing else may read it.
+        directory: the directory for the checkpoints of one training. Created if it does not exist.
+        every: steps between two checkpoints, besides those at the end of each epoch; None: only these. Checkpoints
+            within epochs need an epoch length that `fit` knows: not if the feed has no `samples=` or a `filter` hides
+            the length, nor with `steps_per_epoch=` (which needs `dataset().repeat()`), unless the stream has no end.
+        keep: how many checkpoints to keep.
 
     Raises:
         TypeError: `connection` is a URL, a dataset, or something else.
         StateMismatch: the checkpoint was made with another feed.
-        ValueError: as `Connection.load_state_dict`; another class wrote the checkpoint; or an argument cannot be right.
+        ValueError: as `Connection.load_state_dict`; another class wrote the checkpoint; or an argument is invalid.
         StreamClosed: the connection was closed.
         OSError: `directory` cannot be written.
     """
@@ -117,9 +116,9 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if every is not None and (not isinstance(every, int) or every < 1):
-            raise ValueError(f"every={every!r}: it is a number of steps, 1 or more, or None")
+            raise ValueError(f"every={every!r}: must be a number of steps, 1 or more, or None")
         if not isinstance(keep, int) or keep < 1:
-            raise ValueError(f"keep={keep!r}: it is a number of checkpoints, 1 or more")
+            raise ValueError(f"keep={keep!r}: must be a number of checkpoints, 1 or more")
         self._connection = _checked(connection, "Resume")
         self._directory = os.fspath(directory)
         self._every = every
@@ -145,18 +144,18 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             try:
                 connection.load_state_dict(self._progress["state"])
             except StateMismatch as error:
-                text = f"{self._latest}: {error.message}. For another training give Resume another directory"
+                text = f"{self._latest}: {error.message}. Give Resume another directory for another training"
                 raise StateMismatch(text, feed=error.feed) from None
             self._handoff = connection._handle.handoff
 
     @property
     def initial_epoch(self) -> int:
-        """The epoch, as `fit` counts, in which training begins: 0, or the one that was interrupted."""
+        """The epoch in which training begins, as `fit` counts: 0, or the one that was interrupted."""
         return self._progress["epoch"] if self._progress is not None else 0
 
     @property
     def consumed(self) -> int:
-        """Batches that were trained on since the very beginning."""
+        """Batches trained on since the very beginning, including earlier runs."""
         return self._consumed
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -164,7 +163,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._begin_fit()
         model = self.model
         if not model.built:
-            raise ValueError("Resume needs a model that is built, so that it can be restored: call model.build(shape)")
+            raise ValueError("Resume can only restore a model that is built: call model.build(shape) first")
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         variables = {
@@ -182,8 +181,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             found = [text for name, text in zip({**was, **now}, found, strict=True) if was.get(name) != now.get(name)]
             if found:
                 raise ValueError(
-                    f"the checkpoint {self._latest} was made with another model, of {len(was)} variables where this "
-                    f"one has {len(now)}: {'; '.join(found[:3])}"
+                    f"the checkpoint {self._latest} was made with another model: it has {len(was)} variables, and this "
+                    f"model {len(now)}: {'; '.join(found[:3])}"
                 )
             self._check_steps()
             self._checkpoint.restore(self._latest).assert_consumed()
@@ -192,11 +191,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         steps, batches = self.params.get("steps"), self._connection.cardinality
         self._endless = batches == math.inf
         if self._endless and steps is None:
-            raise ValueError("the stream has no end, so fit needs steps_per_epoch=: how many steps an epoch has")
+            raise ValueError("the stream has no end, so fit needs steps_per_epoch=, the number of steps in an epoch")
         if self._progress is not None and self.initial_epoch >= self.params["epochs"]:
             logger.warning(
                 "%s: %d epochs are trained and saved here, so fit(epochs=%d) has nothing left to train, and the model "
-                "is as it was saved. To train on, give fit more epochs; for another training give Resume another "
+                "is as it was saved. To continue give fit more epochs; for another training give Resume another "
                 "directory",
                 self._latest,
                 self.initial_epoch,
@@ -206,8 +205,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._within = steps is not None and (self._endless or steps == batches)
         if not self._within and self._every is not None:
             logger.warning(
-                "%s is saved at the ends of epochs only, as fit counts %s steps in an epoch and the feed has %s "
-                "batches: both must be known and equal",
+                "%s: checkpoints are saved only at the ends of epochs, because fit counts %s steps in an epoch and the "
+                "feed has %s batches: both numbers must be known and equal",
                 self._directory,
                 steps or "no",
                 batches or "no known number of",
@@ -224,7 +223,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if self._progress is not None and self._progress["within"] and resumed:
             self._rest_ends = int(self._connection.cardinality or 0) - self._behind(self._progress["state"])
-            self._quiet.enter_context(warnings.catch_warnings())  # the rest of an epoch is shorter, as it should be
+            self._quiet.enter_context(warnings.catch_warnings())  # the rest of an epoch is shorter, as expected
             warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -236,18 +235,18 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._endless and self._before and step >= self.params["steps"] and not self.model.stop_training:
             self.model.stop_training = self._enough  # ends this epoch; `on_epoch_end` takes it back
         if batch + 1 == self._rest_ends:
-            # Keras then tries one step more, whose draws of random numbers count although it finds no data.
+            # Keras then tries one more step, which draws random numbers although it finds no data.
             self._values = [(variable, variable.numpy()) for variable in self._variables]
         if self._every is None or self._consumed - self._saved < self._every or not self._within:
             return
         if self._endless and step >= self.params["steps"]:
-            return  # the epoch's end saves, which comes now
+            return  # the end of the epoch saves, and comes now
         state = self._connection.state_dict(self._consumed)
         if self._behind(state) not in (0, self._connection.cardinality):  # likewise
             self._save(state, self._epoch, step)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Undo what Keras did behind the last step. Called by Keras, before validation."""
+        """Undo what Keras did after the last step. Called by Keras, before validation."""
         self._undo()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -259,23 +258,23 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         state = self._connection.state_dict(self._consumed)
         ended = self._handoff.ends_epoch(self._consumed)
         if self._by_epochs and not ended and self._behind(state) not in (0, self._connection.cardinality):
-            if self.model.stop_training:  # by another callback, within the epoch: what was saved last stays
+            if self.model.stop_training:  # by another callback, within the epoch: keep the last checkpoint
                 return
             raise ValueError(
-                f"fit took {self._consumed - self._begin} steps in epoch {epoch}, which leaves the stream within its "
-                f"epoch {state['position']['epoch']}: an element of the dataset that fit gets must be one batch, in "
-                "order, so make it of connection.dataset() with map and prefetch alone"
+                f"fit took {self._consumed - self._begin} steps in epoch {epoch}, which do not end epoch "
+                f"{state['position']['epoch']} of the stream: an element of fit's dataset must be one batch, in order, "
+                "so make it from connection.dataset() with map and prefetch alone"
             )
         if self._by_epochs and self._handoff.consumed != self._consumed:
             raise ValueError(
-                f"{self._connection} handed over {self._handoff.consumed} batches by the end of epoch {epoch}, and fit "
+                f"{self._connection} handed over {self._handoff.consumed} batches by the end of epoch {epoch}, but fit "
                 f"trained on {self._consumed}: something else reads it too, such as validation_data= or another "
                 "callback. Give that a connection of its own"
             )
         self._save(state, epoch + 1, 0)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Let a later `fit` begin where it is told to. Called by Keras."""
+        """Let a later `fit` begin at its own initial epoch. Called by Keras."""
         self._quiet.close()
         self.model._initial_epoch = None
         self._progress = None
@@ -283,24 +282,24 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def _begin_fit(self) -> None:
         if self._used:
             raise ValueError(
-                "this Resume was used by a fit before, and is for one: connect again and make another Resume, on the "
-                "same directory to go on with this training, or on another for another training"
+                "this Resume was used by a fit before, and serves one only: connect again and make another Resume, on "
+                "the same directory to continue this training, or on another directory for another training"
             )
         self._used = True
         if self._handoff.begun:
             raise ValueError(
-                f"{self._connection} was read between Resume and the first step of fit: by a look at a batch, a cached "
-                "dataset, or Keras itself, which under a tf.distribute strategy reads a batch to build the model. "
-                "Give Resume a connection that only the training of fit reads"
+                f"{self._connection} was read between Resume and the first step of fit: by code that takes a batch, a "
+                "cached dataset, or Keras itself, which reads a batch to build the model under a tf.distribute "
+                "strategy. Give Resume a connection that only the training of fit reads"
             )
 
     def _check_source(self) -> None:
-        """Behind the first steps of an epoch: that they came from the connection."""
+        """Raise ValueError if the first steps of an epoch did not come from the connection."""
         if self._handoff.consumed < self._consumed:
             raise ValueError(
                 f"fit has trained on {self._consumed} batches, but {self._connection} has handed over "
-                f"{self._handoff.consumed}: fit reads another dataset. Give it that of the connection that Resume was "
-                "given, connection.dataset(), or one made from it"
+                f"{self._handoff.consumed}: fit reads another dataset. Give fit the dataset of Resume's connection, "
+                "connection.dataset(), or one made from it"
             )
         self._reads_it = True
 
@@ -309,13 +308,13 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         was, now = self._progress["steps"], self.params.get("steps")
         if self._progress["within"] and was != now:
             raise ValueError(
-                f"{self._latest} was saved behind step {self._progress['step']} of epoch {self.initial_epoch}, when "
+                f"{self._latest} was saved after step {self._progress['step']} of epoch {self.initial_epoch}, when "
                 f"fit counted {was} steps in an epoch. Now it counts {now}: give fit the same steps_per_epoch=, and "
                 "a dataset of the same length, until that epoch has ended"
             )
 
     def _behind(self, state: dict[str, Any]) -> int:
-        """How many batches of its epoch are behind the state; where several ranks read it, of each."""
+        """Return how many batches of its epoch a state is past; with ranks, of each rank."""
         batches: int = state["position"]["batches"] + state["position"]["skip"]
         return -(-batches // self._connection._handle.world_size)
 
@@ -325,7 +324,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             variable.assign(value)
 
     def _save(self, state: dict[str, Any], epoch: int, step: int) -> None:
-        """Save, behind so many steps of the epoch."""
+        """Save a checkpoint after `step` steps of the epoch."""
         assert self._manager is not None
         self._checkpoint.progress.value = {
             "consumed": self._consumed,
@@ -357,22 +356,24 @@ def _checked(connection: Any, user: str) -> Connection:
         return connection
     given = "a URL" if isinstance(connection, str) else "a dataset" if isinstance(connection, tf.data.Dataset) else ""
     raise TypeError(
-        f"{user} was given {given or f'{connection!r:.80}'}, and needs the connection that the dataset comes from: "
+        f"{user} was given {given or f'{connection!r:.80}'}, but needs the connection that the dataset comes from: "
         f"connection = penstock.connect(url); {user}(connection, ...); connection.dataset()"
     )
 
 
 def _check_unread(connection: Connection) -> None:
-    """That `fit` can begin where a stream begins. Raises ValueError, or why the stream cannot be read."""
+    """Raise ValueError if `fit` cannot begin at the stream's beginning, or the error that ended the stream."""
     handoff = connection._handle.handoff
     if connection.error is not None:
         raise connection.error
     if handoff.closed:
-        raise StreamClosed(f"{connection} was closed: connect again, and give Resume that", feed=connection.info.name)
+        raise StreamClosed(
+            f"{connection} was closed: connect again, and give Resume the new connection", feed=connection.info.name
+        )
     if connection._handle.shares:
         raise ValueError(
-            "Resume was given a connection of a group, whose stream has no state: which of its consumers gets a batch "
-            "is up to chance. Connect with rank= and world_size= instead"
+            "Resume was given a connection of a group, whose stream has no state, because chance decides which "
+            "consumer gets a batch. Connect with rank= and world_size= instead"
         )
     if handoff.begun:
         raise ValueError(
@@ -381,13 +382,13 @@ def _check_unread(connection: Connection) -> None:
         )
     if handoff.consumed:
         raise ValueError(
-            f"{connection} was given a state (behind {handoff.consumed} batches): Resume keeps the state in its "
+            f"{connection} was given a state (after {handoff.consumed} batches): Resume keeps the state in its "
             "checkpoints and loads it itself, so connect without state="
         )
 
 
 def _check_writable(directory: str) -> None:
-    """Make the directory, and find out now rather than at the first save whether something can be written there."""
+    """Create the directory, and raise OSError now rather than at the first checkpoint if it cannot be written."""
     probe = os.path.join(directory, f".penstock-{os.getpid()}")
     try:
         tf.io.gfile.makedirs(directory)
@@ -395,4 +396,4 @@ def _check_writable(directory: str) -> None:
             file.write("")
         tf.io.gfile.remove(probe)
     except tf.errors.OpError as error:
-        raise OSError(f"no checkpoint can be saved in {directory!r}: {error.message}") from None
+        raise OSError(f"cannot save checkpoints in {directory!r}: {error.message}") from None
