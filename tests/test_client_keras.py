@@ -168,7 +168,7 @@ def test_another_model_than_that_of_the_checkpoint_is_refused(tf: Any, forgotten
             other.add(keras.layers.Dense(3))
             other.compile("sgd", "mse")
             data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
-            with pytest.raises(ValueError, match="made with another model, it has 4 variables, and this model 6"):
+            with pytest.raises(ValueError, match="made with another model: it has 4 variables, and this model 6"):
                 other.fit(data, epochs=2, verbose=0, callbacks=[Resume(connection, tmp_path)])
             del data, other
 

@@ -74,6 +74,10 @@ class Mailbox:
         self.closing = True
         self.wake()
 
+    def shut(self) -> None:
+        """Drop the pipe: the receiver thread has ended, or is that of a parent process."""
+        self.wakeup = None
+
     def wake(self) -> None:
         """Wake the receiver thread."""
         wakeup = self.wakeup

@@ -77,7 +77,7 @@ class Receiver:
     def forget(self) -> None:
         """In a forked child, which has no such thread: leave everything to the parent."""
         self._handoff.forget()
-        self._mailbox.wakeup = None
+        self._mailbox.shut()
         self._ending = True
         self._closed.set()
 
@@ -111,7 +111,7 @@ class Receiver:
         finally:
             _process_hooks.unregister(self)
             self._handoff.shut()
-            self._mailbox.wakeup = None
+            self._mailbox.shut()
             self._stop_daemon()
 
     def _step(self) -> None:
@@ -132,7 +132,7 @@ class Receiver:
                 del message
         except ProtocolError as error:
             self._lose(error)
-            self._mailbox.closing = True  # but the connection stays open while arrays lie over its slots
+            self._mailbox.close()  # but the connection stays open while arrays lie over its slots
         self._give_up_on_ranks()
         last = self._mailbox.closing and not self._ending
         self._ending = self._ending or last
@@ -167,7 +167,7 @@ class Receiver:
                     "Stop all ranks and start the job again"
                 )
             )
-            self._mailbox.closing = True
+            self._mailbox.close()
 
     def _lose(self, error: PenstockError) -> None:
         error = copy.copy(error)  # a raised error holds the frames that it passed through, and so the stream
