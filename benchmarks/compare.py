@@ -4,11 +4,11 @@
     python benchmarks/compare.py ../before                  # all of it, a quarter of an hour
     python benchmarks/compare.py ../before --cases 100K/2:tcp,rotate --repeats 15 --json compare.json
 
-It measures Penstock alone, from the sources of both checkouts, with the benchmarks of this one: batches through
-`transport.py`'s trainers (SIZE/LEAVES:TRANSPORT), and whole pipelines through `pipelines_trainer.py`'s. The two take
-turns, and each round begins with the other one. A ratio is taken within a round, between turns next to each other:
-speeds drift on a shared machine, and ratios do not. The table has their medians and quartiles: above 1, this checkout
-is faster (of CPU time: it takes more).
+It measures only Penstock, from the sources of both checkouts, with the benchmarks of this one: batches through the
+trainers of `transport.py` (SIZE/LEAVES:TRANSPORT), and whole pipelines through those of `pipelines_trainer.py`. The two
+checkouts alternate, and each round begins with the other one. Ratios are taken within a round, between neighbouring
+trials: speeds drift on a shared machine, ratios do not. The table has their medians and quartiles. Above 1 this
+checkout is faster (for CPU time: it takes more).
 """
 
 import argparse
@@ -31,12 +31,12 @@ from transport import Failed, aligned, loads_of, machine, progress, stop, traine
 CASES = "100K/2:local,100K/2:tcp,16M:local,16M:tcp,rotate"
 FIGURES = {"batches/s": "per_second", "by reduce": "reduce_per_second", "trainer's CPU": "trainer_cpu"}
 
-TakeTurn = Callable[[], dict[str, Any]]
+RunTrial = Callable[[], dict[str, Any]]
 
 
 @contextmanager
 def sources(checkout: Path) -> Iterator[None]:
-    """Processes that are started meanwhile import Penstock from this checkout."""
+    """Make processes started in this block import Penstock from this checkout."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(str(checkout / part) for part in ("proto", "server", "client"))
     try:
@@ -48,40 +48,40 @@ def sources(checkout: Path) -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def batches(stack: ExitStack, case: str, checkout: Path, seconds: float) -> TakeTurn:
-    """Starts a trainer that takes batches of one size; a turn is `seconds` of it."""
+def batches(stack: ExitStack, case: str, checkout: Path, seconds: float) -> RunTrial:
+    """Start a trainer that takes batches of one size, and return what runs a trial of `seconds`."""
     size, transport = case.split(":")
     (load,) = loads_of(size)
     with sources(checkout):
         process = stack.enter_context(trainer("trainer.py", f"penstock-{transport}", load.text(), "eager,reduce"))
     process.wait_until_ready()
-    return lambda: asdict(process.turn(seconds))
+    return lambda: asdict(process.trial(seconds))
 
 
-def pipeline(name: str, checkout: Path, seconds: float) -> TakeTurn:
-    """Each turn of a pipeline has fresh processes."""
+def pipeline(name: str, checkout: Path, seconds: float) -> RunTrial:
+    """Return what runs a trial of a pipeline, in fresh processes each time."""
 
-    def take_turn() -> dict[str, Any]:
+    def run_trial() -> dict[str, Any]:
         with sources(checkout), trainer("pipelines_trainer.py", "penstock-local", name, 2 * seconds) as process:
             return asdict(Run(**process.answer(LEAST_SECONDS + 20 * seconds)))
 
-    return take_turn
+    return run_trial
 
 
 def compared(case: str, checkouts: Sequence[Path], repeats: int, seconds: float) -> list[list[dict[str, Any]]]:
-    """The turns of each checkout, in rounds. One round more warms up, and is dropped."""
+    """The trials of each checkout, in rounds. An extra first round warms up, and is dropped."""
     with ExitStack() as stack:
         sides = [
             batches(stack, case, checkout, seconds) if ":" in case else pipeline(case, checkout, seconds)
             for checkout in checkouts
         ]
-        turns: list[list[dict[str, Any]]] = [[] for _ in sides]
+        trials: list[list[dict[str, Any]]] = [[] for _ in sides]
         for round_ in range(repeats + 1):
             for side in sorted(range(len(sides)), reverse=round_ % 2 == 1):
                 progress(f"{case}: round {round_} of {repeats}, {checkouts[side]}")
-                turns[side].append(sides[side]())
+                trials[side].append(sides[side]())
     progress("")
-    return [taken[1:] for taken in turns]
+    return [taken[1:] for taken in trials]
 
 
 def options() -> argparse.Namespace:
@@ -89,8 +89,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("before", type=Path, help="the other checkout")
     parser.add_argument("--cases", default=CASES, help=f"some of {CASES}, other sizes, or other pipelines")
     parser.add_argument("--repeats", type=int, default=9, help="rounds (9)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     chosen = parser.parse_args()
     if not (chosen.before / "client" / "penstock").is_dir():
         parser.error(f"{chosen.before}: expected a checkout of Penstock")
@@ -99,9 +99,9 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
-    signal.signal(signal.SIGTERM, stop)  # so that `kill` ends what runs as well
+    signal.signal(signal.SIGTERM, stop)  # so that `kill` ends the processes as well
     checkouts = [Path(__file__).resolve().parents[1], chosen.before.resolve()]
-    report: dict[str, Any] = {"machine": machine(), "turn_seconds": chosen.seconds, "cases": {}}
+    report: dict[str, Any] = {"machine": machine(), "trial_seconds": chosen.seconds, "cases": {}}
     rows = [["this checkout over the other", *FIGURES]]
     with tempfile.TemporaryDirectory(prefix="pipelines-") as data:
         pipelines_data.write(Path(data))

@@ -21,19 +21,19 @@ class Missing(Exception):
 
 
 def runtimes() -> list[str]:
-    """CUDA's runtimes, that of TensorFlow's pip packages first, that of the system last."""
+    """CUDA's runtimes: those of TensorFlow's pip packages first, that of the system last."""
     found = importlib.util.find_spec("nvidia")
     folders = found.submodule_search_locations or () if found else ()
-    # nvidia/cuda_runtime is of CUDA 12, nvidia/cu13 of 13, which another package may have brought.
+    # nvidia/cuda_runtime is CUDA 12, nvidia/cu13 is 13, which another package may have installed.
     shipped = sorted((path for one in folders for path in Path(one).glob("*/lib/libcudart.so.*")), reverse=True)
     return [*map(str, shipped), ctypes.util.find_library("cudart") or "libcudart.so.12"]
 
 
 def runtime() -> "Runtime":
-    """The first that works here.
+    """The first runtime that works here.
 
     Raises:
-        Missing: none does.
+        Missing: none works.
     """
     reasons = []
     for path in runtimes():
@@ -45,13 +45,13 @@ def runtime() -> "Runtime":
 
 
 class Runtime:
-    """Copies from host memory to the GPU, timed, out of memory that is registered with CUDA or not."""
+    """Times copies from host memory to the GPU, from memory that is registered with CUDA or not."""
 
     def __init__(self, path: str) -> None:
         try:
             self._library = ctypes.CDLL(path)
         except OSError as error:
-            raise Missing(f"it cannot be loaded ({error})") from error
+            raise Missing(f"cannot be loaded ({error})") from error
         for name, arguments in {
             "cudaSetDevice": (c_int,),
             "cudaMalloc": (c_void_p, c_size_t),
@@ -71,8 +71,8 @@ class Runtime:
             raise Missing(f"{name}: {(text or b'unknown error').decode()} ({error})")
 
     def copy_times(self, array: np.ndarray, copies: int, rounds: int) -> dict[str, list[float]]:
-        """Seconds of a copy of this array's memory, the mean of so many, in each round: out of it as it is, and with
-        its pages registered; and how long it took to register them."""
+        """Seconds of a copy of this array's memory, the mean of `copies`, in each round: from its pages as they are,
+        and with its pages registered; and the seconds to register them."""
         times: dict[str, list[float]] = {"pageable": [], "registered": [], "registering": []}
         target = c_void_p()
         address, nbytes = array.ctypes.data, array.nbytes
@@ -94,7 +94,7 @@ class Runtime:
         return times
 
     def _copy_time(self, target: c_void_p, address: int, nbytes: int, copies: int) -> float:
-        self._call("cudaMemcpy", target, address, nbytes, HOST_TO_DEVICE)  # the first may have something to set up
+        self._call("cudaMemcpy", target, address, nbytes, HOST_TO_DEVICE)  # the first copy may set things up
         self._call("cudaDeviceSynchronize")
         begun = time.perf_counter()
         for _ in range(copies):
@@ -104,7 +104,7 @@ class Runtime:
 
 
 class Nvml:
-    """What the driver says of the first GPU."""
+    """The driver's information about the first GPU."""
 
     def __init__(self) -> None:
         try:
@@ -131,13 +131,13 @@ class Nvml:
 
     def busy(self) -> float:
         """The share of the last sampling period, up to a second, in which a kernel ran."""
-        shares = (c_uint * 2)()  # of the GPU, and of its memory; percent
+        shares = (c_uint * 2)()  # percent: of the GPU, and of its memory
         self._call("nvmlDeviceGetUtilizationRates", self._device, shares)
         return float(shares[0]) / 100
 
 
 class Idle:
-    """Samples how busy the GPU is for as long as a block lasts."""
+    """Samples how busy the GPU is while a block runs."""
 
     INTERVAL = 0.2
 
@@ -156,11 +156,11 @@ class Idle:
         self._thread.join()
 
     def _sample(self) -> None:
-        with suppress(Missing):  # not every GPU says it
+        with suppress(Missing):  # not every GPU reports it
             while self._nvml is not None and not self._stop.wait(self.INTERVAL):
                 self._samples.append(self._nvml.busy())
 
     @property
     def share(self) -> float | None:
-        """The share of time in which no kernel ran; None where nobody knows."""
+        """The share of time in which no kernel ran; None if unknown."""
         return 1 - sum(self._samples) / len(self._samples) if self._samples else None

@@ -1,11 +1,11 @@
-"""How long does a trainer wait for its first batch, from a daemon that runs, and from nothing?
+"""How long does a trainer wait for its first batch, from a running daemon, and from nothing?
 
     python benchmarks/first_batch.py --json first_batch.json
 
-Each time is that of a fresh process, which has imported TensorFlow and made nothing of it yet: from the call of
+Each measurement has a fresh process that has imported TensorFlow but not used it yet. It runs from the call of
 `penstock.connect` to the first batch, as NumPy arrays or as tensors of `dataset()`. *From nothing* the URL is
-`MODULE:ATTR`, so the daemon and its workers start first, with the imports of the feed's module (NumPy alone). A daemon
-that runs was started for this one trainer, and nobody has read the feed. The four take turns.
+`MODULE:ATTR`, so the daemon and its workers start first, with the imports of the feed's module (only NumPy). A running
+daemon was started for this one trainer, and nobody has read the feed. The four cases alternate.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from measure import Spread
 from transport import aligned, machine, progress
 
 FEED = Path(__file__).with_name("first_batch_feed.py")
-CASES = {  # what a row is called; whether a daemon runs, and whether tensors are wanted
+CASES = {  # label of the row: whether a daemon runs, and whether tensors are wanted
     "a daemon that runs, NumPy": (True, False),
     "a daemon that runs, tensors": (True, True),
     "from nothing, NumPy": (False, False),
@@ -31,7 +31,7 @@ TARGETS = {True: 0.3, False: 1.5}
 
 
 def trainer(url: str, tensors: bool) -> None:
-    """Prints the seconds from `connect` to the first batch."""
+    """Print the seconds from `connect` to the first batch."""
     import tensorflow as tf  # noqa: F401  as a trainer has it imported
 
     import penstock
@@ -57,8 +57,8 @@ def table(seconds: dict[str, list[float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9, help="of each (9)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--repeats", type=int, default=9, help="measurements of each case (9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     parser.add_argument("--trainer", help=argparse.SUPPRESS)
     parser.add_argument("--tensors", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

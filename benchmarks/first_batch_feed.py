@@ -1,4 +1,4 @@
-"""What first_batch.py serves: samples that cost next to nothing, so that the time is Penstock's own."""
+"""The feed of first_batch.py: samples that cost next to nothing, so that the time is Penstock's own."""
 
 from collections.abc import Iterator
 

@@ -2,11 +2,10 @@
 
     python benchmarks/gil.py --json gil.json
 
-Whatever hands batches from Python to TensorFlow needs the GIL for each element, and a thread that computes in Python
-gives it up only when it has had it for the switch interval, 5 ms by default. Batches are taken by `Dataset.reduce`, a
-loop in the graph, as `fit` does, from a bare `from_generator` that yields arrays which lie there (one element a batch)
-and from Penstock over shared memory, of which small batches share a slab. Each turn is a fresh process; the cases take
-turns within a round.
+Anything that passes batches from Python to TensorFlow needs the GIL for each element, and a thread that computes in
+Python gives it up only after the switch interval, 5 ms by default. `Dataset.reduce`, a loop in the graph as in `fit`,
+takes batches from a bare `from_generator` that yields ready arrays (one element a batch), and from Penstock over shared
+memory, where small batches share a slab. Each trial is a fresh process; the cases alternate within a round.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from transport import aligned, machine, progress, size_name
 
 LOADS = [prebuilt.Load(100 << 10, 2), prebuilt.Load(4 << 20)]
 WAYS = ("generator", "penstock-local")
-INTERVALS = {  # what a column is called: seconds; None: nothing else runs in Python
+INTERVALS = {  # label of the column: seconds; None: no other thread runs
     "no other thread": None,
     "5 ms (default)": 0.005,
     "1 ms": 0.001,
@@ -40,7 +39,7 @@ def busy(stop: threading.Event) -> None:
 
 
 def trainer(way: str, load: prebuilt.Load, interval: float | None, seconds: float) -> None:
-    """Prints the batches a second."""
+    """Print the batches a second."""
     contestant, stop = CONTESTANTS[way], threading.Event()
     with getattr(importlib.import_module(contestant.module), contestant.function)(load) as dataset:
         prebuilt.check(next(iter(dataset)), load)
@@ -74,8 +73,8 @@ def table(loads: list[dict[str, object]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="rounds (5)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     parser.add_argument("--trainer", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.trainer:

@@ -4,20 +4,21 @@
     python benchmarks/gpu.py --batch-size 256 --workers 8
 
 A step is forward, backward and update of `tf.keras.applications.ResNet50(weights=None)` in mixed precision on 224x224
-images of uint8, which are cast in the graph. It is fed
+uint8 images, which are cast in the graph. It is fed
 
-- from a tensor that lies on the GPU: the most that any loader could give;
-- by Penstock on the same host, with the defaults of `dataset()` and as many workers as --workers says;
+- from a tensor on the GPU: the most that any loader could give;
+- by Penstock on the same host, with the defaults of `dataset()` and --workers workers;
 - by `from_generator` with the same generator, `.batch(n).prefetch(AUTOTUNE)`.
 
-In each round each has a turn of some seconds in one process, each round beginning with another; a quarter as much is
-taken before, uncounted. A turn ends when the GPU has finished its last step. The first round warms up and is dropped.
-Ratios are taken within a round. *Idle* is the share of time in which no kernel ran, as NVML samples it.
+In each round each way has a trial of some seconds in one process, and each round begins with another one. A quarter as
+many steps are taken uncounted before each trial. A trial ends when the GPU has finished its last step. The first round
+warms up and is dropped. Ratios are taken within a round. *Idle* is the share of time in which no kernel ran, as NVML
+samples it.
 
-Then the copy of one batch from a slot of Penstock's shared memory to the GPU is timed by itself, with the slot's pages
-as they are, and registered with CUDA (`cudaHostRegister`), in turns. That says what pinning the arena could gain.
+Then the copy of one batch from a slot of Penstock's shared memory to the GPU is timed alone, alternately with the
+slot's pages as they are and registered with CUDA (`cudaHostRegister`). That shows what pinning the arena could gain.
 
-It needs tensorflow[and-cuda]. Where TensorFlow sees no GPU, it says so and ends with 0.
+It needs tensorflow[and-cuda]. If TensorFlow sees no GPU, it says so and exits with 0.
 """
 
 import argparse
@@ -49,7 +50,7 @@ COPIES, COPY_ROUNDS = 20, 9
 
 
 def step_of(side: int, *, tiny: bool) -> Callable[[Any, Any], Any]:
-    """A training step: it takes images and labels and gives the loss."""
+    """A training step: takes images and labels, returns the loss."""
     import tensorflow as tf
 
     keras = tf.keras
@@ -76,7 +77,7 @@ def step_of(side: int, *, tiny: bool) -> Callable[[Any, Any], Any]:
 
 
 def on_device(device: str, first: tuple[Any, Any]) -> Any:
-    """A batch that lies there, over and over, without a dataset between."""
+    """A batch on the device, again and again, without a dataset in between."""
     import tensorflow as tf
 
     with tf.device(device):
@@ -90,7 +91,7 @@ def on_device(device: str, first: tuple[Any, Any]) -> Any:
 
 
 def from_generator(batch_size: int) -> Any:
-    """As TensorFlow's guide has it: the generator's samples, batched by tf.data."""
+    """As in TensorFlow's guide: the generator's samples, batched by tf.data."""
     import gpu_feed
     import tensorflow as tf
 
@@ -103,7 +104,7 @@ def from_generator(batch_size: int) -> Any:
 
 
 def steps(source: Iterator[Any], step: Callable[[Any, Any], Any], seconds: float, least: int) -> float:
-    """Steps a second, over `seconds` and no fewer than `least`, until the last of them is done."""
+    """Steps a second, over `seconds` but at least `least` steps, until the GPU has finished the last."""
     count, loss = 0, None
     start = now = time.perf_counter()
     while count < least or now < start + seconds:
@@ -115,7 +116,7 @@ def steps(source: Iterator[Any], step: Callable[[Any, Any], Any], seconds: float
     return count / (time.perf_counter() - start)
 
 
-def turn(source: Iterable[Any], step: Callable[[Any, Any], Any], seconds: float, nvml: Nvml | None) -> dict[str, Any]:
+def trial(source: Iterable[Any], step: Callable[[Any, Any], Any], seconds: float, nvml: Nvml | None) -> dict[str, Any]:
     iterator = iter(source)
     steps(iterator, step, seconds * LEAD_SHARE, LEAD_STEPS)
     with Idle(nvml) as idle:
@@ -126,21 +127,21 @@ def turn(source: Iterable[Any], step: Callable[[Any, Any], Any], seconds: float,
 def measured(
     sources: dict[str, Iterable[Any]], step: Callable[[Any, Any], Any], repeats: int, seconds: float, nvml: Nvml | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """The turns of each way of feeding, by name."""
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
+    """The trials of each way of feeding, by name."""
+    trials: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
     for round_ in range(repeats + 1):
         first = round_ % len(sources)
         for name in [*sources][first:] + [*sources][:first]:
             progress(f"round {round_} of {repeats}: {LABELS[name]}")
-            one = turn(sources[name], step, seconds, nvml)
+            one = trial(sources[name], step, seconds, nvml)
             if round_ > 0:
-                turns[name].append(one)
+                trials[name].append(one)
     progress("")
-    return turns
+    return trials
 
 
 def pinning(url: str) -> dict[str, Any]:
-    """Seconds that a batch's copy to the GPU takes out of a slot, in each round; or why they cannot be had."""
+    """Seconds of a batch's copy from a slot to the GPU, in each round; or why they cannot be measured."""
     import penstock
 
     try:
@@ -153,17 +154,17 @@ def pinning(url: str) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    gpu, units = result["gpu"], result["turns"]["tensor"]
+    gpu, units = result["gpu"], result["trials"]["tensor"]
     rows = [["", "steps/s", "images/s", "of the tensor", "idle, %"]]
-    for name, turns in result["turns"].items():
-        rates = [one["per_second"] for one in turns]
-        idle = [one["idle"] * 100 for one in turns if one["idle"] is not None]
+    for name, trials in result["trials"].items():
+        rates = [one["per_second"] for one in trials]
+        idle = [one["idle"] * 100 for one in trials if one["idle"] is not None]
         rows.append(
             [
                 LABELS[name],
                 str(Quartiles.of(rates)),
                 str(Quartiles.of([rate * result["batch_size"] for rate in rates])),
-                str(Quartiles.of(ratios(turns, units))),
+                str(Quartiles.of(ratios(trials, units))),
                 str(Quartiles.of(idle)) if idle else "-",
             ]
         )
@@ -187,11 +188,11 @@ def pinning_table(found: dict[str, Any]) -> str:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--batch-size", type=int, default=128, help="images (%(default)s)")
-    parser.add_argument("--workers", type=int, default=min(8, max(1, cores - 2)), help="(%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=128, help="images in a batch (%(default)s)")
+    parser.add_argument("--workers", type=int, default=min(8, max(1, cores - 2)), help="worker processes (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a turn (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a trial (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help=argparse.SUPPRESS)  # to try the script
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # likewise: a small model and images
     return parser.parse_args()
@@ -207,17 +208,17 @@ def main() -> int:
         print("skipped: TensorFlow sees no GPU here. It needs the driver and tensorflow[and-cuda].")
         return 0
     for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)  # so that copies can be timed beside it
+        tf.config.experimental.set_memory_growth(gpu, True)  # leaves memory for the copies that are timed
     try:
         nvml = Nvml()
         gpu = {"name": nvml.name(), "driver": nvml.driver()}
     except Missing as reason:
-        print(f"{reason}; so how idle the GPU was is not known", file=sys.stderr)
+        print(f"{reason}; how idle the GPU was is not measured", file=sys.stderr)
         nvml, gpu = None, {"name": chosen.device, "driver": "unknown"}
 
     side = 32 if chosen.tiny else 224
     variables = {"GPU_SIDE": str(side), "GPU_BATCH": str(chosen.batch_size)}
-    os.environ.update(variables)  # gpu_feed is imported here, too
+    os.environ.update(variables)  # gpu_feed is imported in this process, too
     with ExitStack() as stack:
         url = stack.enter_context(daemon(FEED, variables, "--workers", str(chosen.workers)))
         import penstock
@@ -230,7 +231,7 @@ def main() -> int:
             "generator": from_generator(chosen.batch_size),
         }
         step = step_of(side, tiny=chosen.tiny)
-        turns = measured(sources, step, chosen.repeats, chosen.seconds, nvml)
+        trials = measured(sources, step, chosen.repeats, chosen.seconds, nvml)
         result = {
             "date": time.strftime("%Y-%m-%d"),
             "machine": machine(),
@@ -238,9 +239,9 @@ def main() -> int:
             "model": "a tiny model" if chosen.tiny else "ResNet-50, mixed precision",
             "batch_size": chosen.batch_size,
             "workers": chosen.workers,
-            "turn_seconds": chosen.seconds,
-            "turns": turns,
-            "ratios": {name: asdict(Quartiles.of(ratios(turns[name], turns["tensor"]))) for name in turns},
+            "trial_seconds": chosen.seconds,
+            "trials": trials,
+            "ratios": {name: asdict(Quartiles.of(ratios(trials[name], trials["tensor"]))) for name in trials},
             "pinning": pinning(url),
         }
         del sources, served

@@ -1,4 +1,4 @@
-"""The user code of gpu.py: uint8 images, mirrored, with a label. It costs little, and knows nothing of TensorFlow."""
+"""The user code of gpu.py: uint8 images, mirrored, with a label. It costs little, and does not import TensorFlow."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""What one turn of a contestant measured, and how turns are summed up and compared."""
+"""The measurements of one trial, and how trials are summarized and compared."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,24 +7,24 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one turn of a contestant of transport.py gave; None where it was not measured in that way."""
+class Trial:
+    """The measurements of one trial of a contestant of transport.py; None for those that were not taken."""
 
     per_second: float | None = None  # batches, by an eager loop that only takes them
     trainer_cpu: float | None = None  # seconds a batch in that loop, of all threads of the trainer's process
     reduce_per_second: float | None = None  # batches, by `Dataset.reduce`
-    read_per_second: float | None = None  # batches, by an eager loop that reads all of their bytes
-    latency: float | None = None  # seconds from a batch's sending to its tensor
+    read_per_second: float | None = None  # batches, by an eager loop that reads all their bytes
+    latency: float | None = None  # seconds from sending a batch to its tensor
 
 
 def digits(value: float) -> str:
-    """The value with three significant digits, and no exponent where it is large."""
+    """The value with three significant digits, without an exponent for large ones."""
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of repeated measurements, and the least and the greatest of them."""
+    """Median, least and greatest of repeated measurements."""
 
     median: float
     least: float
@@ -43,17 +43,17 @@ class Run:
     """One loader's run of a pipeline, from its start to its end."""
 
     per_second: float  # batches, by an eager loop
-    reduce_per_second: float | None  # batches, by `Dataset.reduce`; None where no tensors are made
+    reduce_per_second: float | None  # batches, by `Dataset.reduce`; None for loaders that make no tensors
     trainer_cpu: float  # seconds a batch, of all threads of the trainer's process, in the eager loop
-    workers_cpu: float  # the same of all processes that it started
-    memory: int  # bytes, anonymous and shared, of all of them
+    workers_cpu: float  # the same, of all processes that it started
+    memory: int  # bytes, anonymous and shared, of all these processes
     first_seconds: float  # from its start, with TensorFlow imported, to the first batch
     sums: list[Any] | None  # shape, dtype and sum of each leaf of the first batch
 
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """The median of repeated measurements, and the values between which the middle half of them lies."""
+    """Median, lower and upper quartile of repeated measurements."""
 
     median: float
     lower: float
@@ -72,6 +72,6 @@ class Quartiles:
 
 
 def ratios(runs: Sequence[Any], units: Sequence[Any], key: str = "per_second") -> list[float]:
-    """The speeds of a loader's runs, as JSON has them, over those of the unit's, in the rounds that have both."""
+    """The speeds of a loader's runs (as in the JSON) over the unit's, for the rounds that have both."""
     pairs = zip(runs, units, strict=False)
     return [run[key] / unit[key] for run, unit in pairs if run and unit and run[key] and unit[key]]

@@ -1,30 +1,30 @@
-"""How fast does the same user code come into TensorFlow tensors through each loader, and what does it cost?
+"""How fast does the same user code produce TensorFlow tensors through each loader, and what does it cost?
 
     python benchmarks/pipelines.py --quick                             # three of the pipelines, a few minutes
-    python benchmarks/pipelines.py --repeats 9 --json pipelines.json   # all of it, two hours
+    python benchmarks/pipelines.py --repeats 9 --json pipelines.json   # everything, two hours
     python benchmarks/pipelines.py --only unit,torch,penstock-local --pipelines rotate
 
-`pipelines_feeds.py` is the user code: a function a pipeline, which makes one sample. `loaders/` has the loaders and
-says how each is configured. benchmarks/requirements.txt names the peers; those that are not installed are listed so.
+`pipelines_feeds.py` is the user code: one function for each pipeline, which makes a sample. `loaders/` has the loaders
+and says how each is configured. benchmarks/requirements.txt has the other loaders; the table says which are missing.
 
 How it is measured:
 
-- Each turn, one loader with one pipeline, has fresh processes, which are all ended before the next turn begins: no
-  worker of one loader fills its queue while another is measured. A turn is an eager loop over the batches for two
-  seconds (one with --quick), and then `Dataset.reduce`, a loop in the graph, for about as long. A quarter as much is
-  taken before either, uncounted. A loader that gives NumPy batches is wrapped in `from_generator` for the second loop;
-  for the first its arrays become tensors, without a copy where their alignment allows that.
-- In each round every loader has a turn with every pipeline, each round beginning with another loader. Ratios to the
-  unit (the sample function and np.stack in one thread, and no tensors) are taken within a round. Medians are shown,
-  with the quartiles.
-- CPU is user and system time of all threads during the eager loop over its batches: that of the trainer's process, and
-  that of all processes below it, which for Penstock includes the daemon.
-- Memory is anonymous and shared memory of all these processes, in proportional shares (PSS): a page that several have
-  mapped counts once. Libraries and other mapped files do not count. It is looked at behind the second loop, when the
-  loader has had time to fill what it has ahead. What TensorFlow allocates is in it, as in the unit's.
+- Each trial of one loader with one pipeline has fresh processes, which all end before the next trial begins: no worker
+  of one loader fills its queue while another is measured. A trial is an eager loop over the batches for two seconds
+  (one with --quick), and then `Dataset.reduce`, a loop in the graph, for about as long. A quarter as many batches are
+  taken uncounted before each loop. A loader that gives NumPy batches is wrapped in `from_generator` for the second
+  loop; for the first its arrays become tensors, without a copy if their alignment allows that.
+- In each round every loader has one trial with every pipeline, and each round begins with another loader. Ratios to the
+  unit (the sample function and np.stack in one thread, without tensors) are taken within a round. Tables show medians
+  and quartiles.
+- CPU is user and system time of all threads during the eager loop, divided by its batches: of the trainer's process,
+  and of all processes below it, which for Penstock includes the daemon.
+- Memory is the anonymous and shared memory of all these processes, in proportional shares (PSS): a page that several
+  have mapped counts once. Libraries and other mapped files do not count. It is taken after the second loop, when the
+  loader has had time to fill its queues. TensorFlow's own allocations count, as they do for the unit.
 - The time to the first batch runs from the loader's start, with TensorFlow imported and nothing else.
-- The first batch must be the unit's, leaf by leaf (shape, dtype, sum), and every batch asked for must come. A loader
-  that says nothing for two minutes is ended with all its processes, and counts as hung.
+- The first batch must equal the unit's in the shape, dtype and sum of each leaf, and every requested batch must come. A
+  loader that is silent for two minutes is ended with all its processes, and counts as hung.
 """
 
 import argparse
@@ -45,19 +45,19 @@ from measure import Quartiles, Run, ratios
 from transport import Failed, Hung, machine, progress, size_name, stop, trainer
 
 QUICK = ("images", "rotate", "leaves")
-TRIES = 2  # a loader that failed so often with a pipeline is left alone
-LEAST_SECONDS = 120.0  # until a turn counts as hung; some loaders start two processes with large imports
+TRIES = 2  # failures of a loader with a pipeline, after which it is skipped
+LEAST_SECONDS = 120.0  # until a trial counts as hung; some loaders start two processes with large imports
 
 
 class Wrong(Failed):
-    """What came is not what the user code makes."""
+    """The first batch is not what the user code makes."""
 
 
-def turn(loader: str, pipeline: str, seconds: float, sums: Sequence[Any]) -> Run:
-    """Runs a loader in a process of its own.
+def trial(loader: str, pipeline: str, seconds: float, sums: Sequence[Any]) -> Run:
+    """Run a loader in a process of its own.
 
     Raises:
-        Hung, Wrong, Failed: it did not do it; the text says why.
+        Hung, Wrong, Failed: it did not finish correctly; the text says why.
     """
     with trainer("pipelines_trainer.py", loader, pipeline, seconds) as process:
         answer = process.answer(LEAST_SECONDS + 10 * seconds)
@@ -65,16 +65,16 @@ def turn(loader: str, pipeline: str, seconds: float, sums: Sequence[Any]) -> Run
         raise Failed(f"cannot: {answer['cannot']}")
     run = Run(**answer)
     if not LOADERS[loader].limit and run.sums != sums:
-        raise Wrong(f"wrong: the first batch has {run.sums!s:.100} and should have {sums!s:.100} (shape, dtype, sum)")
+        raise Wrong(f"wrong: the first batch has {run.sums!s:.100}, expected {sums!s:.100} (shape, dtype, sum)")
     return run
 
 
 def measured(
     names: Sequence[str], pipelines: Sequence[str], repeats: int, seconds: float
 ) -> Iterator[list[dict[str, Any]]]:
-    """What each loader did with each pipeline, as plain JSON: its runs, None where one failed, and why they did.
+    """The runs of each loader with each pipeline (None for failed ones) and the reasons of failures, as plain JSON.
 
-    Yields it all after each round.
+    Yields everything again after each round.
     """
     from loaders.samples import batch, leaves, summed
     from pipelines_feeds import PIPELINES
@@ -98,7 +98,7 @@ def measured(
                     result["failures"] = [reason] * TRIES
                     continue
                 try:
-                    run = turn(one, entry["name"], seconds, sums)
+                    run = trial(one, entry["name"], seconds, sums)
                     result["runs"][-1] = asdict(replace(run, sums=None))
                 except Hung as reason:
                     result["failures"].append(f"hung: {reason}")
@@ -135,7 +135,7 @@ def cells(runs: Sequence[Any], units: Sequence[Any]) -> list[str]:
 
 
 def table(entry: dict[str, Any], cores: int) -> str:
-    """One pipeline's table, in Markdown; `cores` is how many times the unit fits on the machine."""
+    """One pipeline's table, in Markdown. The unit times `cores` is a row of it."""
     loaders = entry["loaders"]
     units = loaders["unit"]["runs"] if "unit" in loaders else [None] * len(next(iter(loaders.values()))["runs"])
     lines = [
@@ -161,10 +161,10 @@ def table(entry: dict[str, Any], cores: int) -> str:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, help="rounds (5, or 1 with --quick)")
-    parser.add_argument("--quick", action="store_true", help=f"one round of shorter turns, with {', '.join(QUICK)}")
+    parser.add_argument("--quick", action="store_true", help=f"one round of shorter trials, with {', '.join(QUICK)}")
     parser.add_argument("--only", help=f"some of {','.join(LOADERS)}")
-    parser.add_argument("--pipelines", help="some of those in pipelines_feeds.py")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--pipelines", help="names from pipelines_feeds.py")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     chosen = parser.parse_args()
     if chosen.repeats is None:
         chosen.repeats = 1 if chosen.quick else 5
@@ -178,7 +178,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
-    signal.signal(signal.SIGTERM, stop)  # so that `kill` ends what runs as well
+    signal.signal(signal.SIGTERM, stop)  # so that `kill` ends the processes as well
     with tempfile.TemporaryDirectory(prefix="pipelines-") as data:
         pipelines_data.write(Path(data))
         os.environ["PIPELINES_DATA"] = data
@@ -189,7 +189,7 @@ def main() -> int:
         if unknown := set(pipelines) - set(PIPELINES):
             sys.exit(f"--pipelines: no such pipeline: {', '.join(sorted(unknown))}; there are {', '.join(PIPELINES)}")
         seconds = 1.0 if chosen.quick else 2.0
-        report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "turn_seconds": seconds}
+        report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "trial_seconds": seconds}
         print(json.dumps(report["machine"]), end="\n\n", flush=True)
         for report["pipelines"] in measured(chosen.names, pipelines, chosen.repeats, seconds):
             if chosen.json:
@@ -200,7 +200,7 @@ def main() -> int:
 
 
 def failed(entry: dict[str, Any]) -> bool:
-    """Whether what is ours, or a limit, did not run or was wrong; peers may."""
+    """Whether Penstock or a limit failed or was wrong; other loaders may be."""
     ours = [result for name, result in entry["loaders"].items() if LOADERS[name].required]
     return any(result["failures"] for result in ours)
 

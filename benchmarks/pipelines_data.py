@@ -8,7 +8,7 @@ SEED = 7
 
 
 def write(folder: Path) -> None:
-    """Writes all files of the set-up into `folder`: some 40 MB, in a second."""
+    """Write all files into `folder`: some 40 MB, in a second."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 

@@ -1,6 +1,6 @@
-"""The user code that pipelines.py measures: one plain function a pipeline, which makes sample `number` of the stream.
+"""The user code that pipelines.py measures: one plain function for each pipeline, which makes sample `number`.
 
-Every loader calls these very functions. The files that they read are written by `pipelines_data.py`.
+Every loader calls these same functions. `pipelines_data.py` writes the files that they read.
 """
 
 import os
@@ -18,7 +18,7 @@ LEAVES = 32
 
 
 def table(name: str) -> np.ndarray:
-    """An array of the set-up, mapped, so that processes share its pages."""
+    """An array from the files, mapped, so that processes share its pages."""
     return np.load(DATA / f"{name}.npy", mmap_mode="r")
 
 
@@ -27,7 +27,7 @@ def flipped_image(number: int) -> np.ndarray:
 
 
 def turned_digit(number: int) -> np.ndarray:
-    from scipy.ndimage import rotate  # here, since the other pipelines do without it
+    from scipy.ndimage import rotate  # here, since the other pipelines do not need it
 
     return rotate(DIGITS[number % len(DIGITS)], number % 31 - 15, reshape=False)
 
@@ -61,7 +61,7 @@ PHOTOGRAPHS = sorted(DATA.glob("*.jpg"))
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A table of the result: what it is called, the function that makes its samples, and how many make a batch."""
+    """A table of the result: its title, the function that makes its samples, and the batch size."""
 
     label: str
     sample: Callable[[int], Any]

@@ -1,9 +1,9 @@
-"""The process into which one loader's batches come. Started by `pipelines.py`, anew for each turn.
+"""The process that receives one loader's batches. `pipelines.py` starts one for each trial.
 
     python pipelines_trainer.py LOADER PIPELINE SECONDS
 
-It measures in two ways, an eager loop and then `Dataset.reduce`, each for so many seconds, and answers with a line of
-JSON: a `Run`, or the reason why this loader cannot do it.
+It runs an eager loop and then `Dataset.reduce`, each for SECONDS, and answers with a line of JSON: a `Run`, or the
+reason why this loader cannot run the pipeline.
 """
 
 import functools
@@ -23,25 +23,25 @@ from loaders import LOADERS, Cannot, Loader
 from measure import Run
 from trainer import LEAD_BATCHES, LEAD_SHARE, LEAST_BATCHES, reduced, take
 
-FULL_SECONDS = 0.3  # in which a loader that nobody reads fills what it has ahead
+FULL_SECONDS = 0.3  # in which a loader that nobody reads fills its queues
 
 
 def tensor(array: np.ndarray) -> Any:
-    """A tensor of this array: without a copy where it lies as TensorFlow needs it, which shared memory mostly does."""
+    """A tensor of this array, without a copy if it is aligned as TensorFlow needs, which shared memory mostly is."""
     import tensorflow as tf
 
-    if array.ctypes.data % ALIGNMENT == 0 and array.flags.carray:  # which includes that it can be written to
+    if array.ctypes.data % ALIGNMENT == 0 and array.flags.carray:  # includes that it is writable
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.convert_to_tensor(array)
 
 
 def eagerly(source: Iterator[Any], seconds: float) -> tuple[float, float, float]:
-    """Batches a second of an eager loop; CPU seconds a batch of this process, and of those below it."""
+    """Batches a second of an eager loop, CPU seconds a batch of this process, and of the processes below it."""
     take(source, seconds * LEAD_SHARE, LEAD_BATCHES)
     before = process_tree.cpu_seconds()
-    turn = take(source, seconds, LEAST_BATCHES)
+    trial = take(source, seconds, LEAST_BATCHES)
     below = process_tree.cpu_seconds() - before
-    return turn.batches / turn.seconds, turn.cpu_seconds / turn.batches, below / turn.batches
+    return trial.batches / trial.seconds, trial.cpu_seconds / trial.batches, below / trial.batches
 
 
 def measured(loader: Loader, pipeline: str, seconds: float) -> Run:
@@ -61,7 +61,7 @@ def measured(loader: Loader, pipeline: str, seconds: float) -> Run:
         per_second, cpu, cpu_below = eagerly(source, seconds)
         reduce_per_second = None
         if loader.tensors:
-            del source  # only one iterator over a dataset is to run
+            del source  # only one iterator over a dataset may run
             if is_dataset:
                 dataset = loaded
             else:
@@ -69,7 +69,7 @@ def measured(loader: Loader, pipeline: str, seconds: float) -> Run:
                 dataset = tf.data.Dataset.from_generator(lambda: loaded, output_signature=signature)
             reduce_per_second = reduced(dataset, per_second, seconds)
             source = iter(dataset)
-        last = next(source)  # noqa: F841  as in the loops, a batch is held
+        last = next(source)  # noqa: F841  hold a batch, as the loops do
         time.sleep(FULL_SECONDS)
         memory = process_tree.memory_bytes()
         return Run(per_second, reduce_per_second, cpu, cpu_below, memory, first_seconds, sums)
@@ -77,7 +77,7 @@ def measured(loader: Loader, pipeline: str, seconds: float) -> Run:
 
 def main() -> None:
     loader, pipeline, seconds = LOADERS[sys.argv[1]], sys.argv[2], float(sys.argv[3])
-    # Answers go to what was stdout; whatever else prints, here or in a child, goes to stderr.
+    # Answers go to the original stdout; everything else that prints, here or in a child, goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:

@@ -1,4 +1,4 @@
-"""What a process and all that it started cost: CPU time, and memory without counting shared pages twice."""
+"""CPU time and memory of a process and all that it started, without counting shared pages twice."""
 
 import re
 from contextlib import suppress
@@ -19,15 +19,15 @@ def cpu_seconds() -> float:
     total = 0.0
     for process in started():
         with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
-            total += sum(process.cpu_times()[:4])  # the latter two are of what it has waited for
+            total += sum(process.cpu_times()[:4])  # the last two belong to children that it has waited for
     return total
 
 
 def memory_bytes() -> int:
     """Anonymous and shared memory of this process and all below it, in proportional shares (PSS).
 
-    A page that n processes have mapped is 1/n of each, so it counts once. Pages of files, such as libraries, do not
-    count: what they cost depends on who else on the machine has them mapped.
+    A page that n processes have mapped counts 1/n for each, so once in all. Pages of files, such as libraries, do not
+    count: their cost depends on which other processes have them mapped.
     """
     total = 0
     for process in (psutil.Process(), *started()):

@@ -1,4 +1,4 @@
-"""How long does a stream pause when a worker, the daemon or the link goes, and what does it cost to be able to go on?
+"""How long does a stream pause when a worker, the daemon or the link fails, and what does being able to resume cost?
 
     python benchmarks/recovery.py                       # about a quarter of an hour
     python benchmarks/recovery.py --quick               # about six minutes, fewer repeats
@@ -6,21 +6,21 @@
 
 How it is measured:
 
-- Every measurement has a daemon of its own, since a worker that dies again and again is started again later each time.
-- The feed's samples take 5 ms each, which are slept; 8 make a batch. A split has 40 samples, 0.2 s, and there are 16
-  lanes (the default), unless the row says otherwise. The trainer reads as fast as batches come, with no prefetch and no
-  step of its own, and the workers are the limit: nothing lies ready that would hide a pause.
-- It reads for 1.5 s (longer with long splits and large blocks) and a random part of a second more. Then comes the
-  event, in the reading thread itself, and it reads on. The *pause* is the longest time between two batches from then
-  on; the *usual* one is the longest before. *Until then* runs from the event to the batch that ended the pause, the one
-  that needed what was lost. *Lost* is the time by which all that came after the event is late: how long it was read,
-  less the time that as many batches took before.
-- *Made again* counts samples: each writes down that it is made.
-- *Start* is the time from the event until the new worker, or daemon, is ready: with the 0.1 s that a worker's place
-  waits before it is filled again, and with the imports of the feed's module (a second of sleep in rows that say so),
-  which are shown beside it and are the user's own.
+- Every measurement has its own daemon, since the pause before a worker's restart grows with each death.
+- Each sample of the feed sleeps for 5 ms; 8 make a batch. Unless the row says otherwise, a split has 40 samples (0.2
+  s), and there are 16 lanes (the default). The trainer reads as fast as batches come, without prefetch and without a
+  step of its own, and the workers are the limit: no ready batches hide a pause.
+- It reads for 1.5 s (longer with long splits and large blocks) plus a random part of a second. Then it causes the
+  event, in the reading thread itself, and reads on. The *pause* is the longest time between two batches from then on;
+  the *usual* one is the longest before. *Until then* runs from the event to the batch that ended the pause, the one
+  that needed what was lost. *Lost* is how late everything after the event is: the time it took to read, less the time
+  that as many batches took before.
+- *Made again* counts samples: each is recorded when it is made.
+- *Start* is the time from the event until the new worker or daemon is ready. It includes the 0.1 s before a worker is
+  restarted, and the imports of the feed's module (a second of sleep in rows that say so), which are the user's own and
+  are shown beside it.
 
-The link is a proxy (tests/fault_proxy.py). Medians are shown, with the least and the greatest.
+The link is a proxy (tests/fault_proxy.py). Tables show the median, the least and the greatest.
 """
 
 import argparse
@@ -61,7 +61,7 @@ RECORD_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row of a table: what happens, to a stream of which feed."""
+    """A row of a table: the event, and the feed whose stream it hits."""
 
     label: str
     event: str
@@ -73,9 +73,9 @@ class Case:
     import_seconds: float = 0.0
     refusing: float = 0.0
     quiet_seconds: float = 1.5
-    """How long it is read before: long splits and large blocks need their time until the lanes are well under way."""
+    """How long it reads before the event: with long splits and large blocks, lanes take a while to get going."""
     watch_seconds: float = 3.5
-    """How long it is read after the event."""
+    """How long it reads after the event."""
     repeats: int | None = None
 
 
@@ -110,15 +110,15 @@ CASES = {
 REPEATS = {"worker": 7, "daemon": 5, "link": 5, "replay": 3}
 TITLES = {
     "worker": "SIGKILL of a worker; seconds",
-    "daemon": "SIGKILL of the daemon, started again at once; seconds",
+    "daemon": "SIGKILL of the daemon, restarted at once; seconds",
     "link": "The link; seconds",
-    "replay": "What a worker's death costs by what is made again (2 workers, 16 lanes); seconds",
+    "replay": "The cost of a worker's death by the length of the replay (2 workers, 16 lanes); seconds",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What one event did to a stream; seconds."""
+    """The effect of one event on a stream, in seconds."""
 
     usual: float
     pause: float
@@ -130,7 +130,7 @@ class Pause:
 
 
 class Daemon:
-    """`penstock serve` of the feed for a case; its log is read as it comes."""
+    """`penstock serve` of the feed for a case. Reads its log continuously."""
 
     def __init__(self, case: Case, folder: Path, port: int = 0) -> None:
         samples = round(case.split_seconds / SAMPLE_SECONDS)
@@ -151,7 +151,7 @@ class Daemon:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self.imports: list[tuple[float, float]] = []
-        """When a worker was ready, and how long its imports took."""
+        """For each worker, when it was ready, and how long its imports took."""
         self._lines: collections.deque[str] = collections.deque(maxlen=20)
         self.url = ""
         self.ready = 0.0
@@ -178,7 +178,7 @@ class Daemon:
             if all(worker["ready"] for worker in workers):
                 return [worker["pid"] for worker in workers]
             time.sleep(0.05)
-        raise RuntimeError("the workers did not get ready:\n" + "\n".join(self._lines))
+        raise RuntimeError("the workers did not become ready:\n" + "\n".join(self._lines))
 
     def end(self) -> None:
         self.process.kill()
@@ -203,7 +203,7 @@ class Daemon:
 
 
 def measured(case: Case, rng: random.Random) -> Pause:
-    """One event."""
+    """Measure one event."""
     daemons: list[Daemon] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -241,7 +241,7 @@ def measured(case: Case, rng: random.Random) -> Pause:
 def arrivals(
     connection: penstock.Connection, do: Callable[[], object], case: Case, rng: random.Random
 ) -> tuple[list[float], float]:
-    """When each batch came, and when `do` was called."""
+    """The times at which batches came, and at which `do` was called."""
     came: list[float] = []
     event = 0.0
     batches = endless(connection)
@@ -289,7 +289,7 @@ def made_again(path: Path) -> int:
 
 @contextmanager
 def fast_feed(lanes: int, shuffle: int) -> Iterator[str]:
-    """A feed whose samples take no time, for states."""
+    """Serve a feed whose samples take no time, to measure states."""
     with tempfile.TemporaryDirectory() as name:
         environment = {
             **os.environ,
@@ -314,7 +314,8 @@ def fast_feed(lanes: int, shuffle: int) -> Iterator[str]:
 
 
 def states(lanes: int, shuffle: int, steps: int) -> dict[str, Any]:
-    """A state after each step, once all lanes have come: its bytes as JSON, and what it and its JSON cost."""
+    """Take a state after each step, once all lanes have been visited: its size as JSON, and what it and the JSON
+    cost."""
     nbytes, micros, json_micros = [], [], []
     with fast_feed(lanes, shuffle) as url, penstock.connect(url) as connection:
         batches = endless(connection)
@@ -375,8 +376,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help=f"events of each row ({REPEATS}; 3 with --quick)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--only", help=f"some of {','.join(groups)}")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and of who is killed (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--seed", type=int, default=0, help="for the times and victims of the events (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     chosen = parser.parse_args()
     chosen.groups = chosen.only.split(",") if chosen.only else groups
     if unknown := set(chosen.groups) - set(groups):
@@ -413,7 +414,7 @@ def main() -> int:
                 progress(f"{group}: {case.label}, {repeat + 1}")
                 pauses.append(measured(case, rng))
             rows.append((case, pauses))
-            loads[case.label] = os.getloadavg()[0]  # others at work on the machine show in the figures
+            loads[case.label] = os.getloadavg()[0]  # other work on the machine shows in the figures
         progress("")
         print(table(group, rows), end="\n\n", flush=True)
         report[group] = [

@@ -1,6 +1,6 @@
-"""The feed that recovery.py serves: samples that take `SAMPLE_SECONDS` each, and are all written down in a file.
+"""The feed of recovery.py: samples that take `SAMPLE_SECONDS` each, and are all recorded in a file.
 
-The time is slept, so that what is measured is waiting for samples that are made again, and not the fight for CPUs.
+Samples sleep, so that the benchmark measures the wait for samples that are made again, not a contest for CPUs.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Draws the tables and plots of docs/benchmarks.md from the newest result of each kind in benchmarks/results/.
+"""Draw the tables and plots of docs/benchmarks.md from the newest result of each kind in benchmarks/results/.
 
     python benchmarks/report.py
 
-A result is KIND-DATE.json, as the benchmark KIND wrote it. What is drawn from it stands in docs/benchmarks.md between
-`<!-- KIND: begin -->` and `<!-- KIND: end -->`, and is replaced; all other text there is people's, and is kept. The
-plots go to docs/benchmarks/KIND.svg, for those kinds that have one.
+A result is KIND-DATE.json, as the benchmark KIND wrote it. Its tables replace the text of docs/benchmarks.md between
+`<!-- KIND: begin -->` and `<!-- KIND: end -->`; all other text is kept. Plots, for the kinds that have one, go to
+docs/benchmarks/KIND.svg.
 """
 
 import json
@@ -35,15 +35,15 @@ RECOVERY_GROUPS = ("worker", "daemon", "link", "replay")
 
 
 def newest(kind: str) -> Path | None:
-    """The result of the latest date, which stands in its name."""
+    """The result with the latest date in its name."""
     return max(RESULTS.glob(f"{kind}-*.json"), default=None)
 
 
 def replaced(page: str, kind: str, text: str) -> str:
-    """The page with `text` in the place that is marked for it.
+    """The page with `text` between the marks of `kind`.
 
     Raises:
-        ValueError: the page has no such place, or more than one.
+        ValueError: the page lacks these marks, or has more than one pair.
     """
     begin, end = f"<!-- {kind}: begin -->", f"<!-- {kind}: end -->"
     parts = re.split(f"({begin}\n|{end})", page)
@@ -73,7 +73,7 @@ def transport_text(result: dict[str, Any]) -> str:
 
 
 def transport_plot(result: dict[str, Any], figure: Any) -> None:
-    """GB/s over the size of a batch, a line for each contestant; of a size's loads, that with the fewest leaves."""
+    """GB/s over the size of a batch, one line for each contestant; for each size the load with the fewest leaves."""
     fewest: dict[int, dict[str, Any]] = {}
     for entry in sorted(result["loads"], key=lambda entry: (entry["bytes"], entry["leaves"])):
         fewest.setdefault(entry["bytes"], entry)
@@ -118,7 +118,7 @@ def recovery_rows(result: dict[str, Any]) -> dict[str, list[tuple[recovery.Case,
 
 
 def recovery_plot(result: dict[str, Any], figure: Any) -> None:
-    """The pause of each event, from the least to the greatest, with the median."""
+    """The least, median and greatest pause of each event."""
     rows = [row for some in recovery_rows(result).values() for row in some]
     figure.set_size_inches(7.5, 0.6 + 0.27 * len(rows))
     axes = figure.subplots()
@@ -138,7 +138,7 @@ def pipelines_text(result: dict[str, Any]) -> str:
 
 
 def pipelines_plot(result: dict[str, Any], figure: Any) -> None:
-    """Batches a second of the eager loop over those of the unit, a panel for each pipeline."""
+    """Batches a second of the eager loop over those of the unit, one panel for each pipeline."""
     entries = result["pipelines"]
     names = [name for name in entries[0]["loaders"] if not LOADERS[name].limit and name != "unit"]
     figure.set_size_inches(9, 0.6 + 0.25 * (len(names) + 3) * -(-len(entries) // 3))
@@ -174,11 +174,11 @@ def gpu_plot(result: dict[str, Any], figure: Any) -> None:
     """Steps a second of each way of feeding."""
     figure.set_size_inches(7.5, 1.6)
     axes = figure.subplots()
-    for y, (name, turns) in enumerate(result["turns"].items()):
-        spread = Quartiles.of([turn["per_second"] for turn in turns])
+    for y, (name, trials) in enumerate(result["trials"].items()):
+        spread = Quartiles.of([trial["per_second"] for trial in trials])
         axes.barh(y, spread.median, color=OURS if name == "penstock" else OTHERS)
         axes.hlines(y, spread.lower, spread.upper, "black", linewidth=1)
-    axes.set_yticks(range(len(result["turns"])), [gpu.LABELS[name] for name in result["turns"]])
+    axes.set_yticks(range(len(result["trials"])), [gpu.LABELS[name] for name in result["trials"]])
     axes.invert_yaxis()
     axes.set(xlabel="steps a second")
 
@@ -208,7 +208,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
 
 
 def save(kind: str, draw: Callable[[dict[str, Any], Any], None], result: dict[str, Any]) -> None:
-    """Writes the plot, byte for byte the same for the same result."""
+    """Write the plot, byte for byte the same for the same result."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -224,7 +224,7 @@ def main() -> int:
     for kind, (text, draw, caption) in KINDS.items():
         path = newest(kind)
         if path is None:
-            print(f"{kind}: no result in {RESULTS.relative_to(ROOT)}, so its part stays as it is", file=sys.stderr)
+            print(f"{kind}: no result in {RESULTS.relative_to(ROOT)}, so the page keeps its part", file=sys.stderr)
             continue
         result = json.loads(path.read_text())
         parts = [heading(path, result), text(result)]

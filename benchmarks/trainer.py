@@ -1,10 +1,10 @@
-"""The process into which one contestant's batches come. Started by `transport.py`.
+"""The process that receives one contestant's batches. Started by `transport.py`.
 
     python trainer.py CONTESTANT LOAD WAYS
 
-It says `"ready"` on stdout, then reads a number of seconds from each line of stdin, takes batches
-in each of the ways (`eager`, `reduce`, `read`, or `latency` alone) for so long, and answers with a
-line of JSON. It ends with its input.
+It writes `"ready"` to stdout. Then it reads a number of seconds from each line of stdin, takes batches in each of the
+ways (`eager`, `reduce`, `read`, or `latency` alone) for that long, and answers with a line of JSON. It ends at the end
+of its input.
 """
 
 import importlib
@@ -19,16 +19,17 @@ from typing import Any
 
 import numpy as np
 from contestants import CONTESTANTS, prebuilt
-from measure import Turn
+from measure import Trial
 
-LEAD_BATCHES, LEAD_SHARE = 16, 0.25  # what is taken before a turn is timed, at least and by time
-LEAST_BATCHES = 8  # in a turn, however long they take
-FRESH = 4  # batches that are taken after the first that was waited for, before latency counts
+LEAD_BATCHES, LEAD_SHARE = 16, 0.25  # batches taken untimed before a trial: at least, and as a share of its time
+LEAST_BATCHES = 8  # in a trial, however long they take
+FRESH = 4  # batches taken after the first fresh one, before latency counts
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an eager loop took, how long that was, and the CPU time of all threads of this process, user and system."""
+    """The batches that an eager loop took, its duration, and the CPU time (user and system) of all threads of this
+    process."""
 
     batches: int
     seconds: float
@@ -36,12 +37,12 @@ class Taken:
 
 
 def take(source: Iterator[Any], seconds: float, least: int, consume: Callable[[Any], Any] | None = None) -> Taken:
-    """Takes batches for `seconds`, and no fewer than `least`, as a plain eager loop does."""
+    """Take batches for `seconds`, but at least `least`, as a plain eager loop does."""
     count = 0
     cpu = time.process_time()
     start = now = time.perf_counter()
     while count < least or now < start + seconds:
-        batch = next(source)  # the one before lives until this one is there
+        batch = next(source)  # the previous batch lives until this one has arrived
         if consume is not None:
             consume(batch)
         count += 1
@@ -50,17 +51,17 @@ def take(source: Iterator[Any], seconds: float, least: int, consume: Callable[[A
 
 
 def led(source: Iterator[Any], seconds: float, consume: Callable[[Any], Any] | None = None) -> Taken:
-    """The same, but for a quarter as long before, uncounted, in which what had filled up is drained."""
+    """The same, after a quarter as long uncounted, which drains the queues."""
     take(source, seconds * LEAD_SHARE, LEAD_BATCHES, consume)
     return take(source, seconds, LEAST_BATCHES, consume)
 
 
 def reduced(dataset: Any, rate: float, seconds: float) -> float:
-    """Batches a second of `Dataset.reduce`, over as many as take about `seconds`, if it is as fast as `rate`.
+    """Batches a second of `Dataset.reduce`, over as many batches as take about `seconds` at `rate`.
 
-    The loop itself reads the clock at each batch, so that neither the iterator's start nor a lead counts, nor its end:
-    that waits for what is being made then, which no loop asks for. Where it was much faster it is repeated with more
-    batches, since they come in bursts.
+    The loop itself reads the clock at each batch. So the iterator's start and the untimed lead do not count, nor does
+    its end, which waits for batches that no loop asked for. If the loop was much faster than `rate` it is repeated with
+    more batches, since they come in bursts.
     """
     import tensorflow as tf
 
@@ -77,21 +78,21 @@ def reduced(dataset: Any, rate: float, seconds: float) -> float:
         count, begun, ended = dataset.take(lead + timed).reduce(start, counted)
         taken = float(ended - begun)
         if count != lead + timed:
-            raise RuntimeError(f"{count} batches came where {lead + timed} were asked for")
+            raise RuntimeError(f"got {count} batches, asked for {lead + timed}")
         rate = timed / taken
         if taken > seconds / 2:
             return rate
 
 
 def read(batch: Any) -> int:
-    """The sum of all bytes of a batch, eight at a time: all contestants' batches are read by this."""
+    """The sum of all bytes of a batch, eight at a time: reads the batches of all contestants."""
     return sum(int(leaf.view(np.uint64).sum()) for leaf in prebuilt.leaves(batch))
 
 
 def latency(source: Iterator[Any], seconds: float, pause: float) -> float:
-    """Seconds from a batch's sending to its tensor, the median, where nothing is under way but that batch."""
+    """The median of seconds from sending a batch to its tensor, with only that batch under way."""
     start = time.monotonic_ns()
-    while True:  # what lay in buffers comes faster than it is made
+    while True:  # batches from full buffers come faster than they are made
         begun = time.monotonic()
         batch = next(source)
         if prebuilt.stamp(batch) > start and time.monotonic() - begun > pause / 2:
@@ -105,13 +106,13 @@ def latency(source: Iterator[Any], seconds: float, pause: float) -> float:
     return statistics.median(found)
 
 
-def measured(batches: Any, load: prebuilt.Load, ways: list[str], seconds: float) -> Turn:
-    """A turn; each way has an iterator of its own, since only one over a dataset is to run."""
+def measured(batches: Any, load: prebuilt.Load, ways: list[str], seconds: float) -> Trial:
+    """Run a trial. Each way has its own iterator, since only one over a dataset may run."""
     source = iter(batches)
     if "latency" in ways:
         found = latency(source, seconds, load.pause)
         prebuilt.check(next(source), load)
-        return Turn(latency=found)
+        return Trial(latency=found)
     taken = led(source, seconds)
     prebuilt.check(next(source), load)
     eager, by_reduce, by_reading = taken.batches / taken.seconds, None, None
@@ -124,12 +125,12 @@ def measured(batches: Any, load: prebuilt.Load, ways: list[str], seconds: float)
         reading = led(source, seconds, read)
         prebuilt.check(next(source), load)
         by_reading = reading.batches / reading.seconds
-    return Turn(eager, taken.cpu_seconds / taken.batches, by_reduce, by_reading)
+    return Trial(eager, taken.cpu_seconds / taken.batches, by_reduce, by_reading)
 
 
 def main() -> None:
     contestant, load, ways = CONTESTANTS[sys.argv[1]], prebuilt.Load.of(sys.argv[2]), sys.argv[3].split(",")
-    # Answers go to what was stdout; whatever else prints, here or in a child, goes to stderr.
+    # Answers go to the original stdout; everything else that prints, here or in a child, goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

@@ -4,39 +4,35 @@
     python benchmarks/transport.py --quick              # fewer sizes, five minutes, wider spread
     python benchmarks/transport.py --batches 1K/1+2+64,256M --reading --latency --repeats 9 --json transport.json
 
-It measures Penstock over shared memory and over TCP and, beside it, what is often written by hand
-(msgpack-numpy over ZMQ), tf.data service, and four limits. Two say what the machine can do: one
-thread's memcpy, and a raw TCP connection over loopback. Two say what TensorFlow's loops do where a
-batch is there already: over a constant dataset, and over a bare `from_generator`.
+It measures Penstock over shared memory and over TCP, a common hand-written solution (msgpack-numpy over ZMQ), tf.data
+service, and four limits. Two are limits of the machine: one thread's memcpy, and a raw TCP connection over loopback.
+Two are limits of TensorFlow's loops with ready batches: over a constant dataset, and over a bare `from_generator`.
 
 How it is measured:
 
-- Every contestant has a trainer process of its own, and its producer in further processes. In one
-  common process the CPU time could not be told apart, and one contestant's threads, leaked closures
-  and heap would slow the next. All trainers of a size, with all its numbers of leaves, are started
-  at once and wait; only one runs at a time, so importing TensorFlow and connecting are not part of
-  any figure.
-- A turn is an eager loop over the dataset for a second, and then `Dataset.reduce`, a loop in the
-  graph, over about as many batches; with --reading also an eager loop that sums up all bytes of each
-  batch. What lay ready in buffers at the start of a loop is drained first, untimed. The batch behind
-  each is checked byte for byte after the clock stopped.
-- In each round every contestant has one turn, each round beginning with another one. Ratios are
-  taken within a round, between turns that are near each other: on a shared machine speeds drift by
-  more than many differences that matter. The first round warms up and is dropped. Medians are
-  shown, with the quartiles.
-- Trainer CPU is the CPU time of all threads of the trainer's process, user and system, over the
-  number of batches, in the first loop. The tensors are not read there: a copy that some way of
-  moving avoids is not made up for by a first touch that all would pay.
-- All producers send float32 batches that they made before. They send a dozen different ones in
-  turn (six from 128 MiB on), as many as Penstock has slots here, so that large batches come from
-  memory, not from cache. memcpy and raw TCP move as many bytes as one piece, whatever the leaves.
-- Latency (--latency) is measured in trainers of its own, whose producers pause before each batch, so
-  that nothing queues. It is the time from just before the producer yields or sends a batch, which it
-  writes into it, to the moment at which the trainer has its tensor. The write into the slot is in it.
-- Penstock has its defaults, but for `--memory`, which gives its stream as many slots as memcpy has buffers (twice
+- Every contestant has its own trainer process, and its producer in further processes. In a common process the CPU
+  time could not be told apart, and one contestant's threads, leaked closures and heap would slow the next. All trainers
+  of a size, with all its numbers of leaves, start at once and wait. Only one runs at a time, so importing TensorFlow
+  and connecting are not part of any figure.
+- A trial is an eager loop over the dataset for a second, and then `Dataset.reduce`, a loop in the graph, over about as
+  many batches; with --reading also an eager loop that sums all bytes of each batch. Full buffers are drained before
+  each loop, untimed. The batch after each loop is checked byte for byte, also untimed.
+- In each round every contestant has one trial, and each round begins with another one. Ratios are taken within a round,
+  between neighbouring trials: on a shared machine speeds drift by more than many differences that matter. The first
+  round warms up and is dropped. Tables show medians and quartiles.
+- Trainer CPU is the CPU time of all threads of the trainer's process, user and system, divided by the number of
+  batches, in the first loop. The tensors are not read there: a first touch would cost all contestants, and hide the
+  copies that some avoid.
+- All producers send float32 batches made beforehand. They cycle through a dozen different ones (four from 128 MiB on),
+  as many as Penstock has slots here, so that large batches come from memory, not from cache. memcpy and raw TCP move as
+  many bytes as one piece, whatever the leaves.
+- Latency (--latency) is measured in separate trainers, whose producers pause before each batch, so that nothing queues.
+  It runs from just before the producer yields or sends a batch (which carries that time) until the trainer has its
+  tensor, and includes the write into the slot.
+- Penstock has its defaults, except for `--memory`, which gives its stream as many slots as memcpy has buffers (twice
   their bytes: a stream may take half of what is free).
 
-Batches of 64 MiB need some 15 GiB of memory for all contestants together, and those of 256 MiB 19.
+Batches of 64 MiB need some 15 GiB of memory for all contestants together, those of 256 MiB 19 GiB.
 """
 
 import argparse
@@ -57,7 +53,7 @@ from typing import Any, NoReturn, TextIO
 
 from contestants import CONTESTANTS
 from contestants.prebuilt import Load
-from measure import Quartiles, Turn, ratios
+from measure import Quartiles, Trial, ratios
 
 DEFAULT_BATCHES = "1K,100K/2,1M,16M/1+64,64M"
 QUICK_BATCHES = "100K/2,16M/1+64,64M"
@@ -65,10 +61,10 @@ UNITS = {"K": 1 << 10, "M": 1 << 20}
 START_SECONDS = 180.0
 PACKAGES = "penstock tensorflow numpy pyzmq msgpack-numpy scipy pillow keras torch grain tensorpack".split()
 STOP_SECONDS = 10.0
-LEAST_LEAF = 16  # bytes, which has room for the time of sending
-LEAST_PAUSE, SLOWEST = 0.02, 0.4e9  # between batches, where latency counts: so long, and as at so many bytes a second
-MEMORY_OF_TRAINER = 600 << 20  # most of it is TensorFlow
-POOLS = 1.5  # pools, slots and buffers of a contestant, each of as many batches as the pool has
+LEAST_LEAF = 16  # bytes: room for the time of sending
+LEAST_PAUSE, SLOWEST = 0.02, 0.4e9  # for latency: seconds between batches, at least; bytes a second, at most
+MEMORY_OF_TRAINER = 600 << 20  # bytes, mostly TensorFlow
+POOLS = 1.5  # memory of a contestant (batches, slots, buffers), as a multiple of its pool of batches
 
 
 class Failed(Exception):
@@ -76,11 +72,11 @@ class Failed(Exception):
 
 
 class Hung(Failed):
-    """It did nothing for longer than anything takes."""
+    """It was silent for longer than any step takes."""
 
 
 class Trainer:
-    """One contestant's trainer process, asked for one turn at a time."""
+    """One contestant's trainer process, which runs one trial at a time."""
 
     def __init__(self, process: "subprocess.Popen[str]", log: TextIO) -> None:
         self._process = process
@@ -89,14 +85,14 @@ class Trainer:
     def wait_until_ready(self) -> None:
         self.answer(START_SECONDS)
 
-    def turn(self, seconds: float) -> Turn:
+    def trial(self, seconds: float) -> Trial:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the missing answer says that it is gone
+        with suppress(BrokenPipeError):  # the missing answer shows that it is gone
             print(seconds, file=self._process.stdin, flush=True)
-        return Turn(**self.answer(120 + 60 * seconds))
+        return Trial(**self.answer(120 + 60 * seconds))
 
     def answer(self, seconds: float) -> Any:
-        """What its next line says, which must come within so many seconds."""
+        """Its next line, decoded. It must come within `seconds`."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             raise Hung(f"no answer within {seconds:.0f} s")
@@ -104,13 +100,13 @@ class Trainer:
         if not line:
             self._log.seek(0)
             lines = self._log.read().strip().splitlines()
-            raise Failed(lines[-1] if lines else "it ended without a word")
+            raise Failed(lines[-1] if lines else "it ended without a message")
         return json.loads(line)
 
 
 @contextmanager
 def trainer(script: str, *arguments: object) -> Iterator[Trainer]:
-    """Starts a trainer, a script of this folder; on leaving ends it and every process that it started."""
+    """Start a trainer, a script of this folder. On exit end it and every process that it started."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)],
@@ -118,13 +114,13 @@ def trainer(script: str, *arguments: object) -> Iterator[Trainer]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            start_new_session=True,  # a process group, so that nothing of it can be left behind
+            start_new_session=True,  # a process group, so that none of its processes survive
         )
         try:
             yield Trainer(process, log)
-            process.communicate(timeout=STOP_SECONDS)  # at its input's end it stops all it started
+            process.communicate(timeout=STOP_SECONDS)  # at the end of its input it stops all that it started
         except subprocess.TimeoutExpired:
-            pass  # TensorFlow's autotuning sometimes holds the end of an iterator up for a minute
+            pass  # TensorFlow's autotuning sometimes delays the end of an iterator for a minute
         finally:  # after an interrupt, at once
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -135,10 +131,10 @@ def trainer(script: str, *arguments: object) -> Iterator[Trainer]:
 def measured(
     names: Sequence[str], loads: Sequence[Load], ways: Sequence[str], repeats: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Measures these loads, all of one size, side by side, and gives an entry for each, as plain JSON.
+    """Measure these loads, all of one size, side by side, and return an entry for each, as plain JSON.
 
-    It has the turns of those contestants that ran, and the reasons of those that did not, by name. The yardsticks,
-    which have no leaves, run once.
+    An entry has the trials of the contestants that ran, and the reasons of those that did not, by name. The limits of
+    the machine, which have no leaves, run once.
     """
     entries: list[dict[str, Any]] = [
         {"bytes": load.nbytes, "leaves": load.leaves, "results": {}, "skipped": {}} for load in loads
@@ -170,14 +166,14 @@ def measured(
                 entry, name, process = one
                 progress(f"{title(entry)}: round {round_} of {repeats}, {name}")
                 try:
-                    turn = process.turn(seconds)
+                    trial = process.trial(seconds)
                 except Failed as reason:
                     entry["skipped"][name] = str(reason)
                     del entry["results"][name]
                     running.remove(one)
                     continue
                 if round_ > 0:
-                    entry["results"][name].append(asdict(turn))
+                    entry["results"][name].append(asdict(trial))
         progress(f"{title(entries[0])}: stopping")
     progress("")
     for entry in entries[1:]:
@@ -188,11 +184,11 @@ def measured(
 
 
 def with_latency(entries: Sequence[dict[str, Any]], paced: Sequence[dict[str, Any]]) -> None:
-    """Adds to turns the latency that was measured in another run."""
+    """Add the latency that was measured in another run to the trials."""
     for entry, other in zip(entries, paced, strict=True):
-        for name, turns in entry["results"].items():
-            for turn, slow in zip(turns, other["results"].get(name, ()), strict=False):
-                turn["latency"] = slow["latency"]
+        for name, trials in entry["results"].items():
+            for trial, slow in zip(trials, other["results"].get(name, ()), strict=False):
+                trial["latency"] = slow["latency"]
         for name, why in other["skipped"].items():
             entry["skipped"].setdefault(name, f"latency: {why}")
 
@@ -202,35 +198,35 @@ def progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def values(turns: Sequence[Any], key: str, unit: float = 1.0) -> list[float]:
-    """A figure of those turns that have it, times `unit`."""
-    return [turn[key] * unit for turn in turns if turn[key] is not None]
+def values(trials: Sequence[Any], key: str, unit: float = 1.0) -> list[float]:
+    """A measurement of the trials that have it, times `unit`."""
+    return [trial[key] * unit for trial in trials if trial[key] is not None]
 
 
 def columns(entry: dict[str, Any], name: str) -> dict[str, list[float]]:
-    """A row of the table: what each column is called, and what was measured for it."""
+    """A row of the table: the measurements for each column, by its label."""
     results = entry["results"]
-    turns, gigabytes = results[name], entry["bytes"] / 1e9
+    trials, gigabytes = results[name], entry["bytes"] / 1e9
 
     def over(unit: str, key: str = "per_second") -> list[float]:
-        return ratios(turns, results[unit], key) if unit in results else []
+        return ratios(trials, results[unit], key) if unit in results else []
 
     return {
-        "GB/s": values(turns, "per_second", gigabytes),
-        "batches/s": values(turns, "per_second"),
-        "by reduce": values(turns, "reduce_per_second"),
+        "GB/s": values(trials, "per_second", gigabytes),
+        "batches/s": values(trials, "per_second"),
+        "by reduce": values(trials, "reduce_per_second"),
         "of memcpy": over("memcpy"),
         "of raw TCP": over("loopback"),
         "of the constant": over("constant"),
         "by reduce, of it": over("constant", "reduce_per_second"),
-        "CPU, ms a batch": values(turns, "trainer_cpu", 1e3),
-        "read, GB/s": values(turns, "read_per_second", gigabytes),
-        "latency, ms": values(turns, "latency", 1e3),
+        "CPU, ms a batch": values(trials, "trainer_cpu", 1e3),
+        "read, GB/s": values(trials, "read_per_second", gigabytes),
+        "latency, ms": values(trials, "latency", 1e3),
     }
 
 
 def table(entry: dict[str, Any]) -> str:
-    """One load's table, without the columns that nobody has."""
+    """One load's table, without empty columns."""
     rows = {name: columns(entry, name) for name in CONTESTANTS if name in entry["results"]}
     heads = [head for head in next(iter(rows.values()), {}) if any(row[head] for row in rows.values())]
     cells = [["", *heads]]
@@ -243,7 +239,7 @@ def table(entry: dict[str, Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, the first column to the left, the others to the right."""
+    """Lines of a table: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -254,24 +250,24 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def figures(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is aimed at and what was measured, as plain JSON; only what was measured."""
+    """The targets and the figures that were measured for them, as plain JSON."""
     loads = {(entry["bytes"], entry["leaves"]): entry["results"] for entry in entries}
 
-    def turns(name: str, nbytes: int, leaves: int = 1) -> list[Any]:
+    def trials(name: str, nbytes: int, leaves: int = 1) -> list[Any]:
         return loads.get((nbytes, leaves), {}).get(name, [])
 
     kib, mib = 1 << 10, 1 << 20
-    small = [turns(name, 100 * kib, 2) for name in ("penstock-local", "constant")]
-    one, many = turns("penstock-local", 16 * mib), turns("penstock-local", 16 * mib, 64)
-    generator = turns("generator", 16 * mib)
+    small = [trials(name, 100 * kib, 2) for name in ("penstock-local", "constant")]
+    one, many = trials("penstock-local", 16 * mib), trials("penstock-local", 16 * mib, 64)
+    generator = trials("generator", 16 * mib)
     cpu = [(ours["trainer_cpu"] - bare["trainer_cpu"]) * 1e3 for ours, bare in zip(one, generator, strict=False)]
     aims: list[tuple[str, list[float], str, float]] = []
     for nbytes in (16 * mib, 64 * mib):
-        shared = ratios(turns("penstock-local", nbytes), turns("memcpy", nbytes))
+        shared = ratios(trials("penstock-local", nbytes), trials("memcpy", nbytes))
         aims.append((f"shared memory, GB/s over memcpy's, {size_name(nbytes)}", shared, ">=", 0.8))
     aims.append(("trainer's CPU less bare from_generator's, ms a batch of 16 MiB", cpu, "<=", 0.3))
     for nbytes in (16 * mib, 64 * mib):
-        network = ratios(turns("penstock-tcp", nbytes), turns("loopback", nbytes))
+        network = ratios(trials("penstock-tcp", nbytes), trials("loopback", nbytes))
         aims.append((f"TCP, GB/s over raw loopback's, {size_name(nbytes)}", network, ">=", 0.85))
     for way, key in (("eager", "per_second"), ("reduce", "reduce_per_second")):
         aims.append((f"100 KiB, 2 leaves, batches/s over the constant loop's, {way}", ratios(*small, key), ">=", 0.8))
@@ -286,7 +282,7 @@ def figures(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def figures_table(found: Sequence[dict[str, Any]]) -> str:
-    rows = [["what is aimed at", "measured", "target", "reached"]]
+    rows = [["figure", "measured", "target", "reached"]]
     for one in found:
         spread = Quartiles(one["median"], one["lower"], one["upper"])
         rows.append([one["name"], str(spread), one["target"], "yes" if one["reached"] else "no"])
@@ -294,7 +290,7 @@ def figures_table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """What a reader of the figures wants to know of where they were taken."""
+    """The machine and the versions that were measured, for readers of the figures."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -315,7 +311,7 @@ def machine() -> dict[str, object]:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping."""
+    """Bytes available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -323,15 +319,16 @@ def available_memory() -> int:
 
 
 def loads_of(text: str) -> list[Load]:
-    """The loads of "100K" or "16M/1+64", which `argparse` shows as an error where they make no batches."""
+    """Parse loads such as "100K" or "16M/1+64". Raises ArgumentTypeError, which `argparse` shows, if they are
+    invalid."""
     size, _, counts = text.partition("/")
     number, unit = size[:-1], size[-1:].upper()
     leaves = counts.split("+") if counts else ["1"]
     if not number.isdigit() or unit not in UNITS or not all(count.isdigit() and int(count) for count in leaves):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size with numbers of leaves, such as 100K or 16M/1+64")
+        raise argparse.ArgumentTypeError(f"expected a size and numbers of leaves, such as 100K or 16M/1+64: {text!r}")
     loads = [Load(int(number) * UNITS[unit], int(count)) for count in leaves]
     if any(load.nbytes % (LEAST_LEAF * load.leaves) for load in loads) or not loads[0].nbytes:
-        raise argparse.ArgumentTypeError(f"{text}: leaves are of multiples of {LEAST_LEAF} bytes, and at least that")
+        raise argparse.ArgumentTypeError(f"{text}: a leaf must have a positive multiple of {LEAST_LEAF} bytes")
     return loads
 
 
@@ -348,15 +345,15 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--batches",
-        help="their sizes, and into how many leaves they are divided; those with + side by side "
+        help="sizes of batches, and numbers of leaves, which run side by side if joined by + "
         f"({DEFAULT_BATCHES}, or {QUICK_BATCHES} with --quick)",
     )
-    parser.add_argument("--reading", action="store_true", help="also with a trainer that reads all bytes")
-    parser.add_argument("--latency", action="store_true", help="also from a batch's sending to its tensor")
+    parser.add_argument("--reading", action="store_true", help="also measure a trainer that reads all bytes")
+    parser.add_argument("--latency", action="store_true", help="also measure the time from sending to tensor")
     parser.add_argument("--repeats", type=int, help="rounds that count (5, or 3 with --quick)")
-    parser.add_argument("--quick", action="store_true", help="shorter turns, fewer repeats, fewer sizes")
+    parser.add_argument("--quick", action="store_true", help="shorter trials, fewer repeats, fewer sizes")
     parser.add_argument("--only", help=f"some of {','.join(CONTESTANTS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     chosen = parser.parse_args()
     if chosen.batches is None:
         chosen.batches = QUICK_BATCHES if chosen.quick else DEFAULT_BATCHES
@@ -375,7 +372,7 @@ def options() -> argparse.Namespace:
 
 
 def memory_needed(names: Sequence[str], loads: Sequence[Load]) -> int:
-    """Bytes, about, that all these contestants take together."""
+    """The approximate bytes that all these contestants take together."""
     return sum(round(MEMORY_OF_TRAINER + POOLS * load.pool * load.nbytes) for load in loads for _ in names)
 
 
@@ -388,7 +385,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)  # so that `kill` ends the trainers as well
     seconds = 0.3 if chosen.quick else 1.0
     ways = ["eager", "reduce", *(["read"] if chosen.reading else [])]
-    report: dict[str, Any] = {"machine": machine(), "turn_seconds": seconds, "loads": []}
+    report: dict[str, Any] = {"machine": machine(), "trial_seconds": seconds, "loads": []}
     print(json.dumps(report["machine"]), end="\n\n")
     complete = True
     for loads in chosen.loads:

@@ -1,13 +1,13 @@
-"""How long do workers take to start, and how much memory do they hold, where libraries are imported once for all?
+"""How long do workers take to start, and how much memory do they need, if libraries are imported once for all?
 
     python benchmarks/workers.py --json workers.json
 
-A daemon serves a module that imports a library, with so many workers. *First* stands for a module that begins with the
-import, so that the fork server does it once and forks the workers; *apart* for one in which a statement comes before it
-(`os.environ[...] = ...`), so that each worker imports the library by itself. *Ready* is from the start of `penstock
-serve` until all workers are ready; *again* from the SIGKILL of a worker until there is another one that is ready, of
-which 0.1 s is the pause before each restart. *Memory* is anonymous and shared memory of daemon, fork server and workers
-(PSS: what several share counts once), with the batches that were made ahead. Cases take turns within a round.
+A daemon serves a module that imports a library. *First*: the module begins with the import, so the fork server does it
+once and forks the workers. *Apart*: a statement comes before the import (`os.environ[...] = ...`), so each worker
+imports the library by itself. *Ready* is the time from the start of `penstock serve` until all workers are ready;
+*again* that from the SIGKILL of a worker until its replacement is ready, including the pause of 0.1 s before each
+restart. *Memory* is the anonymous and shared memory of daemon, fork server and workers (PSS: shared pages count once),
+with the batches made ahead. Cases alternate within a round.
 """
 
 import argparse
@@ -54,14 +54,14 @@ class Case:
         return f"{self.library}, {self.workers} workers, imported {self.imported}"
 
 
-CASES = [  # NumPy is the fork server's own import, wherever it stands
+CASES = [  # the fork server imports NumPy in any case
     *(Case("numpy", workers, "first") for workers in (2, 8)),
     *(Case("tensorflow", workers, imported) for workers in (2, 8) for imported in BEFORE),
 ]
 
 
 def ready_pids(url: str) -> list[int]:
-    """The workers, once all of them are ready."""
+    """The pids of the workers, once all are ready."""
     while True:
         workers = json.loads(control.status(url, 60))["workers"]
         if all(worker["ready"] for worker in workers):
@@ -87,7 +87,7 @@ def measured(case: Case) -> tuple[float, float, float]:
 
 
 def table(cases: list[dict[str, object]]) -> str:
-    rows = [["workers that start; median (least-greatest)", *COLUMNS]]
+    rows = [["starting workers; median (least-greatest)", *COLUMNS]]
     for entry in cases:
         case = Case(**entry["case"])  # type: ignore[arg-type]
         rows.append([str(case), *(str(Spread.of(list(values))) for values in zip(*entry["runs"], strict=True))])
@@ -97,7 +97,7 @@ def table(cases: list[dict[str, object]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="rounds (5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     chosen = parser.parse_args()
     report = {"machine": machine(), "cases": [{"case": asdict(case), "runs": []} for case in CASES]}
     for round_ in range(chosen.repeats):

@@ -50,7 +50,7 @@ def test_a_loader_is_compared_with_the_unit_of_the_same_round():
     assert Quartiles.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Quartiles(3.0, 2.0, 4.0)
 
 
-def turns(speeds, cpu=0.001):
+def trials(speeds, cpu=0.001):
     extra = {"read_per_second": None, "latency": None}
     return [{"per_second": one, "trainer_cpu": cpu, "reduce_per_second": one * 2, **extra} for one in speeds]
 
@@ -60,8 +60,9 @@ def entry(nbytes, leaves, **results):
 
 
 def test_figures_say_whether_what_is_aimed_at_was_reached():
-    one = {"penstock-local": turns([90.0, 70.0, 80.0], 0.0012), "memcpy": turns([100.0] * 3), "generator": turns([1.0])}
-    many = {"penstock-local": turns([45.0, 35.0, 40.0])}
+    ours = trials([90.0, 70.0, 80.0], 0.0012)
+    one = {"penstock-local": ours, "memcpy": trials([100.0] * 3), "generator": trials([1.0])}
+    many = {"penstock-local": trials([45.0, 35.0, 40.0])}
     found = transport.figures([entry(16 << 20, 1, **one), entry(16 << 20, 64, **many)])
     assert [(one["name"], one["median"], one["reached"]) for one in found] == [
         ("shared memory, GB/s over memcpy's, 16 MiB", 0.8, True),
@@ -71,7 +72,7 @@ def test_figures_say_whether_what_is_aimed_at_was_reached():
 
 
 def test_a_table_has_the_columns_that_were_measured_and_who_was_skipped():
-    measured = {**entry(100 << 10, 2, memcpy=turns([5.0])), "skipped": {"msgpack-zmq": "not installed"}}
+    measured = {**entry(100 << 10, 2, memcpy=trials([5.0])), "skipped": {"msgpack-zmq": "not installed"}}
     head, columns, *rows = transport.table(measured).splitlines()
     assert head == "100 KiB a batch in 2 leaves; median (quartiles)"
     assert columns.split()[:2] == ["GB/s", "batches/s"]
@@ -104,7 +105,7 @@ def test_ways_of_feeding_a_gpu_are_compared_within_a_round():
         "model": "ResNet-50",
         "batch_size": 128,
         "workers": 4,
-        "turns": {name: [{"per_second": one, "idle": None} for one in some] for name, some in rates.items()},
+        "trials": {name: [{"per_second": one, "idle": None} for one in some] for name, some in rates.items()},
     }
     head, columns, *rows = gpu.table(result).splitlines()
     assert head == "ResNet-50, batches of 128, 4 workers, H200, driver 580; median (quartiles)"

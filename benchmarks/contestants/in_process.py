@@ -1,4 +1,4 @@
-"""What TensorFlow's loops take for a batch that is there already, in the trainer's process: no producer, no copy."""
+"""The cost of TensorFlow's loops for ready batches in the trainer's process: no producer, no copy."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from contestants import prebuilt
 
 @contextmanager
 def constant(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
-    """A dataset of one tensor, over and over."""
+    """A dataset that repeats one tensor."""
     import tensorflow as tf
 
     yield tf.data.Dataset.from_tensors(prebuilt.pool(load)[0]).repeat().prefetch(4)
@@ -18,7 +18,7 @@ def constant(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
 
 @contextmanager
 def generator(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
-    """A bare `from_generator`, each leaf a component of its own. TensorFlow takes the arrays as they lie."""
+    """A bare `from_generator`, with one component for each leaf. TensorFlow takes the arrays without a copy."""
     import tensorflow as tf
 
     ready = functools.partial(prebuilt.stream, load, prebuilt.pool(load))

@@ -1,6 +1,6 @@
-"""The yardstick for TCP: a socket, `sendall` and `recv_into`. No TensorFlow, no framing, one leaf.
+"""The limit for TCP: a socket, `sendall` and `recv_into`. No TensorFlow, no framing, one leaf.
 
-The receiver fills aligned buffers in turn, as many as Penstock has slots.
+The receiver cycles through aligned buffers, as many as Penstock has slots.
 """
 
 import itertools

@@ -1,8 +1,7 @@
-"""The yardstick for shared memory: one thread copies the batches within one process. No TensorFlow, one leaf.
+"""The limit for shared memory: one thread copies the batches within one process. No TensorFlow, one leaf.
 
-It copies from as many distinct batches into as many distinct buffers as Penstock has slots. So
-large batches come from memory and go to memory, and where two dozen batches fit the last-level
-cache they stay in it, as they can for the other contestants.
+It copies from as many distinct batches into as many distinct buffers as Penstock has slots. So large batches come from
+memory and go to memory. If two dozen batches fit the last-level cache they stay in it, as for the other contestants.
 """
 
 import itertools

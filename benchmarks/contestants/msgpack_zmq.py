@@ -1,8 +1,8 @@
-"""What is often written by hand: the arrays packed by msgpack-numpy into one ZeroMQ frame over TCP,
-unpacked in a generator and handed to TensorFlow by `from_generator`.
+"""A common hand-written solution: msgpack-numpy packs the arrays into one ZeroMQ frame over TCP, a generator unpacks
+them, and `from_generator` passes them to TensorFlow.
 
-`msgpack_numpy.decode` unpickles arrays of objects, so it must never read what a stranger sent.
-Here both ends are ours.
+`msgpack_numpy.decode` unpickles arrays of objects, so it must never read messages from strangers. Here both ends are
+ours.
 """
 
 from collections.abc import Iterable, Iterator

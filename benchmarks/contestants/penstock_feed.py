@@ -1,5 +1,5 @@
-"""The feed that the Penstock contestants serve: whole batches that are ready before they are asked
-for, so that the worker's one write into the slot is all that it does."""
+"""The feed of the Penstock contestants: whole batches that are ready beforehand, so that the worker only writes them
+into the slot."""
 
 import functools
 import os
@@ -12,13 +12,13 @@ from contestants import prebuilt
 from penstock_server import Feed
 
 LOAD = prebuilt.Load.of(os.environ["TRANSPORT_LOAD"])
-pool = functools.cache(prebuilt.pool)  # made once, however many epochs are begun
+pool = functools.cache(prebuilt.pool)  # made once, for any number of epochs
 
 
 def whole_batches(split: int, rng: np.random.Generator) -> Iterator[Any]:
-    """Yields samples, each of which is a whole batch, so that it is copied into the slot in one write.
+    """Yield samples that are whole batches, so that each is copied into the slot in one write.
 
-    `rng` is asked for and not used: Penstock then leaves the global random state alone.
+    Takes `rng`, though unused, so that Penstock leaves the global random state alone.
     """
     return prebuilt.stream(LOAD, pool(LOAD))
 

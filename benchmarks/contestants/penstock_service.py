@@ -13,14 +13,14 @@ from contestants import prebuilt
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 FEED = BENCHMARKS / "contestants" / "penstock_feed.py"
-LEAST_SLOT = 4 << 20  # small batches share slots of about that
-ROOM = 64 << 10  # what a slot may need beside its batch
+LEAST_SLOT = 4 << 20  # small batches share slots of about this size
+ROOM = 64 << 10  # bytes that a slot may need beside its batch
 STOP_SECONDS = 30.0
 
 
 @contextmanager
 def daemon(module: Path, variables: Mapping[str, str], *options: str) -> Iterator[str]:
-    """Serves the feed of `module`, which finds `variables` in its environment, and gives the feed's URL."""
+    """Serve the feed of `module`, with `variables` in its environment, and yield the feed's URL."""
     command = [sys.executable, "-m", "penstock_server", "serve", f"{module}:feed", "--bind", "tcp://127.0.0.1:0"]
     environment = {
         **os.environ,
@@ -47,7 +47,7 @@ def daemon(module: Path, variables: Mapping[str, str], *options: str) -> Iterato
 def _batches(load: prebuilt.Load, transport: Literal["local", "tcp"]) -> Iterator[Iterable[Any]]:
     import penstock
 
-    memory = 2 * load.pool * max(load.nbytes + ROOM, LEAST_SLOT)  # a stream gets half: as many slots as the pool has
+    memory = 2 * load.pool * max(load.nbytes + ROOM, LEAST_SLOT)  # a stream gets half: a slot for each batch
     options = ("--workers", "1", "--memory", str(memory))
     with (
         daemon(FEED, {"TRANSPORT_LOAD": load.text()}, *options) as url,

@@ -1,4 +1,4 @@
-"""The batches that every producer sends: what a load is, the memory that its batches lie in, and when each is sent."""
+"""The batches that every producer sends: their sizes, their memory, and the times of sending."""
 
 import itertools
 import json
@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64  # TensorFlow takes an array without a copy only if its address is a multiple of this
-POOL = 12  # distinct batches that are sent in turn, so that large ones come from memory, not cache
-LARGE, LARGE_POOL = 128 << 20, 4  # from so many bytes on, fewer
-STAMP = 2  # elements at the start of the first leaf that have the time of sending, an int64; they are not checked
+POOL = 12  # distinct batches to cycle through, so that large ones come from memory, not cache
+LARGE, LARGE_POOL = 128 << 20, 4  # from LARGE bytes on
+STAMP = 2  # elements at the start of the first leaf with the time of sending, an int64; they are not checked
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What all contestants move in one run: batches of so many bytes, in so many leaves, so many seconds apart.
+    """The batches that all contestants move in one run: bytes, leaves, and seconds between them.
 
-    A batch of one leaf is a float32 array, one of more a dict of them, all of one size.
+    A batch of one leaf is a float32 array, one of several leaves a dict of arrays of one size.
     """
 
     nbytes: int
     leaves: int = 1
-    pause: float = 0.0  # 0: as fast as they are taken
+    pause: float = 0.0  # seconds; 0: as fast as they are taken
 
     @property
     def shape(self) -> tuple[int]:
@@ -36,7 +36,7 @@ class Load:
         return POOL if self.nbytes < LARGE else LARGE_POOL
 
     def structure(self, parts: list[Any]) -> Any:
-        """A batch, or what describes one, of these leaves."""
+        """A batch of these leaves, or a description of one."""
         return parts[0] if self.leaves == 1 else {f"leaf{index:02}": part for index, part in enumerate(parts)}
 
     def text(self) -> str:
@@ -49,12 +49,12 @@ class Load:
 
 
 def leaves(batch: Any) -> list[np.ndarray]:
-    """The leaves of a batch, of tensors or of arrays, as flat arrays; no copy."""
+    """The leaves of a batch of tensors or arrays, as flat arrays, without a copy."""
     return [np.asarray(leaf).reshape(-1) for leaf in (batch.values() if isinstance(batch, dict) else [batch])]
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """So many zeroed bytes as float32, whose pages exist and whose address is a multiple of `ALIGNMENT`."""
+    """`nbytes` of zeros as float32, with existing pages, at a multiple of `ALIGNMENT`."""
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     array = memory[start : start + nbytes].view(np.float32)
@@ -63,7 +63,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def pool(load: Load) -> list[Any]:
-    """The batches; every element of batch k is k + 1, which `check` relies on."""
+    """The distinct batches. Every element of batch k is k + 1, which `check` relies on."""
     batches = []
     for number in range(1, load.pool + 1):
         parts = [aligned(load.nbytes // load.leaves) for _ in range(load.leaves)]
@@ -74,7 +74,7 @@ def pool(load: Load) -> list[Any]:
 
 
 def stream(load: Load, batches: list[Any]) -> Iterator[Any]:
-    """These batches in turn without end; with a pause before each, it is stamped with the time at which it is sent."""
+    """Cycle through these batches without end. With a pause before each, stamp it with the time of sending."""
     for batch in itertools.cycle(batches):
         if load.pause:
             time.sleep(load.pause)
@@ -83,12 +83,12 @@ def stream(load: Load, batches: list[Any]) -> Iterator[Any]:
 
 
 def stamp(batch: Any) -> int:
-    """When it was sent, by the clock of `time.monotonic_ns`, which all processes of a machine share."""
+    """When the batch was sent, by `time.monotonic_ns`, whose clock all processes of a machine share."""
     return int(leaves(batch)[0][:STAMP].view(np.int64)[0])
 
 
 def check(batch: Any, load: Load) -> None:
-    """Raises ValueError unless `batch` is one of the pool, whole."""
+    """Raise ValueError unless `batch` equals one of the pool."""
     parts = leaves(batch)
     if len(parts) != load.leaves or any((part.shape, part.dtype) != (load.shape, np.float32) for part in parts):
         raise ValueError(f"expected {load}, got {[(part.shape, part.dtype) for part in parts]}")

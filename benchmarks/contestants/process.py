@@ -1,4 +1,4 @@
-"""Producer processes: started fresh, without TensorFlow, and ended for certain."""
+"""Producer processes: spawned without TensorFlow, and always ended."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def running(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """Runs `target(*arguments)` in a spawned process for as long as the block lasts."""
+    """Run `target(*arguments)` in a spawned process while the block runs."""
     process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
     process.start()
     try:

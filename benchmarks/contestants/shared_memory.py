@@ -1,8 +1,8 @@
-"""The least that batches of another process can cost: it copies them into shared memory, and a bare `from_generator`
-hands them to TensorFlow as they lie there.
+"""The minimum for a loader in another process: it copies batches into shared memory, and a bare `from_generator`
+passes them to TensorFlow without a copy.
 
-Two semaphores, and no daemon, no socket, no order, no care for a process that dies. A slot is written again when so
-many further batches were asked for that TensorFlow has let go of it, if the trainer holds none for longer.
+There are two semaphores, but no daemon, no socket, no order, and no handling of a process that dies. A slot is reused
+after `HELD` further batches were requested: TensorFlow has released it by then, if the trainer holds none for longer.
 """
 
 import itertools
@@ -20,11 +20,11 @@ from contestants import prebuilt
 from contestants.in_process import signature
 from contestants.process import running
 
-HELD = 6  # slots that the trainer may hold: two of prefetch, the one it has, those that are passed on
+HELD = 6  # slots that the trainer may hold: two of prefetch, the current one, and those in between
 
 
 def mapped(file: int, load: prebuilt.Load) -> list[Any]:
-    """The slots in that file, each a batch."""
+    """The slots in the file, each a batch."""
     memory = np.frombuffer(mmap.mmap(file, load.pool * load.nbytes), np.float32).reshape(load.pool, load.leaves, -1)
     return [load.structure(list(slot)) for slot in memory]
 
@@ -44,7 +44,7 @@ def batches(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
 
     file = os.memfd_create("slots")
     os.ftruncate(file, load.pool * load.nbytes)
-    slots = itertools.cycle(mapped(file, load))  # of all iterators: the producer goes on where it is
+    slots = itertools.cycle(mapped(file, load))  # shared by all iterators, as the producer never starts over
     held = min(HELD, load.pool - 1)
     spawning = get_context("spawn")
     free, filled = spawning.Semaphore(load.pool - held), spawning.Semaphore(0)
@@ -54,7 +54,7 @@ def batches(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
             filled.acquire()
             try:
                 yield next(slots)
-            finally:  # also when the iteration is left
+            finally:  # also if the iteration is abandoned
                 free.release()
 
     with running(produce, f"/proc/{os.getpid()}/fd/{file}", load, free, filled):

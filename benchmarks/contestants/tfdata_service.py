@@ -1,6 +1,6 @@
-"""tf.data service: a dispatcher and one worker in a process of their own, gRPC, no compression.
+"""tf.data service: a dispatcher and one worker in their own process, gRPC, no compression.
 
-The worker's batches are made once and cached there, so it only sends them. They have no time of sending.
+The worker makes its batches once and caches them, so it only sends them. They do not carry the time of sending.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ START_SECONDS = 120.0  # its process imports TensorFlow
 
 
 def serve(report: Connection) -> None:
-    """Runs a dispatcher and one worker on free ports, and reports the dispatcher's address."""
+    """Run a dispatcher and one worker on free ports, and report the dispatcher's address."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -29,7 +29,7 @@ def serve(report: Connection) -> None:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Runs `serve` for as long as the block lasts, and gives the dispatcher's address."""
+    """Run `serve` while the block runs, and yield the dispatcher's address."""
     answer, report = multiprocessing.get_context("spawn").Pipe(duplex=False)
     with answer, report, running(serve, report):
         if not answer.poll(START_SECONDS):

@@ -1,19 +1,19 @@
 """The loaders that `pipelines.py` compares, each a function in a file here.
 
-Every loader has one common shape, a context manager
+Every loader is a context manager
 
     batches(name: str) -> Iterator[Dataset | Iterator]
 
-which starts what it needs to serve the pipeline of that name (see `pipelines_feeds.py`), gives either a
-`tf.data.Dataset` or an iterator over batches of NumPy arrays, and on leaving stops all that it started. The trainer
-makes tensors of NumPy batches, and a dataset by `from_generator` of the iterator; so both kinds are read in both ways.
-A loader that cannot do the work raises `Cannot` with the reason.
+that starts the processes it needs to serve the pipeline of that name (see `pipelines_feeds.py`), yields either a
+`tf.data.Dataset` or an iterator over batches of NumPy arrays, and on exit stops all that it started. The trainer turns
+NumPy batches into tensors, and the iterator into a dataset by `from_generator`, so both kinds are read in both ways. A
+loader that cannot do the work raises `Cannot` with the reason.
 
-An epoch has `samples.EPOCH` batches, more than a run takes: a stream never ends while it is measured. Where a loader
-keeps an order, its first batch is that of the samples 0, 1, 2, ...
+An epoch has `samples.EPOCH` batches, more than a run takes, so no stream ends while it is measured. If a loader keeps
+an order, its first batch has the samples 0, 1, 2, ...
 
-How each one is configured stands in its docstring. What they import beside NumPy they import inside, as it counts for
-the time to the first batch.
+Each loader's docstring says how it is configured. Loaders import everything but NumPy inside the function, since
+imports count for the time to the first batch.
 """
 
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ WORKERS = 2
 
 
 class Cannot(Exception):
-    """A loader cannot do what the pipeline asks for; the text says why."""
+    """A loader cannot run the pipeline; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A row of the table: what it is called, the module and function that run it, the distribution that it needs."""
+    """A row of the table: its label, the module and function that run it, the distribution that it needs."""
 
     label: str
     module: str
     function: str = "batches"
     distribution: str | None = None
-    limit: bool = False  # no loader, but what the machine or TensorFlow can do; its batches are not checked
+    limit: bool = False  # not a loader, but a limit of the machine or TensorFlow; its batches are not checked
     tensors: bool = True  # False: its batches stay arrays
-    required: bool = False  # the benchmark fails if it cannot run; others are listed with a reason
+    required: bool = False  # the benchmark fails if it cannot run; others are listed with the reason
 
 
 LOADERS = {
@@ -44,7 +44,7 @@ LOADERS = {
         "memcpy of a batch, one thread", "loaders.limits", "copies", limit=True, required=True, tensors=False
     ),
     "constant": Loader(
-        "the loop alone, over one batch that is there", "loaders.limits", "constant", limit=True, required=True
+        "TensorFlow's loop alone, over one constant batch", "loaders.limits", "constant", limit=True, required=True
     ),
     "unit": Loader("the generator and np.stack, in process", "loaders.limits", "unit", tensors=False, required=True),
     "crowded": Loader(
@@ -71,7 +71,7 @@ LOADERS = {
 
 
 def missing(loader: Loader) -> str | None:
-    """Why it cannot be tried here; None if it can."""
+    """Why it cannot run here; None if it can."""
     try:
         if loader.distribution is not None:
             version(loader.distribution)

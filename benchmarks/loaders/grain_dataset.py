@@ -1,8 +1,8 @@
 """Grain's `MapDataset`, in worker processes that it spawns: `source`, `batch`, `to_iter_dataset`, `mp_prefetch`.
 
-With `batch` behind `to_iter_dataset` a worker's batches would be of every other sample. Each worker reads with one
-thread and has 4 batches ahead of what it sends: the defaults, 16 threads and 500 elements, are made for files that wait
-for a network, and Python code only gets slower by them.
+With `batch` after `to_iter_dataset`, a worker's batches would consist of every other sample. Each worker reads with one
+thread and prefetches 4 batches. The defaults, 16 threads and 500 elements, suit files on a network; they only slow
+Python code down.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Keras `PyDataset` with processes, read as `fit` reads it.
 
-`PyDatasetAdapter` is what `fit` makes of one: it starts the pool, queues `max_queue_size` batches (10, the default) and
-gives the `tf.data.Dataset` that `fit` iterates over. The pool is forked, by default and as Keras's documentation says,
-from the trainer, in which TensorFlow runs already. That can hang.
+`fit` wraps one in a `PyDatasetAdapter`, which starts the pool, queues `max_queue_size` batches (10, the default) and
+makes the `tf.data.Dataset` that `fit` iterates over. By default, and as Keras's documentation says, the pool is forked
+from the trainer, in which TensorFlow already runs. That can hang.
 """
 
 from collections.abc import Iterator

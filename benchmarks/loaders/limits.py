@@ -1,4 +1,4 @@
-"""What no loader exceeds, and the unit of the comparison. Nothing is sent from one process to another here."""
+"""The limits that no loader exceeds, and the unit of the comparison. Nothing here is sent between processes."""
 
 import itertools
 import subprocess
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-COPIES = 12  # batches that are copied in turn, as in transport.py, so that large ones come from memory, not cache
+COPIES = 12  # distinct batches to cycle through, as in transport.py, so that large ones come from memory, not cache
 
 
 @contextmanager
 def copies(name: str) -> Iterator[Iterator[Any]]:
-    """One thread's memcpy of a batch, all leaves of it in one piece."""
+    """One thread's memcpy of a batch, with all its leaves in one piece."""
     from loaders.samples import batch, leaves
 
     size = sum(leaf.nbytes for leaf in leaves(batch(name, 0)))
@@ -31,7 +31,7 @@ def copies(name: str) -> Iterator[Iterator[Any]]:
 
 @contextmanager
 def constant(name: str) -> Iterator[Any]:
-    """What TensorFlow's loops make of a batch that costs nothing."""
+    """TensorFlow's loops over a batch that costs nothing."""
     import tensorflow as tf
 
     from loaders.samples import batch
@@ -49,7 +49,7 @@ def unit(name: str) -> Iterator[Iterator[Any]]:
 
 @contextmanager
 def crowded(name: str) -> Iterator[Iterator[Any]]:
-    """The unit, while as many other processes run it too as a loader has beside its first: what one core gives then."""
+    """The unit, while other processes run it too, so that together they are as many as a loader's workers."""
     from loaders import WORKERS
     from loaders.samples import batch_stream
 

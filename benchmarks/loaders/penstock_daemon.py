@@ -1,4 +1,4 @@
-"""Penstock: a daemon and its workers with the options that it has by itself, and a trainer on the same host."""
+"""Penstock: a daemon and its workers with default options, and a trainer on the same host."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

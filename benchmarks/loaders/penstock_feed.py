@@ -1,4 +1,4 @@
-"""The feed that the daemon serves: what a user of Penstock writes around a pipeline's sample function."""
+"""The feed that the daemon serves: the code that a user of Penstock writes around a pipeline's sample function."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SPLIT = 64 * PIPELINE.batch  # samples
 
 
 def samples(start: int, rng: np.random.Generator) -> Iterator[Any]:
-    """Yields the samples of a split. `rng` is asked for, though not used, as most pipelines do."""
+    """Yield the samples of a split. Takes `rng`, though unused, as most pipelines do."""
     return map(PIPELINE.sample, range(start, start + SPLIT))
 
 

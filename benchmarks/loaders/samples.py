@@ -1,4 +1,5 @@
-"""A pipeline as a stream of samples, as one of stacked batches, and by number: what loaders take it in."""
+"""A pipeline in the forms that loaders take: a stream of samples, a stream of stacked batches, and samples by
+number."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,14 +11,14 @@ EPOCH = 64 * 2000  # batches
 
 
 def stacked(samples: list[Any]) -> Any:
-    """A batch of these samples, by np.stack."""
+    """Stack these samples into a batch, by np.stack."""
     if isinstance(samples[0], dict):
         return {key: np.stack([sample[key] for sample in samples]) for key in samples[0]}
     return np.stack(samples)
 
 
 def leaves(batch: Any) -> list[np.ndarray]:
-    """The arrays of a batch, whose tensors or arrays are in a dict or a tuple or alone."""
+    """The arrays of a batch, which is a dict or tuple of tensors or arrays, or a single one."""
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple) else None
     return [np.asarray(batch)] if parts is None else [leaf for part in parts for leaf in leaves(part)]
 
@@ -55,7 +56,7 @@ class Samples:
 
 
 def tensor_spec(value: Any, *, batched: bool = False) -> Any:
-    """The `tf.TensorSpec` of a sample, or of a batch, whose number of rows is left open, as `.batch` does."""
+    """The `tf.TensorSpec` of a sample, or of a batch, with the number of rows left open, as `.batch` does."""
     import tensorflow as tf
 
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """tensorpack's `MultiProcessRunnerZMQ`: worker processes that send pickled batches over ZeroMQ's ipc.
 
-Each worker runs a copy of the whole dataflow, so that every sample comes twice. It is configured by its defaults (50
-batches of high-water mark); the processes are forked, which it has no option for.
+Each worker runs a copy of the whole dataflow, so every sample comes twice. Its configuration is the default (a
+high-water mark of 50 batches). Its processes are forked; there is no option for that.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def batches(name: str) -> Iterator[Iterator[Any]]:
     from loaders.samples import EPOCH, batch_stream
 
     class Batches(DataFlow):
-        """Batches in a list of one component, which is how tensorpack has them."""
+        """Batches as lists of one component, as tensorpack expects."""
 
         def __len__(self) -> int:
             return EPOCH

@@ -1,4 +1,4 @@
-"""tf.data's own ways to run Python, in the trainer's process, and its service."""
+"""tf.data's own ways to run Python in the trainer's process, and tf.data service."""
 
 import functools
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from loaders import WORKERS, Cannot
 
 @contextmanager
 def of_samples(name: str) -> Iterator[Any]:
-    """As the guide has it: `from_generator`, `batch`, `prefetch(AUTOTUNE)`."""
+    """As in the guide: `from_generator`, `batch`, `prefetch(AUTOTUNE)`."""
     import tensorflow as tf
     from pipelines_feeds import PIPELINES
 
@@ -23,7 +23,7 @@ def of_samples(name: str) -> Iterator[Any]:
 
 @contextmanager
 def of_batches(name: str) -> Iterator[Any]:
-    """The same, but the generator stacks the batches, which spares most of the cost of an element."""
+    """The same, but the generator stacks the batches, which saves most of the cost for each element."""
     import tensorflow as tf
 
     from loaders.samples import batch, batch_stream, tensor_spec
@@ -35,7 +35,7 @@ def of_batches(name: str) -> Iterator[Any]:
 
 @contextmanager
 def py_function(name: str) -> Iterator[Any]:
-    """`map` of a `py_function` with as many calls at once as others have workers; one call makes a sample."""
+    """`map` of a `py_function`, with as many parallel calls as others have workers; one call makes a sample."""
     import tensorflow as tf
     from pipelines_feeds import PIPELINES
 
@@ -59,7 +59,7 @@ def py_function(name: str) -> Iterator[Any]:
 
 @contextmanager
 def service(name: str) -> Iterator[Any]:
-    """A dispatcher and a worker in a process of their own, as in transport.py, given the graph of `of_batches`."""
+    """A dispatcher and a worker in their own process, as in transport.py, with the graph of `of_batches`."""
     import tensorflow as tf
     from contestants.tfdata_service import serving
 

@@ -1,8 +1,8 @@
 """PyTorch's `DataLoader` over a map-style dataset.
 
-Workers are kept (`persistent_workers=True`) and each has two batches ahead (`prefetch_factor`, the default). They come
-from a fork server that has imported PyTorch, since TensorFlow's threads run in the trainer. The default `collate_fn`
-stacks samples straight into shared memory. What comes is made NumPy arrays, and these tensors, without leaving it.
+Workers persist (`persistent_workers=True`) and prefetch two batches each (`prefetch_factor`, the default). They are
+forked from a server that has imported PyTorch, since TensorFlow's threads run in the trainer. The default `collate_fn`
+stacks samples straight into shared memory. Batches become NumPy arrays, and these tensors, without a copy.
 """
 
 import multiprocessing
