@@ -1,15 +1,15 @@
-# Two images from one file: `--target loader` runs the daemon and has no TensorFlow; `--target trainer` has
-# the client and TensorFlow. docker-compose.yml shows them at work.
+# Two images: `--target loader` runs the daemon and has no TensorFlow; `--target trainer` has the client and
+# TensorFlow. docker-compose.yml uses both.
 
 FROM python:3.11-slim AS base
-# Every version is that of constraints.txt. The second is for what builds the package, which older versions
-# of pip take from the first.
+# All versions are those of constraints.txt. The second variable is for the build dependencies; older versions of pip
+# take these from the first.
 ENV PIP_CONSTRAINT=/src/constraints.txt \
     PIP_BUILD_CONSTRAINT=/src/constraints.txt \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore \
     PYTHONUNBUFFERED=1
-# A volume that is mounted at /data for the first time belongs to whom the directory belongs to here.
+# A new volume mounted at /data takes over the owner of this directory.
 RUN useradd --create-home --uid 10001 penstock && install --directory --owner penstock /data
 WORKDIR /src
 COPY LICENSE README.md constraints.txt pyproject.toml ./
@@ -18,7 +18,7 @@ COPY server server
 COPY client client
 
 FROM base AS loader
-# `demo` on top brings what examples/digits imports; your feeds may need other packages.
+# Add `demo` for the imports of examples/digits; your feeds may need other packages.
 ARG EXTRAS=server
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \
@@ -26,7 +26,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 USER 10001
 WORKDIR /feeds
 EXPOSE 5555
-# The exec form, so that the SIGTERM of `docker stop` reaches the daemon itself.
+# The exec form, so that the SIGTERM of `docker stop` reaches the daemon.
 CMD ["penstock", "--help"]
 
 FROM base AS trainer

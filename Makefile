@@ -1,6 +1,5 @@
-# The one environment that everything below runs in: the package, editable, with all its extras, at the
-# versions in constraints.txt. It is made once, and again when one of the two files that say what is in it
-# has changed.
+# Everything below runs in one environment: the package, editable, with all its extras, at the versions in
+# constraints.txt. It is made once, and updated when pyproject.toml or constraints.txt changes.
 
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3,$(shell $(p) -c 'import sys; print(sys.executable)' 2>/dev/null))),python3)
 VENV   := .venv
@@ -14,9 +13,9 @@ ARGS   ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "ARGS='...' goes to the command; PYTHON=python3.13 makes the environment with another Python."
+	@echo "ARGS='...' goes to the command; PYTHON=python3.13 chooses the Python of the environment."
 
-setup: $(READY) ## the environment alone (.venv)
+setup: $(READY) ## only the environment (.venv)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -31,8 +30,8 @@ $(BENCH_READY): $(READY)
 demo: $(READY) ## train on the digits while a loader feeds the trainer
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
-# Half of what the tests take is waiting. A file goes to one process as a whole, for the sake of its shared daemons.
-test: $(READY) ## all tests but soak and fuzz, in two processes (ARGS='tests/test_order.py -k name': of these)
+# The tests spend half of their time waiting. Each file stays in one process, since its tests share daemons.
+test: $(READY) ## all tests but soak and fuzz, in two processes (ARGS='tests/test_order.py -k name': only these)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
@@ -45,22 +44,22 @@ types: $(READY) ## mypy --strict
 docs: $(READY) ## the site, in docs/_build/html
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
 
-# Peers are measured where they are installed: $(BIN)/pip install -c constraints.txt -r benchmarks/requirements.txt
-bench: $(BENCH_READY) ## how fast batches get into tensors, beside other ways (ARGS='--repeats 9': all of it, hours)
+# Other loaders are measured if they are installed: $(BIN)/pip install -c constraints.txt -r benchmarks/requirements.txt
+bench: $(BENCH_READY) ## how fast batches become tensors, beside other loaders (ARGS='--repeats 9': everything, hours)
 	$(BIN)/python benchmarks/transport.py $(or $(ARGS),--quick) --json benchmarks/results/transport-$$(date +%F).json
 	$(BIN)/python benchmarks/pipelines.py $(or $(ARGS),--quick) --json benchmarks/results/pipelines-$$(date +%F).json
 	$(BIN)/python benchmarks/report.py
 
-recovery: $(READY) ## how long a stream pauses when a worker, the daemon or the link goes
+recovery: $(READY) ## how long a stream pauses when a worker, the daemon or the link fails
 	$(BIN)/python benchmarks/recovery.py $(ARGS)
 
-scaling: $(READY) ## what the coordinator takes to decide, with many lanes, workers and streams
+scaling: $(READY) ## CPU time of the coordinator, with many lanes, workers and streams
 	$(BIN)/python benchmarks/coordinator.py $(ARGS)
 
 soak: $(READY) ## the long-running tests
 	$(BIN)/python -m pytest -m soak --timeout 0 -o faulthandler_timeout=0 $(ARGS)
 
-# What to give: --scenarios 2000 --seed 1 --jobs 2 --reports DIR; --seed 417 --scenarios 1 replays one.
+# Options: --scenarios 2000 --seed 1 --jobs 2 --reports DIR; --seed 417 --scenarios 1 replays one.
 chaos: $(READY) ## random feeds, consumers and faults against a plain model (ARGS='--scenarios 2000': half an hour)
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
@@ -70,6 +69,6 @@ fuzz: $(READY) ## arbitrary bytes into every decoder
 ci: ## what CI runs
 	.ci/run
 
-clean: ## remove what was built, but not the environment (rm -rf .venv does that)
+clean: ## remove build outputs, but not the environment (rm -rf .venv does that)
 	rm -rf build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard proto server client tests examples benchmarks) -name __pycache__ -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""What do decisions cost? The coordinator alone: the time of its state machine for each batch, without any I/O.
+"""What does deciding cost? The coordinator alone: the time per batch of its state machine, without any I/O.
 
     python benchmarks/coordinator.py                    # all rows, about three minutes
     python benchmarks/coordinator.py --quick            # about one minute, wider spread
@@ -6,21 +6,23 @@
 
 How it is measured:
 
-- Workers, consumers and slots are simulated once for each row, with the coordinator that a daemon has. A slot is found
-  as soon as it is requested. Each worker fills its turns in order and takes 0.5 to 1.5 units of a simulated clock. A
-  consumer hands over, releases and acknowledges each slab as soon as it is sent. All events are recorded.
-- Then the events are replayed to a fresh coordinator, which answers with the same commands, since it depends on nothing
-  else. Only this is timed: a loop that calls the coordinator and takes its commands after each call, as the daemon
-  does. *The loop* is the cost of the same calls to a function that does nothing; it is shown, not subtracted.
-- The first batches are not timed, until each lane was visited once and the stream's window is full.
-- Times are CPU times of this process, in which nothing else runs. In each round every row is measured once, and each
-  round begins with another row. The first round warms up and is dropped. Tables show the median, the least and the
-  greatest. *Of the first* is taken within a round: the cost of a batch over that in the first row.
-- With turns of one batch each batch is a slab of its own: the worst case, which large batches have. Small ones share
+- Workers, consumers and slots are simulated once for each row, with the coordinator that a daemon has: a slot is found
+  as soon as it is asked for, each worker fills its turns in order and takes half to one and a half units of a clock
+  that nobody waits for, and a consumer hands over, releases and acknowledges each slab as soon as it is sent. What the
+  coordinator was told is kept.
+- Then that is told to a fresh coordinator, which answers with the same commands, since it depends on nothing else. Only
+  this is timed: a loop that calls the coordinator and takes its commands after each call, as the daemon does. *The
+  loop* is what the same calls cost when they go to a function that does nothing; it is shown, and not subtracted.
+- The first batches are not timed: until each lane was visited once and the stream's window is full.
+- Times are CPU times of this process, in which nothing else runs. In each round every row has one turn, each round
+  beginning with another one. The first round warms up and is dropped. Medians are shown, with the least and the
+  greatest. *Of the first* is taken within a round: the cost of a batch over that of the first row.
+- With turns of one batch each batch is a slab by itself: the worst case, which large batches have. Small ones share
   slabs, as in the rows with turns of 16.
 
-Opening a stream is measured from Open to the first turn that a worker is given, without the worker's answer. Beside it
-are the times that a worker takes to write the list of splits, and to read a lane's first split from such a list.
+To open a stream is measured from Open to the first turn that a worker is asked for, without the worker's answer;
+beside it what a worker takes to write down the list of splits, and to read the first split of a lane in a list that it
+was given.
 """
 
 import argparse
@@ -32,9 +34,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,9 @@ from penstock_proto import messages as m
 from penstock_proto.messages import FeedPlan
 from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
-from penstock_server.coordinator.consumer import Consumer
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.feeds import SplitsInfo
-from penstock_server.coordinator.order import Part
-from penstock_server.coordinator.rendezvous import Ask
 from penstock_server.permutation import make_key, permute
 from penstock_server.worker.splits import SplitList, write_list
 
@@ -60,16 +59,16 @@ BATCH_ROWS = 32
 ENDLESS = 1 << 30
 RECORD = bytes(48)
 ROWS_LEFT = 5
-"""Leftover rows of a lane that ends."""
+"""What a lane that ends leaves over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table.
 
-    `length`: batches in a lane (of an indexable feed: in an epoch). `readers`: of a group, or ranks, of each stream.
-    `event`: what the last worker does when the clock starts: it "leaves", and its lanes never come to a border; or it
-    "dies", and lanes move back to its replacement.
+    `length`: batches in a lane (of an indexable feed: in an epoch). `consumers`: of a group, or ranks, of each stream.
+    `event`: what happens to the last worker when the clock starts: it "leaves", and its lanes never come to a border;
+    or it "dies", and lanes move back to the new one.
     """
 
     label: str
@@ -81,7 +80,7 @@ class Row:
     order: str = "exact"
     indexable: bool = False
     length: int = ENDLESS
-    readers: int = 1
+    consumers: int = 1
     ranks: bool = False
     event: str = ""
 
@@ -126,71 +125,65 @@ ROWS = [
     Row("indexable, 2 workers", indexable=True),
     Row("indexable, 256 workers", workers=256, indexable=True),
     Row("indexable, fast order, 256 workers", workers=256, indexable=True, order="fast"),
-    Row("a group of 4, 16 lanes, 2 workers", readers=4),
-    Row("a group of 4, 4096 lanes, 256 workers", lanes=4096, workers=256, readers=4),
-    Row("4 ranks, 16 lanes, 2 workers", readers=4, ranks=True),
-    Row("4 ranks, 4096 lanes, 256 workers", lanes=4096, workers=256, readers=4, ranks=True),
+    Row("a group of 4, 16 lanes, 2 workers", consumers=4),
+    Row("a group of 4, 4096 lanes, 256 workers", lanes=4096, workers=256, consumers=4),
+    Row("4 ranks, 16 lanes, 2 workers", consumers=4, ranks=True),
+    Row("4 ranks, 4096 lanes, 256 workers", lanes=4096, workers=256, consumers=4, ranks=True),
 ]
 
 
 class Served:
-    """A coordinator with the open streams of a row."""
+    """A coordinator with the streams of a row open."""
 
     def __init__(self, row: Row) -> None:
         self.coordinator = Coordinator(workers=row.workers, memory=PLENTY)
-        self.coordinator.plans([row.plan()], 0)
         splits = SplitsInfo(0 if row.indexable else 1, 0 if row.indexable else row.splits, bytes(32))
-        self.coordinator.splits_listed(0, splits, Leaf("float32", (16,)), 64)
-        self.readers: dict[int, Consumer] = {}
+        self.handle(on.Imported(0, (row.plan(),)))
+        self.handle(on.SplitsListed(0, splits, Leaf("float32", (16,)), 64))
+        self.first: list[do.Command] = []
         for stream in range(row.streams):
-            for rank in range(row.readers):
+            for rank in range(row.consumers):
                 ask = Ask(
                     credit=8,
                     credit_bytes=PLENTY,
                     quota=8,
-                    group=f"group {stream}" if row.readers > 1 else "",
+                    group=f"group {stream}" if row.consumers > 1 else "",
                     rank=rank if row.ranks else 0,
-                    world_size=row.readers if row.ranks else 0,
+                    world_size=row.consumers if row.ranks else 0,
                 )
-                reader = self.coordinator.open("train", ask)
-                self.readers[reader.number] = reader
-        for reader in self.readers.values():
-            self.coordinator.begin(reader, 0)
+                self.first += self.handle(on.Open(len(self.coordinator.consumers) + 1, "train", ask))
+        for consumer in self.coordinator.consumers:
+            self.first += self.handle(on.Begin(consumer, 0))
 
-
-def acknowledge(served: Served, reader: int, handed: int, released: tuple[int, ...], ended: int) -> None:
-    served.coordinator.acknowledge(served.readers[reader], handed, released, ended)
-
-
-def begin(served: Served, reader: int, epoch: int) -> None:
-    served.coordinator.begin(served.readers[reader], epoch)
+    def handle(self, event: on.Event) -> list[do.Command]:
+        return self.coordinator.handle(event, 0.0)
 
 
 class World:
-    """Workers, consumers and slots that carry out the coordinator's commands, and record the events that this makes.
+    """Workers, consumers and slots that answer what the coordinator wants, and keep what they answered.
 
     Attributes:
-        events: the coordinator's events so far.
-        batches: batches sent so far.
+        events: what the coordinator was told so far.
+        batches: sent so far.
     """
 
     def __init__(self, row: Row) -> None:
-        self.events: list[tuple[Any, ...]] = []
+        self.events: list[on.Event] = []
         self.batches = 0
         self._row = row
         self._served = Served(row)
         self._random = random.Random(0)
         self._fills: list[deque[do.Fill]] = [deque() for _ in range(row.workers)]
         self._busy: list[tuple[float, int]] = []
-        """A heap of (time, worker): when each busy worker will have filled its first turn."""
+        """When each worker that has something to do is done with the first of it, soonest first."""
         self._now = 0.0
         self._careful: set[int] = set()
-        self._slabs: dict[int, list[int]] = {number: [0, 0] for number in self._served.readers}
-        """How many slabs and Ends each consumer has received."""
+        self._slabs: dict[int, list[int]] = {number: [0, 0] for number in self._served.coordinator.consumers}
+        """How many slabs and Ends came to each consumer."""
 
     def run(self, batches: int) -> None:
-        """Continue until `batches` were sent in all."""
-        self._answer()
+        """Go on until so many batches were sent in all."""
+        self._carry_out(self._served.first)
         while self.batches < batches:
             self._now, worker = heapq.heappop(self._busy)
             if self._fills[worker]:
@@ -199,14 +192,14 @@ class World:
                 self._start(worker)
 
     def happen(self) -> None:
-        """Cause the row's event."""
+        """Let come what the row says."""
         last = self._row.workers - 1
         if self._row.event == "leaves":
-            self._tell(Coordinator.retire_worker, last)
+            self._tell(on.RetireWorker(last))
         elif self._row.event == "dies":
             self._fills[last].clear()
-            self._tell(Coordinator.worker_died, last, "was killed by SIGKILL")
-            self._tell(Coordinator.worker_ready, last)
+            self._tell(on.WorkerDied(last, "was killed by SIGKILL"))
+            self._tell(on.Imported(last, (self._row.plan(),)))
 
     def _start(self, worker: int) -> None:
         took = self._fills[worker][0].batches * self._random.uniform(0.5, 1.5)
@@ -220,75 +213,75 @@ class World:
         each = 1 if fill.run in self._careful else max(1, count)
         for first in range(0, max(1, count), each):
             batches = min(each, count - first)
-            part = Part(first, batches, batches * BATCH_ROWS, (), RECORD) if batches > 0 else None
             last = first + each >= count
-            said = {"last": last, "ended": last and ended, "leftover": ROWS_LEFT if last and ended else 0}
-            border = row.event == "dies"
-            self._tell(Coordinator.made, fill.ticket, fill.run, part, record=RECORD, border=border, **said)
+            made = m.Made(
+                fill.run,
+                fill.ticket,
+                first=first,
+                batches=max(0, batches),
+                rows=max(0, batches) * BATCH_ROWS,
+                last=last,
+                ended=last and ended,
+                leftover=ROWS_LEFT if last and ended else 0,
+                record=RECORD,
+                border=row.event == "dies",
+            )
+            self._tell(made)
 
-    def _tell(self, call: Callable[..., object], *values: object, **named: object) -> None:
-        self._call(call, *values, **named)
-        self._answer()
+    def _tell(self, event: on.Event) -> None:
+        self._carry_out(self._handle(event))
 
-    def _call(self, call: Callable[..., object], *values: object, **named: object) -> None:
-        event = call, values, named
+    def _handle(self, event: on.Event) -> list[do.Command]:
         self.events.append(event)
-        bound(self._served, event)()
+        return self._served.handle(event)
 
-    def _answer(self) -> None:
-        coordinator = self._served.coordinator
-        while commands := coordinator.take():
-            for command in commands:
-                match command:
-                    case do.FindSlot():
-                        self._call(Coordinator.slot_found, command.ticket)
-                    case do.StartRun(run=run, careful=True):
-                        self._careful.add(run)
-                    case do.Fill():
-                        self._fills[command.worker].append(command)
-                        if len(self._fills[command.worker]) == 1:
-                            self._start(command.worker)
-                    case do.DropRun(worker=worker, run=run):
-                        dropped = [fill for fill in self._fills[worker] if fill.run == run]
-                        for fill in dropped:
-                            self._fills[worker].remove(fill)
-                            self._call(Coordinator.made, fill.ticket, run, None, last=True)
-                    case do.WriteRows():
-                        self._call(Coordinator.rows_written, command.ticket, command.run)
-                    case do.SendSlab():
-                        self.batches += command.batches
-                        came = self._slabs[command.consumer]
-                        came[0] += 1
-                        self._call(acknowledge, command.consumer, came[0], (command.seq,), came[1])
-                    case do.Tell(message=m.End() as end):
-                        came = self._slabs[command.consumer]
-                        came[1] += 1
-                        self._call(acknowledge, command.consumer, came[0], (), came[1])
-                        self._call(begin, command.consumer, end.epoch + 1)
-
-
-def bound(served: Served, event: tuple[Any, ...]) -> partial[object]:
-    call, values, named = event
-    target = served if call in (acknowledge, begin) else served.coordinator
-    return partial(call, target, *values, **named)
+    def _carry_out(self, first: list[do.Command]) -> None:
+        commands = deque(first)
+        while commands:
+            match commands.popleft():
+                case do.FindSlot() as command:
+                    commands += self._handle(on.SlotFound(command.ticket))
+                case do.StartRun(run=run, careful=True):
+                    self._careful.add(run)
+                case do.Fill() as command:
+                    self._fills[command.worker].append(command)
+                    if len(self._fills[command.worker]) == 1:
+                        self._start(command.worker)
+                case do.DropRun(worker=worker, run=run):
+                    dropped = [fill for fill in self._fills[worker] if fill.run == run]
+                    for fill in dropped:
+                        self._fills[worker].remove(fill)
+                        commands += self._handle(m.Made(run, fill.ticket, first=0, batches=0, rows=0, last=True))
+                case do.WriteRows() as command:
+                    commands += self._handle(m.RowsWritten(command.run, command.ticket))
+                case do.SendSlab() as command:
+                    self.batches += command.batches
+                    came = self._slabs[command.consumer]
+                    came[0] += 1
+                    commands += self._handle(on.Acknowledge(command.consumer, came[0], (command.seq,), came[1]))
+                case do.Tell(consumer=consumer, message=m.End() as end):
+                    came = self._slabs[consumer]
+                    came[1] += 1
+                    commands += self._handle(on.Acknowledge(consumer, came[0], (), came[1]))
+                    commands += self._handle(on.Begin(consumer, end.epoch + 1))
 
 
 def nothing(*_: object, **__: object) -> None:
-    """Called instead of the coordinator when only the loop is measured."""
+    """What the loop calls when only the loop is measured."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The coordinator's events in a row. The first `warm` of them are not timed."""
+    """What the coordinator is told in a row: `events`, of which the first `warm` are not timed."""
 
     row: Row
-    events: list[tuple[Any, ...]]
+    events: list[on.Event]
     warm: int
     batches: int
 
 
 def history(row: Row, batches: int) -> History:
-    """Record the events while about `batches` slabs are sent, or a whole epoch if lanes end."""
+    """What the coordinator is told while about so many slabs are sent, or a whole epoch where lanes end."""
     world = World(row)
     if row.length == ENDLESS:
         lanes = row.workers if row.indexable else min(row.lanes, row.splits)
@@ -302,37 +295,32 @@ def history(row: Row, batches: int) -> History:
 
 
 def replay(told: History) -> tuple[float, float]:
-    """Seconds per batch of the coordinator including the loop, and of the loop alone."""
+    """Seconds per batch of the coordinator, with the loop, and of the loop alone."""
     served = Served(told.row)
-    take = served.coordinator.take
-    take()
+    handle = served.coordinator.handle
     for event in told.events[: told.warm]:
-        bound(served, event)()
-        take()
-    calls = [bound(served, event) for event in told.events[told.warm :]]
-    idle = [partial(nothing, *call.args, **call.keywords) for call in calls]
-    before = sum(reader.batches for reader in served.readers.values())
+        handle(event, 0.0)
+    timed = told.events[told.warm :]
+    before = sum(consumer.batches for consumer in served.coordinator.consumers.values())
     gc.collect()
-    gc.freeze()  # objects of the measurement are not the coordinator's work
+    gc.freeze()  # what is kept for the measurement is no work of the coordinator's
     began = time.process_time()
-    for call in calls:
-        call()
-        take()
+    for event in timed:
+        handle(event, 0.0)
     took = time.process_time() - began
     began = time.process_time()
-    for call in idle:
-        call()
-        nothing()
+    for event in timed:
+        nothing(event, 0.0)
     loop = time.process_time() - began
     gc.unfreeze()
-    sent = sum(reader.batches for reader in served.readers.values()) - before
+    sent = sum(consumer.batches for consumer in served.coordinator.consumers.values()) - before
     if told.row.length == ENDLESS and sent != told.batches:  # else readers count from the start of their epoch
-        raise AssertionError(f"{told.row.label}: {sent} batches were sent, but {told.batches} in the recording")
+        raise AssertionError(f"{told.row.label}: {sent} batches were sent, and {told.batches} when it was recorded")
     return took / told.batches, loop / told.batches
 
 
 def opening(lanes: int, shuffle: int) -> dict[str, float]:
-    """Seconds to open a stream and an epoch with a million splits."""
+    """Seconds that a stream and an epoch with a million splits take to begin."""
     row = Row("", lanes=lanes, splits=SPLITS)
     plan = msgspec.structs.replace(row.plan(), shuffle=shuffle)
     splits = [f"/data/train/part-{number:07}.tfrecord" for number in range(SPLITS)]
@@ -340,13 +328,12 @@ def opening(lanes: int, shuffle: int) -> dict[str, float]:
     fd, nbytes, digest = write_list(splits)
     wrote = time.process_time() - began
     coordinator = Coordinator(workers=row.workers, memory=PLENTY)
-    coordinator.plans([plan], 0)
-    coordinator.splits_listed(0, SplitsInfo(1, SPLITS, digest), Leaf("float32", (16,)), 64)
+    coordinator.handle(on.Imported(0, (plan,)), 0.0)
+    coordinator.handle(on.SplitsListed(0, SplitsInfo(1, SPLITS, digest), Leaf("float32", (16,)), 64), 0.0)
     began = time.process_time()
-    coordinator.open("train", Ask(credit=8, credit_bytes=PLENTY, quota=8))
-    wish = next(command for command in coordinator.take() if isinstance(command, do.FindSlot))
-    coordinator.slot_found(wish.ticket)
-    coordinator.take()
+    commands = coordinator.handle(on.Open(1, "train", Ask(credit=8, credit_bytes=PLENTY, quota=8)), 0.0)
+    wish = next(command for command in commands if isinstance(command, do.FindSlot))
+    coordinator.handle(on.SlotFound(wish.ticket), 0.0)
     opened = time.process_time() - began
     began = time.process_time()
     read = SplitList(fd, nbytes)
@@ -357,7 +344,7 @@ def opening(lanes: int, shuffle: int) -> dict[str, float]:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """The rows, the first of them the head, as a table in Markdown."""
+    """The rows, of which the first is the head, as a table in Markdown."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [[cell.ljust(widths[0]) if not n else cell.rjust(widths[n]) for n, cell in enumerate(row)] for row in rows]
     lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
@@ -365,7 +352,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def tables(report: dict[str, Any]) -> str:
-    """The results, in Markdown."""
+    """What was measured, in Markdown."""
     cells: list[tuple[str, ...]] = [("", "us a batch", "of the first", "the loop, us", "batches/s")]
     for one in report["rows"]:
         cost, ratio, loop = (Spread(**one[key]) for key in ("us_per_batch", "of_the_first", "loop_us"))
@@ -382,11 +369,11 @@ def tables(report: dict[str, Any]) -> str:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="rows with one of these words (comma-separated), and the first row")
-    parser.add_argument("--slabs", type=int, help="slabs to send in a row (10000, or 3000 with --quick)")
+    parser.add_argument("--only", default="", help="rows with one of these words, comma between them; and the first")
+    parser.add_argument("--slabs", type=int, help="to be sent in a row (10000, or 3000 with --quick)")
     parser.add_argument("--repeats", type=int, help="rounds that count (5, or 3 with --quick)")
     parser.add_argument("--quick", action="store_true", help="fewer slabs, fewer repeats")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     chosen = parser.parse_args()
     chosen.slabs = chosen.slabs or (3000 if chosen.quick else 10_000)
     chosen.repeats = chosen.repeats or (3 if chosen.quick else 5)

@@ -1,9 +1,9 @@
-"""The whole of it on one machine: write data, serve it, train on it in another process, stop.
+"""A complete example on one machine: write data, serve it, train on it in another process, stop.
 
     python demo.py
 
-Exits 0 only if the daemon stopped cleanly and the test accuracy is above 0.97. Leaves nothing
-behind, whether it ends well, fails or is interrupted.
+Exits with 0 only if the daemon stopped cleanly and the test accuracy is above 0.97. Leaves nothing behind, even if it
+fails or is interrupted.
 """
 
 import os
@@ -21,14 +21,14 @@ HERE = Path(__file__).resolve().parent
 
 @contextmanager
 def daemon(data):
-    """Serves the two feeds from two workers and gives the daemon's URL, without a feed's name."""
+    """Serve the two feeds with two workers, and yield the daemon's URL, without a feed's name."""
     command = [sys.executable, "-m", "penstock_server", "serve"]
     command += [f"{HERE}/digits.py:train", f"{HERE}/digits.py:val"]
-    command += ["--workers", "2", "--bind", "tcp://127.0.0.1:0"]  # port 0: any that is free
+    command += ["--workers", "2", "--bind", "tcp://127.0.0.1:0"]  # port 0: any free one
     process = subprocess.Popen(command, env={**os.environ, "DIGITS_DIR": str(data)}, stdout=subprocess.PIPE, text=True)
     try:
         ready = [process.stdout.readline().split() for _ in ("train", "val")]
-        if not all(ready):  # the end of its output: it is gone, and has said why on stderr
+        if not all(ready):  # end of its output: it exited, and said why on stderr
             raise SystemExit("the daemon did not start")
         print("serving", *(url for _, url in ready))
         yield ready[0][1].rsplit("/", 1)[0]

@@ -1,8 +1,8 @@
-"""What a user writes: a work list, a generator, and the feeds made of them.
+"""The code that a user writes: lists of splits, generators, and the feeds made of them.
 
     DIGITS_DIR=/tmp/digits penstock serve digits.py:train digits.py:val --workers 2
 
-The generators run in Penstock's worker processes; neither they nor this module import TensorFlow.
+The generators run in Penstock's worker processes. Neither they nor this module import TensorFlow.
 """
 
 import os
@@ -18,7 +18,7 @@ DIGITS = Path(os.environ["DIGITS_DIR"])  # where prepare.py wrote its files
 
 
 def files(kind):
-    """The work list: paths of the "train" or the "test" files. Each file is one split."""
+    """The splits: paths of the "train" or the "test" files, one split each."""
     found = sorted(DIGITS.glob(f"{kind}-*.h5"))
     if not found:
         raise FileNotFoundError(f"no {kind}-*.h5 in {DIGITS}; write them with: prepare.py {DIGITS}")
@@ -26,7 +26,7 @@ def files(kind):
 
 
 def count(kind):
-    """How many samples an epoch has. With it, Keras knows the number of steps from the start."""
+    """The samples of an epoch. With this number, Keras knows the number of steps from the start."""
     total = 0
     for path in files(kind):
         with h5py.File(path) as file:
@@ -35,17 +35,17 @@ def count(kind):
 
 
 def upright(path):
-    """Yields one file's digits as they are: image float32 (8, 8, 1) from 0 to 1, label int64."""
+    """Yield one file's digits unchanged: image float32 (8, 8, 1) from 0 to 1, label int64."""
     with h5py.File(path) as file:
         images, labels = file["images"][:], file["labels"][:]
     yield from zip(images.astype(np.float32)[..., np.newaxis] / 16, labels, strict=True)
 
 
 def scenes(path, rng):
-    """Yields one file's digits, each turned by up to 15 degrees.
+    """Yield one file's digits, each rotated by up to 15 degrees.
 
-    `rng` comes from Penstock. Its seed is made from the feed's seed, the epoch and the split, so
-    every epoch turns the digits anew, and a second run, with any number of workers, sees the same.
+    Penstock passes `rng`, seeded from the feed's seed, the epoch and the split. So each epoch rotates the digits
+    differently, and a second run, with any number of workers, yields the same.
     """
     for image, label in upright(path):
         yield rotate(image, rng.uniform(-15, 15), reshape=False, order=1), label
@@ -57,7 +57,7 @@ train = Feed(
     samples=count("train"),
     batch_size=32,
     shuffle=1024,
-    lanes=4,  # 4 lanes of 4 files each, and so a batch mixes 4 files; 16 lanes would have one each
+    lanes=4,  # 4 lanes of 4 files each, so that a batch mixes 4 files; 16 lanes would have one file each
     seed=7,
 )
 val = Feed(upright, splits=files("test"), samples=count("test"), batch_size=32)

@@ -1,4 +1,4 @@
-"""Writes scikit-learn's handwritten digits as HDF5 files: 1,437 to train with and 360 to test with.
+"""Write scikit-learn's handwritten digits as HDF5 files: 1,437 for training and 360 for testing.
 
 python prepare.py /tmp/digits
 """
@@ -15,7 +15,7 @@ TRAIN_FILES, TEST_FILES = 16, 4
 
 
 def prepare(directory):
-    """Writes train-00.h5, test-00.h5 and so on: `images` uint8 (n, 8, 8) and `labels` int64 (n)."""
+    """Write train-00.h5, test-00.h5 and so on: `images` uint8 (n, 8, 8) and `labels` int64 (n)."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     directory.mkdir(parents=True, exist_ok=True)

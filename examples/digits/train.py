@@ -1,8 +1,8 @@
-"""Trains a small network on the digits that a Penstock daemon serves.
+"""Train a small network on the digits that a Penstock daemon serves.
 
     python train.py tcp://127.0.0.1:5555
 
-Exits 0 if more than 97 % of the test digits are named rightly, otherwise 1.
+Exits with 0 if more than 97 % of the test digits are classified correctly, otherwise with 1.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import penstock
 
 
 def network():
-    """A convolutional network of some 190,000 weights: images (n, 8, 8, 1) to logits (n, 10)."""
+    """A convolutional network with some 190,000 weights: images (n, 8, 8, 1) to logits (n, 10)."""
     model = keras.Sequential([keras.Input((8, 8, 1))])
     for filters in (32, 64, 64):
         model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
@@ -37,17 +37,17 @@ def network():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("url", help="where the daemon listens, without a feed's name")
+    parser.add_argument("url", help="URL of the daemon, without a feed's name")
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0, help="of the network's first weights")
+    parser.add_argument("--seed", type=int, default=0, help="for the initial weights of the network")
     options = parser.parse_args()
 
     keras.utils.set_random_seed(options.seed)
     model = network()
-    # The learning rate falls to nothing, so that the last epochs agree with each other.
+    # The learning rate falls to zero, so that the last epochs agree with each other.
     rate = keras.callbacks.LearningRateScheduler(lambda epoch: 2e-3 * (1 - epoch / options.epochs))
 
-    # All that training needs is a dataset. A connection is for those who also want its figures.
+    # A dataset is all that training needs. The connection is only for the statistics.
     val = penstock.dataset(f"{options.url}/val")
     with penstock.connect(f"{options.url}/train") as train:
         start = time.perf_counter()
@@ -56,7 +56,7 @@ def main():
             epochs=options.epochs,
             validation_data=val,
             callbacks=[rate],
-            shuffle=False,  # the feed does that; Keras would warn that it cannot
+            shuffle=False,  # the feed shuffles; Keras would warn that it cannot
         )
         seconds = time.perf_counter() - start
         stats = train.stats()
