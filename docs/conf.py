@@ -15,7 +15,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 
-# There is no intersphinx, so names from elsewhere lead nowhere. Our own must.
+# There is no intersphinx, so names of other projects do not resolve. Our own must.
 _elsewhere = (
     "asyncio|click|collections|contextlib|h5py|keras|logging|msgspec|np|numpy|os|pathlib|socket|tensorflow"
     "|tf|types|typing|typing_extensions|zmq"
