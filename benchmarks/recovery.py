@@ -81,8 +81,8 @@ class Case:
 
 CASES = {
     "worker": [
-        Case("nothing (what the figures are worth)", "nothing"),
-        Case("a worker, the other goes on", "worker"),
+        Case("nothing (the noise of the figures)", "nothing"),
+        Case("one of two workers", "worker"),
         Case("the same, over TCP", "worker", transport="tcp"),
         Case("the only worker", "worker", workers=1),
         Case("the only worker, imports of 1 s", "worker", workers=1, import_seconds=1.0),
@@ -93,10 +93,10 @@ CASES = {
         Case("the daemon, imports of 1 s", "daemon", transport="tcp", import_seconds=1.0, watch_seconds=6),
     ],
     "link": [
-        Case("the link, cut and back at once", "cut", transport="tcp"),
+        Case("the link, broken and restored at once", "cut", transport="tcp"),
         Case("the same, 4 lanes", "cut", transport="tcp", lanes=4),
         Case("the link, refused for 1 s", "cut", transport="tcp", refusing=1.0, watch_seconds=5),
-        Case("the link, silent and never broken", "freeze", transport="tcp", watch_seconds=35, repeats=2),
+        Case("the link, silent but unbroken", "freeze", transport="tcp", watch_seconds=35, repeats=2),
     ],
     "replay": [
         *(
