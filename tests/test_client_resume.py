@@ -154,7 +154,9 @@ def test_a_connection_that_nobody_reads_outlives_restarts_that_are_far_apart() -
             running.close()
             daemon = running.enter_context(FakeDaemon(info, epoch, port=port))
             daemon.wait_for(lambda n=restarts: connection.stats()["reconnects"] == n)
-            connection._handle.session._redial._made -= 100  # a loss that lasts for longer than `reconnect` is given up
+            connection._handle.receiver._reconnector._connected -= (
+                100  # a loss that lasts for longer than `reconnect` is given up
+            )
         assert seen(connection.batches()) == list(range(TOTAL))
         connection.close()
 

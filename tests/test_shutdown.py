@@ -20,7 +20,7 @@ from conftest import Daemon, Serve, StartTrainer
 from trainers import Trainer
 
 import penstock
-from penstock import session
+from penstock import _receiver
 from penstock_server import cli, control
 
 FEED = """
