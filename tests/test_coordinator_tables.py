@@ -1,0 +1,389 @@
+"""The coordinator's door, row by row of its tables: given this state, `handle(event)` gives these commands.
+
+Long histories are the simulation's (test_coordinator.py). Here each test is one short one. The last test holds that all
+rows of all tables were walked by those before it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from penstock_proto import GeneratorError, Leaf, ProtocolError, WorkerDied
+from penstock_proto import messages as m
+from penstock_proto.layout import TAIL_LANE
+from penstock_server.coordinator import Coordinator, transitions
+from penstock_server.coordinator import commands as do
+from penstock_server.coordinator import consumer as consumers
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator import lane as lanes
+from penstock_server.coordinator import turn as turns
+from penstock_server.coordinator.ask import Ask
+from penstock_server.coordinator.consumer import CONSUMER_STATES, ConsumerState
+from penstock_server.coordinator.feeds import SplitsInfo
+from penstock_server.coordinator.lane import LANE_STATES, Lane, LaneState
+from penstock_server.coordinator.transitions import ImpossibleTransition, Table, check
+from penstock_server.coordinator.turn import TURN_STATES, Turn, TurnState
+
+TABLES: tuple[Table[Any], ...] = (TURN_STATES, LANE_STATES, CONSUMER_STATES)
+ROWS = {(before, after) for table in TABLES for before, row in table.items() for after in row}
+walked: set[tuple[Enum, Enum]] = set()
+
+PLAN = m.FeedPlan(
+    name="train",
+    spec=None,
+    batch_size=4,
+    turn=1,
+    lanes=1,
+    order="exact",
+    shuffle=0,
+    interleave=1,
+    seed=0,
+    epochs=None,
+    samples=None,
+    length=None,
+    drop_remainder=False,
+    segment=None,
+    static_splits=True,
+    on_error="raise",
+    attempts=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def _watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note the rows that are walked."""
+
+    def noted(table: Table[Any], before: Enum, after: Enum) -> None:
+        check(table, before, after)
+        walked.add((before, after))
+
+    for module in (turns, lanes, consumers):
+        monkeypatch.setattr(module, "check", noted)
+
+
+class Machine:
+    """A coordinator whose feed can be read, and the consumer 1, which has opened a stream of it.
+
+    Attributes:
+        opened: what opening the stream gave.
+    """
+
+    def __init__(self, workers: int = 2, credit: int = 1, **options: Any) -> None:
+        self.now = 0.0
+        self.coordinator = Coordinator(workers=workers, memory=1 << 30)
+        plan = m.FeedPlan(**{**{name: getattr(PLAN, name) for name in PLAN.__struct_fields__}, **options})
+        spec = Leaf("int64", ()) if plan.batch_size else Leaf("int64", (None,))
+        self.plan = plan
+        for worker in range(workers):
+            self.tell(on.Imported(worker, (plan,)))
+        count = 0 if plan.length is not None else max(4, plan.lanes)
+        self.tell(on.SplitsListed(0, SplitsInfo(1, count, bytes(32)), spec, 8))
+        self.opened = self.tell(on.Open(1, "train", Ask(credit, 1 << 40, 2)))
+
+    def tell(self, event: on.Event) -> list[do.Command]:
+        commands = self.coordinator.handle(event, self.now)
+        assert self.coordinator.check() == []
+        return commands
+
+    def begin(self) -> None:
+        assert isinstance(self.tell(on.Begin(1, 0))[0], do.Tell)  # Begun
+
+    def made(self, fill: do.Fill, batches: int = 1, **fields: Any) -> list[do.Command]:
+        """The worker has made a part of the turn, the last one unless `fields` say otherwise."""
+        said = {"first": 0, "batches": batches, "rows": 4 * batches, "last": True, **fields}
+        return self.tell(m.Made(fill.run, fill.ticket, **said))
+
+    @property
+    def tickets(self) -> list[int]:
+        return [command.ticket for command in self.opened if isinstance(command, do.FindSlot)]
+
+    @property
+    def epoch(self) -> Any:
+        return self.coordinator.streams[1].epochs[0]
+
+    def turn(self, at: int = 0) -> Turn:
+        """A turn of the epoch, by its place in the stream."""
+        found: Turn = list(self.epoch.order.window)[at]
+        return found
+
+    @property
+    def lane(self) -> Lane:
+        found: Lane = self.epoch.lanes[0]
+        return found
+
+
+def filling(machine: Machine, ticket: int) -> do.Fill:
+    """The ticket's slot is found, and a worker is told to fill it."""
+    (fill,) = [command for command in machine.tell(on.SlotFound(ticket)) if isinstance(command, do.Fill)]
+    return fill
+
+
+def kinds(commands: list[do.Command]) -> list[type]:
+    return [type(command) for command in commands]
+
+
+def test_opening_a_stream_asks_for_slots_and_keeps_one_for_the_head() -> None:
+    machine = Machine(workers=1)
+    opened, *slots = machine.opened
+    assert set(kinds(slots)) == {do.FindSlot}
+    assert len(slots) == machine.coordinator.streams[1].share.production - 1
+    assert isinstance(opened, do.Tell)
+    assert isinstance(opened.message, m.Opened)
+    assert machine.turn().state is TurnState.WAITING
+
+
+def test_a_slot_that_is_found_is_filled_by_the_lanes_run() -> None:
+    machine = Machine()
+    ticket = machine.tickets[0]
+    start, fill = machine.tell(on.SlotFound(ticket))
+    assert isinstance(start, do.StartRun)
+    assert (start.worker, start.feed, start.epoch, start.lane) == (0, "train", 0, 0)
+    assert fill == do.Fill(worker=0, run=start.run, ticket=ticket, index=0, batches=1, first=0)
+    assert (machine.turn().state, machine.lane.state) == (TurnState.FILLING, LaneState.RUNNING)
+
+
+def test_what_stands_next_is_sent_when_it_is_made_and_its_slot_is_freed_when_it_is_released() -> None:
+    machine = Machine()
+    machine.begin()
+    first = machine.turn()
+    fill = filling(machine, machine.tickets[0])
+    sent, *_ = machine.made(fill, record=b"r")
+    assert isinstance(sent, do.SendSlab)
+    assert (sent.consumer, sent.ticket, sent.seq, sent.lane, sent.index, sent.rows) == (1, fill.ticket, 0, 0, 0, 4)
+    assert first.state is TurnState.DONE
+    assert do.Free(fill.ticket) not in machine.tell(on.Acknowledge(1, 1, (), 0))
+    assert do.Free(fill.ticket) in machine.tell(on.Acknowledge(1, 1, (0,), 0))
+
+
+def test_what_is_made_ahead_waits_for_its_place() -> None:
+    machine = Machine(lanes=2)
+    machine.begin()
+    other = filling(machine, machine.tickets[1])
+    assert machine.made(other) == []
+    assert machine.turn(1).state is TurnState.COMPLETE
+
+
+def test_when_a_worker_dies_another_goes_on_from_the_last_record() -> None:
+    machine = Machine(turn=4)
+    fill = filling(machine, machine.tickets[0])
+    machine.made(fill, last=False, record=b"record")
+    start, again = machine.tell(on.WorkerDied(0, "was killed"))
+    assert isinstance(start, do.StartRun)
+    assert (start.worker, start.record) == (1, b"record")
+    assert again == do.Fill(worker=1, run=start.run, ticket=fill.ticket, index=1, batches=3, first=1)
+
+
+def test_a_batch_that_does_not_fit_gets_a_larger_slot() -> None:
+    machine = Machine(batch_size=None)
+    fill = filling(machine, machine.tickets[0])
+    assert machine.tell(m.NeedRoom(fill.run, fill.ticket, 100_000))[-1] == do.FindSlot(
+        fill.ticket, machine.coordinator.streams[1].production.slot_nbytes
+    )
+    assert machine.turn().state is TurnState.WAITING
+    (again,) = machine.tell(on.SlotFound(fill.ticket))
+    assert again == fill
+
+
+def test_an_epoch_that_is_left_frees_what_nobody_fills_and_waits_for_who_does() -> None:
+    machine = Machine()
+    machine.begin()
+    fill = filling(machine, machine.tickets[0])
+    waiting, abandoned = machine.tickets[1], machine.turn()
+    commands = machine.tell(on.Leave(1, 0, 0))
+    assert do.DropRun(0, fill.run) in commands
+    assert do.Free(waiting) in commands
+    assert do.Free(fill.ticket) not in commands
+    assert abandoned.state is TurnState.ABANDONED
+    assert do.Free(fill.ticket) in machine.made(fill, batches=0)
+    assert abandoned.state is TurnState.DONE
+
+
+def test_a_failed_run_is_tried_again_after_a_pause_if_the_feed_says_so() -> None:
+    machine = Machine(on_error="retry")
+    fill = filling(machine, machine.tickets[0])
+    assert machine.tell(on.RunFailed(fill.run, GeneratorError("away"))) == [do.DropRun(0, fill.run)]
+    assert (machine.turn().state, machine.lane.state) == (TurnState.IDLE, LaneState.PAUSED)
+    assert machine.coordinator.next_tick is not None
+    assert machine.tell(on.Tick()) == []
+    machine.now = machine.coordinator.next_tick
+    assert kinds(machine.tell(on.Tick())) == [do.StartRun, do.Fill]
+
+
+def test_a_turn_that_waits_for_the_next_try_is_freed_with_its_epoch() -> None:
+    machine = Machine(on_error="retry")
+    machine.begin()
+    fill = filling(machine, machine.tickets[0])
+    machine.tell(on.RunFailed(fill.run, GeneratorError("away")))
+    assert do.Free(fill.ticket) in machine.tell(on.Leave(1, 0, 0))
+
+
+def test_a_failed_run_fails_the_stream_when_its_turn_is_next() -> None:
+    machine = Machine()
+    fill = filling(machine, machine.tickets[0])
+    machine.tell(on.RunFailed(fill.run, GeneratorError("wrong")))
+    assert (machine.turn(0).state, machine.turn(1).state) == (TurnState.COMPLETE, TurnState.COMPLETE)
+    assert machine.lane.state is LaneState.FAILED
+    said = [command.message for command in machine.tell(on.Begin(1, 0)) if isinstance(command, do.Tell)]
+    assert [type(message) for message in said] == [m.Begun, m.Failed]
+
+
+def test_a_visit_to_a_lane_that_has_ended_finds_nothing() -> None:
+    machine = Machine()
+    first = filling(machine, machine.tickets[0])
+    machine.made(first, batches=0, ended=True, leftover=3)
+    assert machine.tell(on.SlotFound(machine.tickets[1])) == []
+    assert machine.turn(1).state is TurnState.COMPLETE
+    assert machine.turn(1).ended
+
+
+def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None:
+    machine = Machine(lanes=2)
+    machine.begin()
+    fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
+    commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
+    commands += machine.made(fills[0], batches=0, ended=True, leftover=1)
+    commands += machine.made(fills[1], batches=0, ended=True, leftover=2)
+    for command in commands:  # visits made ahead find nothing, and then the merged batch has its place
+        if isinstance(command, do.FindSlot):
+            commands += machine.tell(on.SlotFound(command.ticket))
+    writes = [command for command in commands if isinstance(command, do.WriteRows)]
+    assert [(write.run, write.start, write.count, write.row, write.rows) for write in writes] == [
+        (fills[0].run, 0, 1, 0, 3),
+        (fills[1].run, 0, 2, 1, 3),
+    ]
+    merged = machine.turn()
+    assert merged.lane == TAIL_LANE
+    assert machine.tell(m.RowsWritten(writes[0].run, merged.slot.ticket)) == []
+    sent, *_ = machine.tell(m.RowsWritten(writes[1].run, merged.slot.ticket))
+    assert isinstance(sent, do.SendSlab)
+    assert (sent.lane, sent.rows) == (TAIL_LANE, 3)
+
+
+def test_a_lane_moves_at_a_border_once_its_run_has_answered() -> None:
+    machine = Machine(workers=1, turn=2)
+    fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
+    machine.made(fills[0], last=False, record=b"no border")
+    machine.tell(on.WorkerAdded(1))
+    machine.tell(on.Imported(1, (machine.plan,)))
+    assert machine.tell(on.RetireWorker(0)) == []
+    assert machine.made(fills[0], first=1, record=b"border", border=True) == [do.DropRun(0, fills[0].run)]
+    assert machine.lane.state is LaneState.RELEASING
+    commands = machine.made(fills[1], batches=0)
+    assert do.Retire(0) in commands
+    start = next(command for command in commands if isinstance(command, do.StartRun))
+    assert (start.worker, start.record) == (1, b"border")
+    assert machine.lane.state is LaneState.RUNNING
+
+
+def test_a_worker_that_is_to_leave_has_a_minute_and_is_killed_soon_after() -> None:
+    machine = Machine(turn=2)
+    machine.made(filling(machine, machine.tickets[0]), last=False, record=b"no border")
+    machine.tell(on.RetireWorker(0))
+    assert machine.coordinator.next_tick == 60.0
+    machine.now = 60.0
+    assert kinds(machine.tell(on.Tick())) == [do.DropRun]
+    assert machine.coordinator.next_tick == 70.0
+    machine.now = 70.0
+    assert machine.tell(on.Tick()) == [do.KillWorker(0)]
+
+
+def test_a_place_that_ends_workers_again_and_again_fails_the_stream() -> None:
+    machine = Machine(attempts=2)
+    machine.begin()
+    for _ in range(2):
+        fill = filling(machine, machine.tickets[0]) if machine.turn().state is TurnState.WAITING else None
+        assert machine.lane.run is not None
+        worker, run = machine.lane.run
+        commands = machine.tell(on.WorkerDied(worker, "was killed", (run, 0, "split 0")))
+        del fill
+    (failed,) = [command.message for command in commands if isinstance(command, do.Tell)]
+    assert isinstance(failed, m.Failed)
+    assert isinstance(failed.error.error(), WorkerDied)
+
+
+def test_of_an_indexable_feed_only_the_turn_fails_that_was_being_made() -> None:
+    machine = Machine(workers=1, length=64, static_splits=False)
+    first, second = (filling(machine, ticket) for ticket in machine.tickets[:2])
+    commands = machine.tell(on.RunFailed(first.run, GeneratorError("wrong")))
+    assert [command.ticket for command in commands if isinstance(command, do.Fill)] == [second.ticket]
+    assert machine.turn().error is not None
+
+
+def test_an_epoch_begins_and_ends_with_what_the_consumer_says() -> None:
+    machine = Machine()
+    consumer = machine.coordinator.consumers[1]
+    machine.begin()
+    assert consumer.state is ConsumerState.READING
+    (refused,) = machine.tell(on.Begin(1, 0))
+    assert isinstance(refused, do.Refuse)
+    assert isinstance(refused.error, ProtocolError)
+    machine.tell(on.Leave(1, 0, 0))
+    assert consumer.state is ConsumerState.IDLE
+    machine.tell(on.Close(1, 0))
+    assert consumer.state is ConsumerState.GONE
+
+
+def test_a_consumer_that_is_lost_gives_all_its_slots_back() -> None:
+    machine = Machine()
+    machine.begin()
+    fill = filling(machine, machine.tickets[0])
+    machine.made(fill)
+    commands = machine.tell(on.Lost(1, 0))
+    assert do.Free(fill.ticket) in commands
+    assert machine.coordinator.streams == {}
+    assert machine.coordinator.consumers == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "state"),
+    [
+        (["release"], ["start", "released"], LaneState.RUNNING),
+        (["release"], ["wait"], LaneState.PAUSED),
+        (["release"], ["fail"], LaneState.FAILED),
+        (["wait"], ["start", "waited"], LaneState.RUNNING),
+        (["release", "wait"], ["waited"], LaneState.RELEASING),
+        (["wait"], ["fail"], LaneState.FAILED),
+        (["fail"], ["failed"], LaneState.FREE),
+    ],
+)
+def test_a_lane_goes_through_rare_states(first: list[str], then: list[str], state: LaneState) -> None:
+    lane = Lane()
+    calls: dict[str, Any] = {"release": (0, 1), "start": (1, 2), "wait": 1, "fail": WorkerDied("again and again")}
+    for name in [*first, *then]:
+        getattr(lane, name)(*([calls[name]] if name in calls else []))
+    assert lane.state is state
+
+
+@pytest.mark.parametrize("table", TABLES, ids=["turn", "lane", "consumer"])
+def test_a_transition_that_is_in_no_table_raises(table: Table[Any]) -> None:
+    for before in table:
+        for after in table:
+            if after not in table[before]:
+                with pytest.raises(ImpossibleTransition, match=f"no way from {before.name} to {after.name}"):
+                    transitions.check(table, before, after)
+
+
+def test_all_rows_of_all_tables_are_walked_by_these_tests() -> None:
+    missing = ROWS - walked
+    assert not missing, sorted(f"{type(a).__name__}: {a.name} to {b.name}" for a, b in missing)
+
+
+def test_a_slot_has_one_owner_at_a_time_and_is_freed_by_the_last() -> None:
+    from penstock_server.coordinator.slots import Slots
+
+    done: list[do.Command] = []
+    slots = Slots(iter(range(7, 9)), done.append)
+    lease = slots.acquire(100)
+    slots.hold(lease)
+    slots.release(lease)
+    assert done == [do.FindSlot(7, 100)]
+    slots.enlarge(lease, 300)
+    assert slots.nbytes == 300
+    slots.release(lease)
+    assert done[1:] == [do.FindSlot(7, 300), do.Free(7)]
+    assert (slots.nbytes, len(slots)) == (0, 0)
+    with pytest.raises(AssertionError, match="the slot of ticket 7 was freed"):
+        slots.release(lease)
