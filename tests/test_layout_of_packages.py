@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,42 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_package_is_typed() -> None:
     for package in PACKAGES:
         assert (ROOT / package / "py.typed").exists()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not even for a type checker alone: what two files need of each other belongs to a third, or to one of them."""
+    modules = {}
+    for package in PACKAGES:
+        base = (ROOT / package).parent
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(base).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {name: set(_imported(name, path, modules)) - {name} for name, path in modules.items()}
+    while free := [name for name, imported in graph.items() if not imported & graph.keys()]:
+        for name in free:
+            del graph[name]
+    imported_too = set().union(*graph.values()) if graph else set()
+    assert not {name for name in graph if name in imported_too}
+
+
+def _imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules of ours that a module imports."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                if full in modules or base in modules:
+                    yield full if full in modules else base
+
+
+def test_the_states_in_the_docs_are_those_of_the_tables() -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import states
+    finally:
+        sys.path.pop(0)
+    text = states.PAGE.read_text()
+    assert states.page(text) == text, "run `python docs/states.py`"
