@@ -420,7 +420,7 @@ def test_peers_cannot_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
         spare.warning("another")
         assert len(caplog.messages) == rate_limited_log.MOST + 2
         spare.look_at_the_clock(100.0 + rate_limited_log.MINUTE)
-        assert caplog.messages[-1] == f"{999 - rate_limited_log.MOST} more lines of this kind were left out: %s comes"
+        assert caplog.messages[-1] == f"left out {999 - rate_limited_log.MOST} more lines of this kind: %s comes"
         spare.info("%s comes", "again")
         assert caplog.messages[-1] == "again comes"
 

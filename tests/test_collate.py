@@ -48,7 +48,7 @@ def test_rows_of_a_mapped_file_are_arrays_like_any_other(tmp_path: Path) -> None
     np.testing.assert_array_equal(x, mapped)
     with pytest.raises(BadSample, match="float32 array of shape \\(3,\\)"):
         collate(SPEC, (mapped[0, 0], 1))
-    with pytest.raises(BadSample, match=r"yield .astype\('int64'\) of it"):
+    with pytest.raises(BadSample, match=r"yield it with .astype\('int64'\)"):
         collate(SPEC, (IMAGE, mapped[0, 0, :1]))
 
 
@@ -106,16 +106,16 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("uint8", ()), 256, "sample is 256, but the feed's spec has uint8\\[\\] there: uint8 holds 0 to 255"),
         (Leaf("uint8", ()), -1, "holds 0 to 255"),
         (Leaf("int64", ()), 2**63, "int64 holds"),
-        (Leaf("int64", ()), 1.0, "yield every number of a leaf in one type"),
-        (Leaf("int64", ()), True, "in one type"),
-        (Leaf("bool", ()), 1, "in one type"),
-        (Leaf("float32", ()), True, "in one type"),
+        (Leaf("int64", ()), 1.0, "yield all numbers of a leaf with one type"),
+        (Leaf("int64", ()), True, "with one type"),
+        (Leaf("bool", ()), 1, "with one type"),
+        (Leaf("float32", ()), True, "with one type"),
         (Leaf("float16", ()), 1e6, "too large for float16"),
         (Leaf("float32", ()), -3.41e38, "too large for float32"),
         (Leaf("float32", (2,)), [1.0, 1e300], "too large for float32"),
-        (Leaf("float32", ()), 1j, "in one type"),
-        (Leaf("int64", ()), np.int32(1), "yield .astype\\('int64'\\) of it, or declare"),
-        (Leaf("float32", ()), np.float64(1), "yield .astype\\('float32'\\)"),
+        (Leaf("float32", ()), 1j, "with one type"),
+        (Leaf("int64", ()), np.int32(1), "yield it with .astype\\('int64'\\), or declare"),
+        (Leaf("float32", ()), np.float64(1), "yield it with .astype\\('float32'\\)"),
         (
             Leaf("float32", (2, 3)),
             IMAGE.astype(np.float64),
@@ -271,13 +271,13 @@ def test_ready_batches_vary_in_their_first_dimension() -> None:
     assert ready.fill(store, 0, 2, iter([{"x": IMAGE, "n": 1}, {"x": IMAGE[:1], "n": 2}])) == 2
     assert [leaf.shape for leaf in store[1]] == [(), (1, 3)]
     assert store[0][1] is IMAGE
-    with pytest.raises(BadSample, match=r"batch\['x'\] .* with None for every dimension that varies"):
+    with pytest.raises(BadSample, match=r"batch\['x'\] .* with None for each dimension that varies"):
         ready.fill(store, 0, 1, iter([{"x": IMAGE[:, :2], "n": 1}]))
 
 
 def test_the_leaves_of_a_ready_batch_have_one_length_unless_the_user_has_declared_them() -> None:
     uneven = {"x": IMAGE, "n": 3, "y": [1, 2, 3]}
-    says = r"batch\['x'\] has 2, batch\['y'\] has 3. Yield as many of each, or, .* declare them with Feed\(spec=...\)"
+    says = r"batch\['x'\] has 2, batch\['y'\] has 3. Yield the same number for each, or, .* declare them with Feed"
     with pytest.raises(SpecError, match=says):
         infer_spec(uneven, None)
     spec = infer_spec({"x": IMAGE, "n": 3, "y": [1, 2]}, None)

@@ -170,13 +170,13 @@ def test_while_the_disk_is_full_only_groups_wait_and_go_on_where_they_were(serve
         batches = victim.batches()
         next(batches)
         ballast = fill(disk)
-        wait(lambda: "group 'g' waits: the state file" in daemon.stderr())
+        wait(lambda: "group 'g' waits: cannot write the state file" in daemon.stderr())
         seen = 7 + sum(len(numbers) for _, numbers in batches)
         assert seen == 800
         before = sum(consumer.batches for consumer in consumers)
         time.sleep(2)  # they come back again and again, and are sent nothing
         assert sum(consumer.batches for consumer in consumers) <= before + 40
-        with pytest.raises(penstock.DaemonStopped, match=r"cannot be written.*free some space"):
+        with pytest.raises(penstock.DaemonStopped, match=r"cannot write the state file.*free some space"):
             penstock.connect(daemon.urls["feed"], group="another")
         ballast.unlink()
         assert len(list(victim.batches())) == 115
@@ -253,7 +253,7 @@ class TestFile:
             other.execute(forged)
         file = StateFile(path)
         try:
-            with pytest.raises(StartError, match=r"damaged.*Bring back a copy of it, or delete it"):
+            with pytest.raises(StartError, match=r"damaged.*Restore a copy of it, or delete it"):
                 file.load()
         finally:
             file.close()
@@ -265,7 +265,9 @@ class TestFile:
         (pages,) = file._do("PRAGMA page_count")[0]
         file._do(f"PRAGMA max_page_count = {pages}")
         large = tuple((lane, 4, bytes(30_000)) for lane in range(3))
-        with pytest.raises(DaemonStopped, match=r"cannot be written \(database or disk is full\).*free some space"):
+        with pytest.raises(
+            DaemonStopped, match=r"cannot write the state file .*\(database or disk is full\).*free some space"
+        ):
             file.keep(replace(keep, places=large))
         assert file.kept("train", "g") is None
         file.keep(keep)
@@ -325,7 +327,7 @@ class TestFile:
     def test_a_file_that_is_no_database_stays_as_it_is(self, tmp_path: Path) -> None:
         path = tmp_path / "notes"
         path.write_text("not to be lost\n" * 100)
-        with pytest.raises(StartError, match="this is no state file"):
+        with pytest.raises(StartError, match="this is not a state file"):
             StateFile(path)
         assert path.read_text() == "not to be lost\n" * 100
 
@@ -334,7 +336,7 @@ class TestFile:
         other = sqlite3.connect(path)
         other.execute("CREATE TABLE theirs (x)")
         other.close()
-        with pytest.raises(StartError, match="another program's database"):
+        with pytest.raises(StartError, match="belongs to another program"):
             StateFile(path)
 
     def test_a_file_of_another_version_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,4 +350,4 @@ class TestFile:
         command = [sys.executable, "-m", "penstock_server", "serve", "feeds.py:feed", "--state", "nowhere/state"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
         assert done.returncode == 1
-        assert "--state nowhere/state: the file cannot be opened and written" in done.stderr
+        assert "--state nowhere/state: cannot open and write the file" in done.stderr

@@ -114,14 +114,14 @@ none = Feed(none, batch_size=1)
 """
 
 BAD = {
-    "clock": r"split 0 gave another first sample \(sample\['t'\]\) when it was made a second time: it depends on",
-    "urandom": r"split 0 gave another first sample when it was made a second time: it depends on",
+    "clock": r"split 0 gave a different first sample \(sample\['t'\]\) when it was made again: it depends on",
+    "urandom": r"split 0 gave a different first sample when it was made again: it depends on",
     "at_import": r"split 0 gave .*: something differs from process to process",
     "pid": r"split 0 gave .*: something differs from process to process",
     "at_first_use": r"split 0 gave .*: something differs from process to process.*at first use",
     "counts": r"item 0 gave .*: the object keeps something from one item to the next",
     "random_items": r"item 0 gave .*: it depends on",
-    "constant": r"segments 0 and 1 are made of the same samples, .*`rng`",
+    "constant": r"segments 0 and 1 have the same samples, .*`rng`",
 }
 HONEST = "drawn drawn_globally honest opening coin numbered empty_at_first one_breaks none".split()
 PATIENT = {"coordinator.first_samples.MOST_SECONDS": 3600}  # or a busy machine leaves some out

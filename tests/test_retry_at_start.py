@@ -146,7 +146,7 @@ def test_a_daemon_that_waits_can_be_stopped(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("feed", "why"), [("raising", "the disk is away"), ("wrong", "splits= is a function that returns a list")]
+    ("feed", "why"), [("raising", "the disk is away"), ("wrong", "given as splits=, must return a list")]
 )
 def test_other_failures_still_end_the_start(serve: Serve, feed: str, why: str) -> None:
     daemon = serve(FEEDS, feed, ready=False)

@@ -378,7 +378,7 @@ def test_it_says_what_it_serves(worker: Start) -> None:
     [
         (["feeds.py:missing"], "no attribute 'missing'"),
         (["not_there:feed"], "no module 'not_there'"),
-        (["feed", "feed"], "two feeds have the name 'feed'"),
+        (["feed", "feed"], "two feeds are named 'feed'"),
     ],
     ids=["no attribute", "no module", "twice"],
 )
@@ -432,12 +432,16 @@ def test_the_list_is_sealed_and_read_by_other_workers(worker: Start) -> None:
 @pytest.mark.parametrize(
     ("feed", "kind", "message"),
     [
-        ("no_splits", "FeedError", "there are no splits to read: none returned none. Does a path or a pattern match"),
+        ("no_splits", "FeedError", "no splits to read: none returned none. Does a path or a pattern match"),
         ("no_list", "GeneratorError", "broken_list, which lists the splits, raised FileNotFoundError: no such folder"),
-        ("unpicklable", "FeedError", "split 0 of 1 cannot be pickled"),
+        ("unpicklable", "FeedError", "cannot pickle split 0 of 1"),
         ("yields_nothing", "FeedError", "all of its 2 splits were read, and none yielded a sample"),
-        ("forgets", "GeneratorError", "no_yield returned None, which is no iterator: did you forget to `yield`"),
-        ("lists", "GeneratorError", "returns_a_list returned [1, 2], which is no iterator: `yield` samples one by one"),
+        ("forgets", "GeneratorError", "no_yield must return an iterator, got None: did you forget to `yield`"),
+        (
+            "lists",
+            "GeneratorError",
+            "returns_a_list must return an iterator, got [1, 2]: `yield` the samples one by one",
+        ),
         ("no_items", "FeedError", "the indexable object has no items"),
         ("objects", "SpecError", "dtype object, which cannot be served"),
     ],
@@ -799,7 +803,7 @@ def test_the_rest_of_a_turn_is_made_where_it_belongs(worker: Start) -> None:
         second.memory[1][start:stop] = 0
     assert not second.memory[1].any()
     second.fill(index=3, batches=2, first=slot_layout.batches - 1)
-    assert "2 batches from place 255 on do not fit a slot" in second.failure().message
+    assert "2 batches from place 255 on do not fit into a slot" in second.failure().message
 
 
 def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> None:
@@ -1041,7 +1045,7 @@ def test_a_message_that_cannot_be_decoded_fails_the_run_that_it_is_about(worker:
     for data in (b"\xc1", b"\x80", codec.encode(m.ForgetSplits(-1)), codec.encode(m.Fill(-1, 1, 0, 1, 1, 1))):
         seqpacket.send(started.socket, data)
     assert serves(started)
-    assert "a message from the daemon is left out" in started.stderr.read_text()
+    assert "ignored a message from the daemon" in started.stderr.read_text()
 
 
 def test_records_that_cannot_be_fail_their_run(worker: Start) -> None:
@@ -1093,7 +1097,7 @@ def test_whatever_fails_in_a_run_fails_that_run(worker: Start) -> None:
     started.send(m.StartRun(3, "unknown", 0, 0, 1))
     failed = started.receive(m.RunFailed)
     assert failed.run == 3
-    assert "the worker failed in this stream: it raised KeyError" in failed.error.message
+    assert "the worker failed while it served this stream: it raised KeyError" in failed.error.message
     started.send(m.ListSplits(4, "unknown", 0))
     assert started.receive(m.RunFailed).run == 4
     assert serves(started)

@@ -1,16 +1,16 @@
-"""The status page: what a worker does now, in a page of shared memory that outlives it.
+"""The activity page: what a worker is doing, in a page of shared memory that outlives it.
 
-The worker writes it before it lets user code run on and after; the daemon's host reads it at any time, above all when
-the worker has died or stands still. So it costs about a microsecond, takes no lock and sends nothing. Beside that it
-adds up where the worker's time goes:
+The worker writes the page before and after each call of user code. The supervisor reads it at any time, above all when
+the worker has died or hangs. A write takes about a microsecond, no lock and no message. The page also adds up where the
+worker's time goes:
 
     0    int64 sequence (0: never written, odd: being written), run, number, samples, monotonic ns, state, text bytes
-    64   up to 256 bytes of UTF-8 text that shows the split
-    512  int64 monotonic ns when it was ready (0: not yet), ns idle, monotonic ns since when it is idle (0: it is not),
-         ns in user code, monotonic ns since when it is in user code (0: it is not)
-    552  int64 the run that it works on now, in user code or not, and 1 (0: none)
+    64   up to 256 bytes of UTF-8 text for the split
+    512  int64 monotonic ns when it became ready (0: not yet), ns idle, monotonic ns since when it is idle (0: it is
+         not), ns in user code, monotonic ns since when it is in user code (0: it is not)
+    552  int64 number of the run that it works on, in user code or not, plus 1 (0: none)
 
-This file knows neither runs nor messages, nor who made the page.
+This file knows no messages, and not who made the page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NBYTES = 4096
 """Bytes of a page."""
 
 LOOK_NS = 1_000_000
-"""So seldom is looked at what user code may have done to the worker, which costs some microseconds."""
+"""Least ns between two calls of `on_leave`, which take some microseconds."""
 
 MAX_TEXT = 256
 """Bytes of text in it; longer texts are cut."""
@@ -52,14 +52,20 @@ _TRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a worker does, or did last.
+    """What a worker is doing, or did last.
 
-    `run` is the daemon's number of the run; `number` the split's within its lane (for an indexable feed the batch's),
-    -1 where no lane is read: splits are listed, a first sample is looked at. `split` shows it. `samples`: read of it
-    so far, exact only where samples are counted (see ActivityPage). `since_seconds`: since anything here changed.
-    `in_user_code`: user code runs for this run now; otherwise it ran last, or is being imported (then `run` is -1, and
-    `importing`). `waits`: it has nothing to do. `cut_off`: user code, of this run if there is one, has closed its
-    connection. `works_on`: the run that it works on, in user code or not; -1 for none.
+    Attributes:
+        run: the daemon's number of the run for which user code runs, or ran last; -1 while modules are imported.
+        number: of the split within its lane (for an indexable feed, of the batch); -1 if no lane is read: splits are
+            listed, or a first sample is looked at.
+        split: a short text for the split.
+        samples: read of it so far; exact only if samples are counted (see ActivityPage).
+        since_seconds: since anything here changed.
+        in_user_code: whether user code runs for this run now.
+        importing: whether the user's modules are being imported.
+        waits: whether it has no work.
+        cut_off: whether user code, of this run if there is one, has closed the worker's connection.
+        works_on: the run that it works on, in user code or not; -1 for none.
     """
 
     run: int
@@ -76,10 +82,13 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where a worker's time has gone since it was ready, in seconds; what goes on now is counted in.
+    """Where a worker's time went since it was ready, including the present call.
 
-    `idle_seconds` it waited to be told what to do. `user_seconds` it was in user code, less what it is reckoned to have
-    spent there on checking and copying samples (of the call that runs now: with it). The rest it worked on its own.
+    Attributes:
+        seconds: in all.
+        idle_seconds: without work.
+        user_seconds: in user code, less the estimated time for checking and copying samples there (which the present
+            call still includes). The rest is the worker's own.
     """
 
     seconds: float
@@ -88,14 +97,14 @@ class Spent:
 
 
 class ActivityPage:
-    """The writer's side. One thread writes.
+    """The worker's side, which writes. Only one thread may write.
 
     Args:
-        page: NBYTES of writable memory; by default private, for a worker that nobody watches.
-        ticks: count every sample, so that "no sample for so long" can be told from "busy".
+        page: NBYTES of writable memory; by default private memory, for a worker that nobody watches.
+        ticks: count every sample, so that a hang can be told from slow work.
 
     Attributes:
-        on_leave: called when user code has returned, before the page says so; not more often than every `LOOK_NS`.
+        on_leave: called when user code has returned, before the page shows it; at most once in `LOOK_NS`.
     """
 
     def __init__(self, page: mmap.mmap | bytearray | None = None, *, ticks: bool = False) -> None:
@@ -112,22 +121,22 @@ class ActivityPage:
 
     @classmethod
     def inherited(cls, fd: int, *, ticks: bool = False) -> ActivityPage:
-        """Over the memfd `fd`, which is closed."""
+        """Make a page over the memfd `fd`, and close that."""
         try:
             return cls(mmap.mmap(fd, NBYTES), ticks=ticks)
         finally:
             os.close(fd)
 
     def importing(self, text: str) -> None:
-        """The user's modules are about to be imported."""
+        """Note that the user's modules are about to be imported."""
         self._write(-1, -1, text, 0, _IMPORTING)
 
     def enter(self, run: int, number: int, text: str, samples: int = 0) -> None:
-        """User code is about to run for this split, of which so many samples were read."""
+        """Note that user code is about to run for this split, of which `samples` samples were read."""
         self._write(run, number, text, samples, _IN_USER_CODE)
 
     def leave(self, copying: int = 0) -> None:
-        """User code has returned; so many ns of the time were not its own. What it was stays to be seen."""
+        """Note that user code has returned; `copying` ns were not its own. The page keeps showing what ran."""
         now = time.monotonic_ns()
         if now - self._looked > LOOK_NS:
             self._looked = now
@@ -138,28 +147,28 @@ class ActivityPage:
         _SUM_SINCE.pack_into(self._page, _USER, self._user_ns, 0)
 
     def cut_off(self) -> None:
-        """User code has closed the worker's connection; which it was stays to be seen."""
+        """Note that user code has closed the worker's connection. The page keeps showing what ran."""
         self._words[_STATE] = _CUT_OFF
 
     def detach(self) -> None:
-        """In a forked child: what it does is written nowhere."""
+        """In a forked process: write to private memory from now on."""
         self._looked = -LOOK_NS
         self._page = memoryview(bytearray(NBYTES))
         self._words = self._page[:_TEXT].cast("q")
 
     def ready(self) -> None:
-        """From now on its time is counted, from nothing."""
+        """Note that the worker is ready, and count its time from now on."""
         self._user_ns = self._idle_ns = 0
         _SPENT.pack_into(self._page, _READY, time.monotonic_ns(), 0, 0, 0, 0)
 
     def works_on(self, run: int) -> int:
-        """From now on it works on this run (-1: on none), in user code or not. Returns which that was before."""
+        """Note that the worker works on this run from now on (-1: on none). Returns the run before."""
         before, self._run = self._run, run
         _SEQUENCE.pack_into(self._page, _WORK, run + 1)
         return before
 
     def idle(self, wait: Callable[[], object]) -> None:
-        """There is nothing to do until `wait` returns."""
+        """Call `wait`, and count its time as idle."""
         began = time.monotonic_ns()
         _SUM_SINCE.pack_into(self._page, _WAITING, self._idle_ns, began)
         wait()
@@ -169,12 +178,12 @@ class ActivityPage:
         _SUM_SINCE.pack_into(self._page, _WAITING, self._idle_ns, 0)
 
     def tick(self) -> None:
-        """User code has made a sample."""
+        """Count a sample of user code."""
         self._words[_SAMPLES] += 1
         self._words[_CHANGED] = time.monotonic_ns()
 
     def counting(self, samples: Iterator[T]) -> Iterator[T]:
-        """`samples`, with a tick for each if ticks are asked for."""
+        """Return `samples`, with a tick for each if samples are to be counted."""
         return map(self._ticked, samples) if self._ticks else samples
 
     def _ticked(self, sample: Any) -> Any:
@@ -202,7 +211,7 @@ def _nothing() -> None:
 
 
 def read(page: Page) -> Activity | None:
-    """What a page says; None if nothing was written yet, or the writer died while it wrote."""
+    """Read a page; None if nothing was written yet, or the writer died in the middle of a write."""
     for _ in range(_TRIES):
         sequence, run, number, samples, changed, state, nbytes = _WORDS.unpack_from(page)
         text = bytes(page[_TEXT : _TEXT + max(0, min(nbytes, MAX_TEXT))])
@@ -231,7 +240,7 @@ def read(page: Page) -> Activity | None:
 
 
 def spent(page: Page) -> Spent | None:
-    """Where the writer's time has gone; None before it was ready."""
+    """Read where the worker's time went; None before it was ready."""
     ready, idle, waiting, user, entered = _SPENT.unpack_from(page, _READY)
     if not ready:
         return None
@@ -247,10 +256,10 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 def where(dump: bytes) -> str:
-    """Where a thread stands: "FILE:LINE in FUNCTION" of the innermost frame of user code.
+    """Return where a thread is: "FILE:LINE in FUNCTION" of the innermost frame of user code.
 
     Args:
-        dump: what faulthandler wrote of one thread; of several dumps the last counts.
+        dump: what faulthandler wrote for one thread; of several dumps the last one counts.
 
     Returns:
         The innermost frame if none is the user's; empty if there is no frame.

@@ -1,14 +1,14 @@
-"""A keyed permutation of range(n): position i of the shuffled order, for any i, at once.
+"""A keyed permutation of range(n) that gives any single position of the shuffled order directly.
 
-Up to 4096 positions the order is written out: the positions sorted by 64-bit random numbers. So every order is equally
-likely, as far as such numbers are random. Beyond that it is never written out. A Feistel network over Z_a x Z_a, with
-an even a of at least sqrt(n), permutes range(a * a); a value that falls outside range(n) is sent through again until it
-lands inside (cycle walking; seldom, since a * a is hardly more than n). Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", CT-RSA 2002. With an odd a every round would be an even permutation, and for n = a * a half of all
-orders could never come. The random numbers are those of splitmix64 (Steele, Lea and Flood, OOPSLA 2014). It is no
-cipher: it only has to look shuffled.
+Up to 4096 positions the order is materialized: the positions are sorted by 64-bit random numbers, so every order is
+equally likely, as far as these numbers are random. Longer orders never are. A Feistel network over Z_a x Z_a, with an
+even a of at least sqrt(n), permutes range(a * a); a value outside range(n) goes through the network again until it
+falls inside (cycle walking; this is rare, since a * a is hardly more than n). See Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains", CT-RSA 2002. With an odd a every round would be an even permutation, and for n = a * a half
+of all orders would be impossible. The random numbers are those of splitmix64 (Steele, Lea and Flood, OOPSLA 2014). This
+is not a cipher: the order only has to look shuffled.
 
-The order of a feed's stream depends on these values: no `numpy.random`, whose streams may change.
+The order of a feed's stream depends on these values. So `numpy.random`, whose streams may change, is not used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-_WRITTEN_OUT = 4096
-"""The longest order that is written out: it takes 0.1 ms and 32 KiB, and one position of a network takes 4 us."""
+_MATERIALIZED = 4096
+"""The longest order to materialize: it takes 0.1 ms and 32 KiB; one position of a network takes 4 us."""
 
 _ROUNDS = 12
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -32,7 +32,7 @@ _MASK = 2**64 - 1
 
 
 def make_key(*parts: int | str) -> int:
-    """A 64-bit key from whole numbers and words, such as `make_key(seed, epoch, "splits")`."""
+    """Return a 64-bit key for whole numbers and words, such as `make_key(seed, epoch, "splits")`."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -46,7 +46,7 @@ def permute(key: int, n: int, i: npt.NDArray[np.integer]) -> npt.NDArray[np.int6
 
 
 def permute(key: int, n: int, i: int | npt.NDArray[np.integer]) -> int | npt.NDArray[np.int64]:
-    """What stands at position `i` of the order of range(n) that belongs to `key`.
+    """Return the value at position `i` of the order of range(n) for `key`.
 
     Args:
         key: 64 bits, see `make_key`.
@@ -62,10 +62,10 @@ def permute(key: int, n: int, i: int | npt.NDArray[np.integer]) -> int | npt.NDA
     if isinstance(i, np.ndarray):
         if i.size and (int(i.min()) < 0 or int(i.max()) >= n):
             raise IndexError(f"a position outside range({n})")
-        return _order(key, n)[i] if n <= _WRITTEN_OUT else _walk_array(_round_keys(key), n, _side(n), i)
+        return _order(key, n)[i] if n <= _MATERIALIZED else _walk_array(_round_keys(key), n, _side(n), i)
     if not 0 <= i < n:
         raise IndexError(f"position {i} is outside range({n})")
-    if n <= _WRITTEN_OUT:
+    if n <= _MATERIALIZED:
         return int(_kept_order(key, n)[i])
     keys, side = _round_keys(key), _side(n)
     value = _pass(keys, side, i)
@@ -75,7 +75,7 @@ def permute(key: int, n: int, i: int | npt.NDArray[np.integer]) -> int | npt.NDA
 
 
 def _order(key: int, n: int) -> npt.NDArray[np.int64]:
-    """The whole order. Which way it is sorted does not matter: the n numbers are all different."""
+    """Return the whole order. The sort need not be stable: the n numbers are all different."""
     z = np.arange(1, n + 1, dtype=np.uint64)
     z *= np.uint64(_GOLDEN)
     z += np.uint64(key)
@@ -83,11 +83,11 @@ def _order(key: int, n: int) -> npt.NDArray[np.int64]:
 
 
 _kept_order = functools.lru_cache(maxsize=64)(_order)
-"""For single positions, of which many are asked."""
+"""For single positions, which are requested often."""
 
 
 def _side(n: int) -> int:
-    """The side of the network's square: even, and the square holds n."""
+    """Return the side of the network's square: even, with at least n values in the square."""
     side = math.isqrt(n - 1) + 1
     return side + side % 2
 
@@ -130,7 +130,7 @@ def _pass_array(keys: tuple[int, ...], side: int, value: npt.NDArray[np.uint64])
 
 
 def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`_mix` of each; overwrites `z`."""
+    """Apply `_mix` to each value of `z`, in place."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MULTIPLY_1)
     z ^= z >> np.uint64(27)

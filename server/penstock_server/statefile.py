@@ -1,8 +1,8 @@
-"""The state file of a daemon: where its groups stand, in SQLite, so that the next daemon goes on there.
+"""The state file of a daemon: the positions of its groups, in SQLite, so that the next daemon continues them.
 
-Each `Keep` is one transaction, written when `keep` returns: a daemon that is killed at any instant leaves what it had
-written by then. It survives the end of the process, not that of the machine, for which SQLite would have to wait for
-the disk each time; what a machine leaves that lost its power is whole, but may be a little old.
+Each `Keep` is one transaction, and written when `keep` returns. So a daemon that is killed at any instant loses nothing
+that it had written. After a power failure the file is consistent, but may be a little old: SQLite does not wait for the
+disk each time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .coordinator.group_log import SavedGroup
 APPLICATION = 0x50454E53
 """SQLite's application_id of our files."""
 SCHEMA = 2
-"""The version of the tables, and of the streams in them: with another order of samples a place is another one."""
+"""The version of the tables, and of the order of streams: a changed order changes what a position means."""
 PATIENCE = 5.0
-"""Seconds for which another daemon, which may be just ending, can have the file."""
+"""Seconds to wait while another daemon, which may be just stopping, has the file."""
 
 _TABLES = """
     CREATE TABLE groups (
@@ -49,13 +49,13 @@ _OF_EPOCH = ("places", "ended", "ahead")
 
 
 class StateFile:
-    """An open state file, which nobody else can open meanwhile.
+    """An open state file, which no other process can open meanwhile.
 
     Attributes:
-        to_forget: groups that are to be deleted and could not be so far.
+        to_forget: groups that must be deleted, but could not be so far.
 
     Raises:
-        StartError: it cannot be opened, is no state file, or another daemon has it.
+        StartError: it cannot be opened, is not a state file, or another daemon has it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -86,16 +86,16 @@ class StateFile:
             self._do(f"PRAGMA application_id = {APPLICATION}")
             self._do(f"PRAGMA user_version = {SCHEMA}")
         elif application != APPLICATION:
-            raise StartError(f"--state {self.path}: this is another program's database: give a path of its own")
+            raise StartError(f"--state {self.path}: this database belongs to another program: give another path")
         elif schema != SCHEMA:
             raise StartError(
                 f"--state {self.path}: the file has version {schema}, and this Penstock writes version {SCHEMA}: give "
-                "another path, with which groups begin anew, or the Penstock that wrote it"
+                "another path, and groups begin from the start, or use the Penstock that wrote it"
             )
         self._do("COMMIT")
 
     def load(self) -> dict[tuple[str, str], SavedGroup]:
-        """What is kept, by feed and group.
+        """Read what is kept, by feed and group.
 
         Raises:
             StartError: it is damaged.
@@ -109,7 +109,7 @@ class StateFile:
         return {(feed, name): self._read(feed, name, number) for (feed, name), number in self._groups.items()}
 
     def kept(self, feed: str, group: str) -> SavedGroup | None:
-        """What is kept of one group, or None.
+        """Read what is kept for one group, or None.
 
         Raises:
             StartError: it is damaged, or cannot be read.
@@ -118,7 +118,7 @@ class StateFile:
         return None if number is None or (feed, group) in self.to_forget else self._read(feed, group, number)
 
     def _read(self, feed: str, group: str, number: int) -> SavedGroup:
-        """All values are checked as strictly as those of a peer."""
+        """Read a group; all values are checked as strictly as those of a peer."""
         try:
             kept = self._kept(number)
             msgspec.convert(group, _GROUP)
@@ -154,9 +154,9 @@ class StateFile:
         if len(position.digest) not in (0, 32):
             raise ValueError(f"a SHA-256 of {len(position.digest)} bytes")
         if [count for *_, count in ended] != list(range(len(ended))):
-            raise ValueError("its lanes did not end one after another")
+            raise ValueError("its lanes ended in no order")
         if len(set(lanes)) < len(lanes) or max([*lanes, *(one.lane for one in had)], default=0) >= most:
-            raise ValueError(f"a lane is there twice, or is none of {most}")
+            raise ValueError(f"a lane occurs twice, or is not one of {most}")
         if any(one.batches > position.feed.turn for one in had):
             raise ValueError(f"more batches at once than the {position.feed.turn} of a turn")
         return SavedGroup(
@@ -167,15 +167,15 @@ class StateFile:
 
     def _damaged(self, what: str, error: Exception) -> StartError:
         return StartError(
-            f"--state {self.path}: what the file holds{what} is damaged ({error}). Bring back a copy of it, or delete "
+            f"--state {self.path}: the content of the file{what} is damaged ({error}). Restore a copy of it, or delete "
             "it with its -wal file: its groups then begin from the start"
         )
 
     def keep(self, keep: do.SaveGroup) -> None:
-        """Write what the command says.
+        """Carry out the command.
 
         Raises:
-            DaemonStopped: that failed, and nothing of it is written.
+            DaemonStopped: that failed, and nothing was written.
         """
         key = keep.feed.name, keep.group
         with self._transaction():
@@ -221,10 +221,10 @@ class StateFile:
         return number
 
     def forget(self, feed: str, group: str) -> None:
-        """Delete what is kept of a group.
+        """Delete a group.
 
         Raises:
-            DaemonStopped: that failed; until it is done the group is in `to_forget`.
+            DaemonStopped: that failed; until it succeeds the group is in `to_forget`.
         """
         key = feed, group
         if key in self._groups:
@@ -240,7 +240,7 @@ class StateFile:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of what is done within is written, or nothing."""
+        """Write all statements in this context, or none."""
         try:
             self._do("BEGIN")
             yield
@@ -248,13 +248,13 @@ class StateFile:
         except (sqlite3.Error, OverflowError) as error:
             with contextlib.suppress(sqlite3.Error):  # SQLite may have done so by itself
                 self._do("ROLLBACK")
-            raise DaemonStopped(  # so that consumers wait, and come back
-                f"the state file {self.path} cannot be written ({error}), and without it a group could be sent batches "
+            raise DaemonStopped(  # consumers wait, and come back
+                f"cannot write the state file {self.path} ({error}), and without it a group could receive batches "
                 "twice: free some space on its disk, or make the file writable"
             ) from None
 
     def close(self) -> None:
-        """Let others have the file."""
+        """Close the file, so that others can open it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -268,5 +268,5 @@ class StateFile:
         if "locked" in text:
             return "another daemon has this file: give each daemon its own"
         if "not a database" in text:
-            return "this is no state file: give a path of its own"
-        return f"the file cannot be opened and written ({text}): its folder must exist, and both must be writable"
+            return "this is not a state file: give another path"
+        return f"cannot open and write the file ({text}): its folder must exist, and both must be writable"

@@ -19,7 +19,7 @@ _MOST_TEXT = 200
 
 
 def of_feed(feed: ServedFeed, url: str) -> dict[str, object]:
-    """A feed, which has this URL."""
+    """Describe a feed, whose URL is `url`."""
     return {
         "name": feed.name,
         "url": url,
@@ -43,7 +43,7 @@ def of_feed(feed: ServedFeed, url: str) -> dict[str, object]:
 
 
 def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
-    """A worker, and what it does now."""
+    """Describe a worker, and what it is doing."""
     return {
         "number": worker.number,
         "pid": worker.pid,
@@ -58,7 +58,7 @@ def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
 
 
 def of_streams(sessions: Iterable[Session], coordinator: Coordinator) -> dict[str, object]:
-    """The consumers that read, not more than `_MOST_STREAMS` of them, and how many more there are."""
+    """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others."""
     consumers = coordinator.consumers
     reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
     return {

@@ -1,8 +1,8 @@
-"""Checks what user code yields against the feed's spec, and copies it to where it belongs.
+"""Checks samples against the feed's spec, and copies them to their rows.
 
-Two ways of collating share one face: `Rows` stacks samples, `ReadyBatches` takes batches that are stacked already. A
-*store* is what they fill: for `Rows` one array for each leaf, the rows being dimension 0; for `ReadyBatches` a list
-whose rows are whole batches. Nothing here knows where a store lies, or which sample comes when.
+Two classes have the same interface: `Rows` stacks samples, `ReadyBatches` takes batches that user code has stacked.
+They fill a *store*: for `Rows` one array per leaf, whose first dimension is the row; for `ReadyBatches` a list whose
+rows are whole batches. This file does not know where a store is, or which sample comes when.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class BadSample(Exception):
-    """What was to fill row `row` does not fit the spec. The caller knows where it came from, and says so."""
+    """The sample for row `row` does not fit the spec. The caller adds where it came from."""
 
     def __init__(self, message: str, row: int) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class BadSample(Exception):
 
 
 class Raised(Exception):
-    """User code raised `error`, which may be no Exception, when row `row` was to be filled; those before are."""
+    """User code raised `error`, which need not be an Exception, before row `row` was filled."""
 
     def __init__(self, error: BaseException, row: int) -> None:
         super().__init__(error, row)
@@ -56,12 +56,13 @@ class Raised(Exception):
 
 
 class _Timed:
-    """Reckons how much of the time of a fill goes into checking and copying, and not into the user's code.
+    """Estimates how much of a fill's time goes into checking and copying samples, and not into user code.
 
-    A clock at each sample would cost as much as many a sample, so one in 32 is timed, or in a fill if that has more.
+    To read the clock at each sample would cost as much as a small sample. So it times one sample in 32, or one in a
+    fill if that is longer.
 
     Attributes:
-        copying: what the last `timed_fill` spent so, in ns.
+        copying: estimated ns that the last `timed_fill` spent on checking and copying.
     """
 
     fill: Callable[[Any, int, int, Iterator[Any]], int]
@@ -72,7 +73,7 @@ class _Timed:
         self._times: deque[int] = deque(maxlen=9)
 
     def timed_fill(self, store: Any, row: int, stop: int, samples: Iterator[Any]) -> int:
-        """As `fill`."""
+        """Do what `fill` does, and set `copying`."""
         self.copying = 0
         last = stop - 1
         self._until -= stop - row
@@ -84,7 +85,7 @@ class _Timed:
                 end = self.fill(store, last, stop, map(self._mark, samples))
                 if end == stop:
                     self._times.append(time.monotonic_ns() - self._came)
-                    self._each = sorted(self._times)[len(self._times) // 2]  # some have lost the CPU meanwhile
+                    self._each = sorted(self._times)[len(self._times) // 2]  # some lost the CPU meanwhile
                     self._until = 32
         self.copying = (end - row) * self._each
         return end
@@ -95,7 +96,7 @@ class _Timed:
 
 
 class Rows(_Timed):
-    """Stacks samples that all have the dtypes and shapes of `spec`, which is static."""
+    """Stacks samples that all have the dtypes and shapes of the static `spec`."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -104,25 +105,25 @@ class Rows(_Timed):
         self._checks = [(check.dtype, check.shape, check.scalar, check.fit) for check in self._leaves]
 
     def store(self, rows: int) -> list[Array]:
-        """Memory for so many samples."""
+        """Return memory for `rows` samples."""
         return [np.empty((rows, *check.shape), check.dtype) for check in self._leaves]
 
     def fill(self, store: Sequence[Array], row: int, stop: int, samples: Iterator[Any]) -> int:
-        """Copy samples to the rows from `row` to `stop`, each before the next is asked for.
+        """Copy samples to the rows from `row` to `stop`, each before the next is requested.
 
         Returns:
             `stop`, or, if `samples` ended before, the first row that was not filled.
 
         Raises:
             BadSample: a sample does not fit the spec.
-            Raised: `samples` raised, whatever it was.
+            Raised: `samples` raised anything.
         """
         flat_of, array_type = self._flatten, np.ndarray
         targets = [(target, *check) for target, check in zip(store, self._checks, strict=True)]
         try:
             for sample in islice(samples, stop - row):
                 try:
-                    # strict=True takes as long as a leaf does; `flat_of` gives as many as there are.
+                    # strict=True takes as long as a leaf does; `flat_of` returns the right number.
                     for value, (target, dtype, shape, scalar, fit) in zip(flat_of(sample), targets):  # noqa: B905
                         kind = type(value)
                         if kind is array_type:
@@ -143,20 +144,20 @@ class Rows(_Timed):
         return row
 
     def move(self, store: Sequence[Array], rows: npt.NDArray[np.int64], target: Sequence[Array]) -> None:
-        """Copy these rows of `store`, in this order, to the first rows of `target`."""
+        """Copy the given rows of `store`, in this order, to the first rows of `target`."""
         for source, leaf in zip(store, target, strict=True):
             np.take(source, rows, axis=0, out=leaf[: len(rows)], mode="clip")  # "raise" would copy twice
 
     def first(self, store: Sequence[Array], rows: int) -> list[Array]:
-        """A copy of the first rows."""
+        """Return a copy of the first rows."""
         return [leaf[:rows].copy() for leaf in store]
 
 
 class ReadyBatches(_Timed):
-    """Takes batches that the user's code has stacked. A row of a store is a list of arrays, one for each leaf.
+    """Takes batches that user code has stacked. A row of a store is a list of arrays, one per leaf.
 
-    With `copy` they are private copies; without, they are what was yielded, to be used before user code runs on. With
-    `one_length` all leaves of a batch must have as many rows.
+    With `copy` the arrays are private copies; without, they are those that user code yielded, to be used before it runs
+    on. With `one_length` all leaves of a batch must have the same number of rows.
     """
 
     def __init__(self, spec: Spec, *, copy: bool, one_length: bool = False) -> None:
@@ -168,7 +169,7 @@ class ReadyBatches(_Timed):
         self._copy = copy
 
     def store(self, rows: int) -> list[Any]:
-        """Room for so many batches."""
+        """Return room for `rows` batches."""
         return [None] * rows
 
     def fill(self, store: list[Any], row: int, stop: int, batches: Iterator[Any]) -> int:
@@ -190,12 +191,12 @@ class ReadyBatches(_Timed):
         return row
 
     def move(self, store: list[Any], rows: npt.NDArray[np.int64], target: list[Any]) -> None:
-        """Move these rows of `store`, in this order, to the first rows of `target`."""
+        """Move the given rows of `store`, in this order, to the first rows of `target`."""
         for i, row in enumerate(rows.tolist()):
             target[i], store[row] = store[row], None
 
     def first(self, store: list[Any], rows: int) -> list[Any]:
-        """The first rows."""
+        """Return the first rows."""
         return store[:rows]
 
 
@@ -203,7 +204,8 @@ Collate: TypeAlias = Rows | ReadyBatches
 
 
 def infer_spec(sample: Any, batch_size: int | None) -> Spec:
-    """The spec of a feed whose first sample (or ready batch, with a first dimension that varies) is this.
+    """Return the spec of a feed with this first sample. With `batch_size` None it is a ready batch, and its first
+    dimension varies.
 
     Raises:
         SpecError: it cannot be served.
@@ -216,19 +218,19 @@ def infer_spec(sample: Any, batch_size: int | None) -> Spec:
 
 
 def check_lengths(spec: Spec, flat: Sequence[Any]) -> None:
-    """Check that all leaves of a ready batch have as many rows. (One without dimensions has none.)
+    """Check that all leaves of a ready batch have the same number of rows. (A leaf without dimensions has none.)
 
     Raises:
-        SpecError: they have not.
+        SpecError: they do not.
     """
     shapes = [np.shape(value) for value in flat]
     if len({shape[0] for shape in shapes if shape}) > 1:
         rows = [f"batch{path} has {shape[0]}" for (path, _), shape in zip(leaves(spec), shapes, strict=True) if shape]
         raise SpecError(
             f"the leaves of a batch have different numbers of rows: {', '.join(rows[:8])}"
-            f"{', ...' if len(rows) > 8 else ''}. Yield as "
-            "many of each, or, where their lengths are meant to differ (the nodes and edges of a graph), declare them "
-            "with Feed(spec=...)"
+            f"{', ...' if len(rows) > 8 else ''}. Yield the "
+            "same number for each, or, if they are meant to differ (the nodes and edges of a graph), declare them with "
+            "Feed(spec=...)"
         )
 
 
@@ -237,7 +239,7 @@ DIGEST = 8
 
 
 def digests_of(sample: Any) -> bytes:
-    """A digest of each leaf of a sample, one behind the other: of its dtype, its shape and its bytes.
+    """Return the digests of a sample's leaves, concatenated: each of dtype, shape and bytes.
 
     Raises:
         SpecError: the sample cannot be served.
@@ -252,7 +254,7 @@ def digests_of(sample: Any) -> bytes:
 
 
 def nbytes_of(spec: Spec, sample: Any) -> int:
-    """Bytes of one sample or ready batch of this spec; `sample` is looked at only where the spec is not static."""
+    """Return the bytes of one sample or ready batch; `sample` is used only if the spec is not static."""
     total = 0
     flat = flatten(spec, sample) if sample is not None else [None] * len(leaf_list(spec))
     for value, leaf in zip(flat, leaf_list(spec), strict=True):
@@ -262,7 +264,7 @@ def nbytes_of(spec: Spec, sample: Any) -> int:
 
 
 class _LeafCheck:
-    """Whether a value fits one leaf of the spec."""
+    """Checks values against one leaf of the spec."""
 
     def __init__(self, path: str, leaf: Leaf, *, ready: bool) -> None:
         self._path = path
@@ -275,10 +277,10 @@ class _LeafCheck:
         self._number, self._low, self._high = _numbers(self.dtype)
 
     def fit(self, value: Any) -> Any:
-        """`value`, or an array of it, that can be assigned to a leaf's row and keeps its meaning.
+        """Return `value`, or an array of it, that can be assigned to a leaf's row without a change of its meaning.
 
         Raises:
-            SpecError: its structure, dtype or shape is another.
+            SpecError: its structure, dtype or shape differs.
         """
         kind = type(value)
         if kind is self._number and self._low <= value <= self._high and self._leaf.shape == ():
@@ -293,19 +295,19 @@ class _LeafCheck:
         if array.dtype.name != self._leaf.dtype:
             if kind not in (bool, int, float, complex, list):
                 raise self._error(
-                    value, f"yield .astype({self._leaf.dtype!r}) of it, or declare what comes with Feed(spec=...)"
+                    value, f"yield it with .astype({self._leaf.dtype!r}), or declare its dtype with Feed(spec=...)"
                 )
             array = self._from_python(value, array)
         if not self._has_shape(array.shape):
             if self._what == "batch":
-                mend = "give Feed(spec=...) with None for every dimension that varies"
+                hint = "give Feed(spec=...) with None for each dimension that varies"
             else:
-                mend = "crop or pad samples to one shape, or yield whole batches with batch_size=None"
-            raise self._error(value, mend)
+                hint = "crop or pad samples to one shape, or yield whole batches with batch_size=None"
+            raise self._error(value, hint)
         return array
 
     def _is_plain(self, array: Array) -> bool:
-        """Whether it has just the dtype and the shape; with a dimension that varies it is looked at more closely."""
+        """Whether it has exactly this dtype and shape; if a dimension may vary, `fit` looks more closely."""
         is_masked = isinstance(array, np.ma.MaskedArray)
         return array.dtype == self.dtype and array.shape == self.shape and not is_masked
 
@@ -314,7 +316,7 @@ class _LeafCheck:
         return len(shape) == len(wanted) and all(w in (None, dim) for w, dim in zip(wanted, shape, strict=True))
 
     def _from_python(self, value: Any, array: Array) -> Array:
-        """Python's own numbers have no size: they may go wherever they keep their value (floats: to a rounding)."""
+        """Convert Python's own numbers, which have no size: they fit where they keep their value (floats: rounded)."""
         has, wants = array.dtype.kind, self._kind
         if array.size == 0 and has == "f":  # an empty list
             return array.astype(self.dtype)
@@ -328,15 +330,15 @@ class _LeafCheck:
             if bool(np.any(np.isinf(cast) & np.isfinite(array))):
                 raise self._error(value, f"it is too large for {self._leaf.dtype}")
             return cast
-        raise self._error(value, "yield every number of a leaf in one type, or declare it with Feed(spec=...)")
+        raise self._error(value, "yield all numbers of a leaf with one type, or declare it with Feed(spec=...)")
 
-    def _error(self, value: Any, mend: str) -> SpecError:
+    def _error(self, value: Any, hint: str) -> SpecError:
         name = f"{self._what}{self._path}"
-        return SpecError(f"{name} is {shown(value)}, but the feed's spec has {self._leaf} there: {mend}")
+        return SpecError(f"{name} is {shown(value)}, but the feed's spec has {self._leaf} there: {hint}")
 
 
 def _numbers(dtype: np.dtype[Any]) -> tuple[type | None, float, float]:
-    """Python's type of number that goes into this dtype as it is, and from where to where."""
+    """Return the Python type whose numbers fit this dtype as they are, and their range."""
     if dtype.kind in "iu":
         return int, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     if dtype.kind == "f":
@@ -345,11 +347,11 @@ def _numbers(dtype: np.dtype[Any]) -> tuple[type | None, float, float]:
 
 
 class _Unlike(Exception):
-    """The sample is not built of plain tuples and dicts exactly as the spec: look more closely."""
+    """The sample is not built of plain tuples and dicts exactly like the spec: look more closely."""
 
 
 def _flattener(spec: Spec) -> Callable[[Any], Sequence[Any]]:
-    """A function that returns the leaves of a sample in order, as `spec.flatten` does, but fast for the usual."""
+    """Return a function that lists the leaves of a sample in order: `spec.flatten`, but fast for usual samples."""
     if isinstance(spec, Leaf):
         return lambda sample: (sample,)
     plain = _plain_flattener(spec)

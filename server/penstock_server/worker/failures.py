@@ -1,4 +1,4 @@
-"""What user code did when it failed, in words. A worker outlives whatever user code raises, `sys.exit()` included."""
+"""Describes failures of user code. A worker survives every exception of user code, including `sys.exit()`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..importing import summary
 
 
 def describe(error: BaseException) -> str:
-    """What the code that raised `error` did: "raised ValueError: no pixels", or "called sys.exit(3)"."""
+    """Say what the code that raised `error` did: "raised ValueError: no pixels", or "called sys.exit(3)"."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else shown(error.code)})"
     return f"raised {summary(error)}"

@@ -15,6 +15,7 @@ from penstock_proto.spec import leaf_list
 
 from .indexed import IndexRun
 from .lane import LaneRun
+from .restart_record import SAME_AGAIN
 from .run import Run
 from .scheduler import Job
 from .slots import Segments
@@ -41,7 +42,7 @@ class Filler:
         source = run.batches
         _go_to(source, fill.index)
         if fill.first + fill.batches > slot_layout.batches:
-            raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit a slot")
+            raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit into a slot")
         slot = self._segments.batches(slot_layout, fill.segment)
         full = run.feed.plan.batch_size
         at = rows = 0
@@ -123,13 +124,14 @@ class Filler:
             while not lane.prepare():
                 yield
             if lane.next_batch(run.feed.collate.store(run.feed.plan.batch_size or 1)):
-                raise ProtocolError(f"leftover rows are asked of a lane that has a full batch, number {lane.index - 1}")
+                raise ProtocolError(
+                    f"leftover rows were requested of a lane that has a full batch, number {lane.index - 1}"
+                )
         if slot_layout is None or message.start + message.count > lane.leftover:
             if run.read_again:
                 raise FeedError(
                     f"lane {run.lane} had {message.start + message.count} samples or more behind its last full batch, "
-                    f"and only {lane.leftover} when its splits were read again: a stream can go on elsewhere only if "
-                    "a split always yields the same samples"
+                    f"and only {lane.leftover} when its splits were read again: {SAME_AGAIN}"
                 )
             raise ProtocolError(
                 f"rows {message.start} to {message.start + message.count} of a run with {lane.leftover} rows left over"
@@ -180,4 +182,4 @@ def _go_to(source: LaneRun | IndexRun, index: int) -> None:
     if isinstance(source, IndexRun):
         source.index = index
     elif source.index != index and not source.ended:
-        raise ProtocolError(f"batch {index} is asked of a lane that stands at batch {source.index}")
+        raise ProtocolError(f"batch {index} was requested of a lane that is at batch {source.index}")

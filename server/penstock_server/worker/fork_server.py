@@ -1,13 +1,14 @@
 """The fork server: `python -m penstock_server.worker.fork_server --fd FD MODULE:ATTR ...`, run by the daemon.
 
-It imports the libraries of the user's modules once (preload.py) and then forks each worker, so that many workers start
-as soon as one, and share the memory of what was imported. The user's own modules are run in each worker, as if it had
-been started afresh. Forking is safe from a process that has one thread, and no open file and no writable shared memory
-of a library's. So that is looked at after each import, and a library after which it is otherwise is left to the
-workers: the fork server begins again without it.
+It imports the libraries of the user's modules once (preload.py) and then forks each worker. So many workers start as
+quickly as one, and share the memory of the libraries. Each worker runs the user's own modules itself, as if it had been
+started afresh. Forking is safe from a process with one thread and with no open file or writable shared memory of a
+library. The fork server checks that after each import. If a library breaks it, the fork server starts again without
+that library, and leaves it to the workers.
 
-Over FD, a SOCK_SEQPACKET connection, come the fds of a worker, each in a datagram of its own, and then Fork; Forked
-answers, with a pidfd, and Ended follows when the worker has ended. Ready comes first.
+FD is a SOCK_SEQPACKET connection. The fork server first sends ForkServerReady. The daemon sends the fds of a worker,
+each in a datagram of its own, and then Fork. Forked answers with a pidfd, and WorkerEnded follows when the worker has
+ended.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .preload import ImportFailed, preload
 
 
 class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
-    """Workers can be forked. What was imported for all of them, what was left to them, and how long that took."""
+    """Workers can be forked: the libraries imported for all, those left to each worker, and the seconds it took."""
 
     imported: tuple[str, ...]
     left: tuple[str, ...]
@@ -44,13 +45,13 @@ class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class CannotFork(msgspec.Struct, frozen=True, tag=True):
-    """No worker can be forked, and why."""
+    """Workers cannot be forked, and why."""
 
     why: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker with the three fds that came before: its connection, its status page, and where its stack goes."""
+    """Fork a worker with the three fds that came before: its connection, its activity page, the file for its stack."""
 
     ticket: int
     number: int
@@ -58,7 +59,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The worker of this ticket runs; its pidfd comes along. Or, without one, the error number of why it does not."""
+    """The worker of this ticket runs, and its pidfd comes with the message; or it does not, for the reason `errno`."""
 
     ticket: int
     pid: int
@@ -66,7 +67,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
-    """The worker of this ticket has ended: its exit status, or minus the number of the signal that killed it."""
+    """The worker of this ticket has ended with this exit status, or minus the number of the signal that killed it."""
 
     ticket: int
     status: int
@@ -75,14 +76,14 @@ class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
 FromForkServer: TypeAlias = ForkServerReady | CannotFork | Forked | WorkerEnded
 
 _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
-"""Packages whose import nobody needs to be told of."""
+"""Packages that are not worth a line in the log."""
 
 _Worker: TypeAlias = tuple[socket.socket, int, ActivityPage, int]
-"""What a forked worker goes on with: its connection, its number, its status page, and where its stack goes."""
+"""What a forked worker begins with: its connection, its number, its activity page, the file for its stack."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the fork server, and in each process that it forks the worker; returns the exit status."""
+    """Run the fork server, and in each process that it forks the worker; returns the exit status."""
     parser = argparse.ArgumentParser(prog="penstock_server.worker.fork_server")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.end_with_the_daemon(connection, "penstock-forks")
     start.quiet()
 
-    before = _ours()
+    before = _shared()
     if _threads() != 1:
         _say(connection, CannotFork("Python starts with several threads"))
         return 0
@@ -104,25 +105,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with import_seeding.seeded_imports():  # a feed's own module may be an installed one
             for name in preload(options.feeds, options.without):
-                if _threads() != 1 or not _ours() <= before:
+                if _threads() != 1 or not _shared() <= before:
                     _again(connection, name)
                 if name.partition(".")[0] not in _KNOWN:
                     imported.append(name)
     except ImportFailed as failed:
         _again(connection, failed.args[0])
     gc.collect()
-    gc.freeze()  # what a collection touches would not be shared any more
+    gc.freeze()  # what a collection touches would no longer be shared
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library that ignores it would hide how workers end
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # or each worker would print what a library has printed
+    ctypes.CDLL(None).fflush(None)  # or each worker would print it again
     _say(connection, ForkServerReady((*dict.fromkeys(imported),), (*options.without,), time.monotonic() - began))
     worker = _Server(connection).serve()
     return start.serve(worker[0], worker[1], options.feeds, *worker[2:])
 
 
 def _again(connection: socket.socket, name: str) -> None:
-    """Begin again, and leave a package to the workers."""
+    """Start again, and leave a package to the workers."""
     connection.set_inheritable(True)
     command = [sys.executable, "-m", "penstock_server.worker.fork_server", *sys.argv[1:]]
     os.execv(sys.executable, [*command[:3], "--without", name.partition(".")[0], *command[3:]])
@@ -135,15 +136,15 @@ class _Server:
         self._poll.register(connection, select.POLLIN)
         self._fds: list[int] = []
         self._workers: dict[int, tuple[int, int]] = {}
-        """The ticket and the pid of each by its pidfd."""
+        """By pidfd: ticket and pid."""
         self._pid = os.getpid()
 
     def serve(self) -> _Worker:
-        """Fork as asked; returns in the workers alone. When the daemon is gone, the process ends here, at once."""
+        """Fork on request; returns only in the workers. Ends the process at once when the daemon is gone."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd in self._workers:
-                    self._bury(fd)
+                    self._reap(fd)
                 elif (worker := self._receive()) is not None:
                     return worker
 
@@ -172,7 +173,7 @@ class _Server:
             os.close(fd)
         if pid > 0:
             try:
-                pidfd = os.pidfd_open(pid)  # a zombie at worst: nobody but us waits for it
+                pidfd = os.pidfd_open(pid)  # a zombie at worst: only this process waits for it
             except OSError as error:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -184,13 +185,13 @@ class _Server:
         return None
 
     def _become(self, asked: Fork, fds: list[int]) -> _Worker:
-        """In the child: let go of what is the fork server's."""
+        """In the child: release what belongs to the fork server."""
         self._connection.close()
         for pidfd in self._workers:
             os.close(pidfd)
         connection = socket.socket(fileno=fds[0])
         start.end_with_the_daemon(connection, f"penstock-w{asked.number}")
-        if os.getppid() != self._pid:  # it ended before the kernel was told that we are to end with it
+        if os.getppid() != self._pid:  # it ended before the prctl that ends us with it
             os._exit(0)
         connection.setblocking(True)
         os.environ["PENSTOCK_WORKER"] = str(asked.number)
@@ -198,7 +199,7 @@ class _Server:
             sys.modules["numpy.random"].seed()  # as `random` does by itself
         return connection, asked.number, ActivityPage.inherited(fds[1], ticks=asked.ticks), fds[2]
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         ticket, pid = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -214,7 +215,7 @@ def _say(connection: socket.socket, message: FromForkServer, fd: int | None = No
 
 
 def _end() -> NoReturn:
-    """The daemon is gone. Workers that have ended are buried, for nobody else would soon; the others end with us."""
+    """The daemon is gone. Reap the workers that have ended, as nobody else would soon; the others end with us."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -225,11 +226,11 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _ours() -> set[str]:
-    """What processes that are forked would share beside memory that is copied: open files, writable shared memory."""
+def _shared() -> set[str]:
+    """List what forked processes would share besides copied memory: open files and writable shared memory."""
     shared = set()
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the fd of the listing itself
             shared.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         place, mode, *_ = line.split()

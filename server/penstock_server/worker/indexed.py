@@ -1,4 +1,4 @@
-"""The order of an indexable feed: batch j is a range of the permuted index, and any worker can make any batch."""
+"""The order of an indexable feed: batch j is a range of the permuted indices, and any worker can make any batch."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class IndexRun:
         epoch: from 0.
         collate: copies samples into stores.
         randomness: seeded for each batch.
-        page: where it says what it does, for `run`.
+        page: the worker's activity page.
         run: the daemon's number of the run.
 
     Attributes:
         index: number of the next batch; may be set to any.
-        border, settled: as of a `LaneRun`.
-        leftover, leftover_rows: as of a `LaneRun`; there are none, since the last batch may be smaller.
+        border, settled: as in `LaneRun`.
+        leftover, leftover_rows: as in `LaneRun`; there are none, since the last batch may be smaller.
     """
 
     leftover = 0
@@ -98,15 +98,15 @@ class IndexRun:
         return rows
 
     def prepare(self) -> bool:
-        """There is nothing to do before a batch."""
+        """Return True: nothing must be read before a batch."""
         return True
 
     def record(self) -> bytes:
-        """Nothing: a batch's number says all."""
+        """Return an empty record: the number of a batch is enough."""
         return b""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _items(self, start: int, stop: int) -> Iterator[Any]:
         source = self._source
@@ -127,7 +127,7 @@ class IndexRun:
 
 
 def item_failed(item: int, error: BaseException) -> GeneratorError:
-    """The error to report when the indexable object raised `error` for this item."""
+    """Return the error to report when the indexable object raised `error` for this item."""
     return GeneratorError(
         f"reading item {item} {describe(error)}", split=f"item {item}", remote_traceback=user_traceback(error)
     )

@@ -130,17 +130,17 @@ class WorkerLoop:
             if not isinstance(message, m.ListSplits | m.StartRun | m.Fill | m.WriteRows | m.DropRun):
                 raise
             self._fail(message.run, message.feed if isinstance(message, m.ListSplits | m.StartRun) else None, error)
-        self._page.works_on(before)  # not where this process ends by what was raised
+        self._page.works_on(before)  # not if this process ends by what was raised
 
     def _cannot_read(self, data: bytes, fd: int | None, error: ProtocolError) -> None:
-        """A message could not be decoded: the run that it is about fails. What is about none is only logged; if it was
-        needed, the run that needs it fails."""
+        """A message could not be decoded: fail its run. A message that belongs to no run is only logged; a run that
+        needs it fails later."""
         if fd is not None:
             os.close(fd)
         try:
             run = msgspec.msgpack.decode(data, type=_AboutARun).run
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            print(f"penstock: a message from the daemon is left out: {error}", file=sys.stderr)
+            print(f"penstock: ignored a message from the daemon: {error}", file=sys.stderr)
         else:
             self._fail(run, None, error)
 
@@ -184,7 +184,7 @@ class WorkerLoop:
         """Report `error`, and close the run with all of its tickets."""
         if not isinstance(error, PenstockError):
             error = PenstockError(
-                f"the worker failed in this stream: it {describe(error)}",
+                f"the worker failed while it served this stream: it {describe(error)}",
                 remote_traceback="".join(traceback.format_exception(error)),
             )
         error.feed = error.feed or feed
@@ -226,7 +226,7 @@ class WorkerLoop:
     def _queue(self, fill: m.Fill) -> None:
         run = self._runs.get(fill.run)
         if run is None or run.closed:
-            return  # it failed when the daemon had not heard of it
+            return  # it failed before the daemon knew
         job = Job(run, fill.ticket, fills=True)
         if run.feed.layout is None:
             job.steps = self._filler.one(fill, job)
@@ -239,7 +239,7 @@ class WorkerLoop:
 
     def _write_rows(self, message: m.WriteRows) -> None:
         run = self._runs.get(message.run)
-        if run is None or run.closed:  # the daemon only waits for the slot to be let alone
+        if run is None or run.closed:  # the daemon only waits until nothing writes to the slot
             self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
             return
         steps = self._filler.leftover(message, run)
@@ -252,7 +252,7 @@ class WorkerLoop:
 
 
 class _AboutARun(msgspec.Struct):
-    """What of a message tells which run it is about."""
+    """The part of a message that names its run."""
 
     run: m.Count
 

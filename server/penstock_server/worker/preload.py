@@ -1,9 +1,9 @@
-"""Imports libraries ahead: those that the user's modules import before they do anything else.
+"""Imports the libraries that the user's modules import before they do anything else.
 
-It runs nothing of the user's: a module that is not installed is read, never imported. Of each file it takes the imports
-that it begins with, and follows those of modules that are not installed either. The first statement of any other kind
-ends the search, since it may change what a later import does: `os.environ["..."] = ...`, `matplotlib.use("Agg")`. So
-each library is imported as it would have been by the worker, in the same order, before any of the user's code.
+It runs none of the user's code: it reads modules that are not installed, and never imports them. It takes the imports
+at the beginning of each file, and follows those of other modules that are not installed. The first statement of another
+kind ends the search, as it may change what a later import does: `os.environ["..."] = ...`, `matplotlib.use("Agg")`. So
+each library is imported as the worker would have imported it, in the same order, before any of the user's code.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import TypeAlias
 from ..importing import is_installed, join_path, place_of
 
 Steps: TypeAlias = Generator[str, None, bool]
-"""Gives the name of what it has imported, and at last whether the search goes on behind it."""
+"""Yields the names of imported modules, and returns whether the search goes on."""
 
 
 class ImportFailed(Exception):
-    """The import of the module in its first argument raised."""
+    """Importing the module in its first argument raised an error."""
 
 
 def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
-    """Import libraries of the feeds' modules, one at a time, and give the name of each behind its import.
+    """Import the libraries of the feeds' modules one at a time, and yield the name of each after its import.
 
     Args:
-        targets: the MODULE:ATTR arguments. As when a worker loads them, their directories join `sys.path`.
-        without: names of packages that are passed over.
+        targets: the MODULE:ATTR arguments. Their directories are added to `sys.path`, as when a worker loads them.
+        without: names of packages to leave out.
 
     Raises:
         Failed: a library cannot be imported.
@@ -52,14 +52,14 @@ class _Search:
         self._read: set[Path] = set()
 
     def file(self, path: Path, package: str) -> Steps:
-        """The imports at the beginning of a file, whose module is in `package`."""
+        """Import what a file imports at its beginning; its module is in `package`."""
         if path in self._read:
             return True
         self._read.add(path)
         try:
             body = ast.parse(path.read_bytes()).body
         except (OSError, SyntaxError, ValueError, RecursionError):
-            return False  # the worker says what is wrong with it
+            return False  # the worker reports what is wrong with it
         for statement in body:
             if isinstance(statement, ast.Import):
                 for alias in statement.names:
@@ -75,7 +75,7 @@ class _Search:
         return True
 
     def module(self, name: str, wanted: list[str]) -> Steps:
-        """`import name`, or `from name import ...` of those wanted."""
+        """Do `import name`, or `from name import ...` for the names in `wanted`."""
         place: list[str] | None = None
         parts = name.split(".")
         for depth in range(1, len(parts) + 1):
@@ -104,6 +104,6 @@ class _Search:
             try:
                 __import__(name, fromlist=[one for one in wanted if one != "*"])
             except (Exception, SystemExit):
-                raise ImportFailed(name.partition(".")[0]) from None  # the worker says what is wrong with it
+                raise ImportFailed(name.partition(".")[0]) from None  # the worker reports what is wrong with it
             yield name
         return True

@@ -1,8 +1,8 @@
-"""What is the worker's own, and no user code's: its connection to the daemon, its status page, its mapped slots.
+"""Keeps the worker's own resources from user code: its connection to the daemon, its activity page, its mapped slots.
 
-User code runs in the same process and may fork or close any file. So when it has returned, and before it says anything,
-the worker makes sure that it still is the worker, and that its connection is still there. A process that user code
-forks loses all of this at once; should it come back out of user code, it ends.
+User code runs in the same process and may fork or close any file. So after user code has returned, and before it sends
+anything, the worker checks that this process is the worker and that its connection is still open. A process that user
+code forks loses these resources at once, and if it returns from user code, it ends.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import NoReturn
 from ..activity import ActivityPage
 
 CUT_OFF = 1
-"""The exit status of a worker whose connection was closed by user code; its status page says why it ended."""
+"""The exit status of a worker whose connection user code has closed; its activity page says why it ended."""
 
 
 class ProcessGuard:
-    """See the file's head. One for each worker process.
+    """Guards one worker process.
 
     Args:
         connection: to the daemon.
-        page: where the worker says what it does.
+        page: the worker's activity page.
     """
 
     def __init__(self, connection: socket.socket, page: ActivityPage) -> None:
@@ -35,24 +35,24 @@ class ProcessGuard:
         self._page = page
         self._on_fork: list[Callable[[], None]] = []
         page.on_leave = self.check
-        os.register_at_fork(after_in_child=self._let_go)
+        os.register_at_fork(after_in_child=self._release)
 
-    def on_fork(self, let_go: Callable[[], None]) -> None:
-        """Call `let_go` in each process that user code forks."""
-        self._on_fork.append(let_go)
+    def on_fork(self, release: Callable[[], None]) -> None:
+        """Call `release` in each process that user code forks."""
+        self._on_fork.append(release)
 
     def check(self) -> None:
-        """User code has returned: end the process if it is not the worker, or has no connection any longer."""
+        """Call this after user code: ends the process if it is not the worker, or has lost its connection."""
         if os.getpid() != self._pid:
             self._end(
-                "a process that user code has forked came back from it, where only the worker can go on: it ends here. "
-                "Let such a process end with os._exit()"
+                "a process that user code forked has returned from user code, and is ended: only the worker can go on "
+                "here. Let a forked process end with os._exit()"
             )
         if self._look() != self._identity:
             self._page.cut_off()
             self._end(
-                "user code has closed or replaced the worker's connection to the daemon (os.closerange, or a library "
-                "that makes itself a daemon): the worker ends. Close only what you have opened"
+                "user code has closed or replaced the worker's connection to the daemon (with os.closerange, or by a "
+                "library that daemonizes): the worker ends. Close only files that you have opened"
             )
 
     def _look(self) -> tuple[int, int]:
@@ -62,11 +62,11 @@ class ProcessGuard:
             return -1, -1
         return seen.st_dev, seen.st_ino
 
-    def _let_go(self) -> None:
-        """In a child: it has no part in what is the worker's."""
+    def _release(self) -> None:
+        """In a forked process: release what belongs to the worker."""
         self._page.detach()
-        for let_go in self._on_fork:
-            let_go()
+        for release in self._on_fork:
+            release()
         if self._look() == self._identity:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             os.dup2(null, self._fd, inheritable=False)
@@ -85,15 +85,15 @@ class ProcessGuard:
 def _target(fd: int) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # that of the listing itself
+    except OSError:  # the fd of the listing itself
         return ""
 
 
 def above_standard(fd: int) -> int:
-    """`fd`, or in its place one that nothing which is printed can get into.
+    """Return `fd`, or a copy of it above standard input, output and error, so that nothing is printed into it.
 
-    A descriptor below 3 that comes to the worker means that user code has closed standard input, output or error. Then
-    all three are opened again, on nothing.
+    A worker receives a descriptor below 3 only if user code has closed one of these three. Then all three are opened
+    again, on /dev/null.
     """
     if fd > 2:
         return fd

@@ -1,11 +1,11 @@
-"""The seeds of user code, and the global random states of generators that do not ask for `rng`.
+"""Seeds for user code, and the global random states of generators that do not take `rng`.
 
-`random` and `numpy.random` have one state in a process, but many splits are open at once. So each split has a state of
-its own, put in place whole when its generator goes on. (Exchanging NumPy's bit generator is faster, but loses the
-second half of a pair of normal deviates, and the stream would depend on how lanes share workers.) PyTorch's CPU
-generator goes along where user code has imported torch; nothing here imports it.
+`random` and `numpy.random` have one state per process, but many splits are open at once. So each split has a state of
+its own, which is restored when its generator continues. (Exchanging NumPy's bit generator would be faster, but it loses
+the second half of a pair of normal deviates, and the stream would depend on how lanes share workers.) The state of
+PyTorch's CPU generator is handled in the same way if user code has imported torch; this file does not import it.
 
-All seeds come from `seeds`, which says what they are for.
+All seeds come from `seeds`, which names their purpose.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 States: TypeAlias = tuple[Any, Any, Any]
-"""Of `random`, of `numpy.random`, and of torch, which is None where torch is not imported."""
+"""Of `random`, of `numpy.random`, and of torch (None if torch is not imported)."""
 
 
 def seeds(purpose: str, *numbers: int) -> np.random.SeedSequence:
-    """Seeds for one purpose, such as `seeds("rng", seed, epoch, split)`.
+    """Return seeds for one purpose, such as `seeds("rng", seed, epoch, split)`.
 
     They come from a 128-bit hash of all parts. A `SeedSequence` of the numbers themselves would cut each into 32-bit
-    words and forget where one ends: of [2**32, 5, 0] and [0, 1, 5] it makes the same seeds.
+    words and forget where one ends: [2**32, 5, 0] and [0, 1, 5] would give the same seeds.
     """
     text = " ".join((purpose, *map(str, numbers)))
     return np.random.SeedSequence(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little"))
 
 
 def generator(seed: int, epoch: int, split: int) -> np.random.Generator:
-    """The `rng` of a split, `split` being its index in the list of splits."""
+    """Return the `rng` of a split; `split` is its index in the list of splits."""
     return np.random.default_rng(seeds("rng", seed, epoch, split))
 
 
@@ -57,15 +57,15 @@ class GlobalState:
 
 
 class GlobalRandomness:
-    """Whose turn it is to use `random`, `numpy.random` and torch in this process."""
+    """Decides whose states `random`, `numpy.random` and torch have in this process."""
 
     def __init__(self) -> None:
         self._owner: GlobalState | None = None
 
     def use(self, state: GlobalState | None) -> None:
-        """Put `state` in place, and keep that of the owner until now. None: nobody's, for code that has its own `rng`.
+        """Save the present owner's state and restore `state`. None: no owner, for code that has its own `rng`.
 
-        Costs some 80 us when the owner changes (with torch 3 us more), and nothing otherwise.
+        Takes about 80 us when the owner changes (with torch 3 us more), and no time otherwise.
         """
         if state is self._owner:
             return
@@ -76,7 +76,7 @@ class GlobalRandomness:
         self._owner = state
 
     def seed(self, seed: int, epoch: int, batch: int | None = None) -> None:
-        """Seed afresh for one batch of an indexable feed, or, with None, for the function that lists the splits."""
+        """Seed for one batch of an indexable feed, or, with None, for the function that lists the splits."""
         self.use(None)
         seed_all(seeds("list", seed, epoch) if batch is None else seeds("batch", seed, epoch, batch))
 
@@ -90,13 +90,13 @@ def seed_all(sequence: np.random.SeedSequence) -> None:
 
 
 def take_states() -> States:
-    """The states of the global generators."""
+    """Return the states of the global generators."""
     torch = _torch()
     return random.getstate(), np.random.get_state(legacy=False), None if torch is None else torch.get_state()
 
 
 def put_states(states: States, sequence: np.random.SeedSequence, imported: ModuleType | None = None) -> None:
-    """Put back what `take_states` returned; torch, if it has been imported since, is seeded with `sequence`.
+    """Restore what `take_states` returned; if torch has been imported since, seed it with `sequence`.
 
     `imported` is a module that has just been run.
     """
@@ -114,10 +114,10 @@ def _seed_torch(sequence: np.random.SeedSequence, imported: ModuleType | None = 
 
 
 def _torch(imported: ModuleType | None = None) -> Any:
-    """PyTorch's generator for the CPU, where torch is imported. (torch.manual_seed() seeds GPUs too: 150 us.)"""
+    """Return PyTorch's generator for the CPU, if torch is imported. (torch.manual_seed() seeds GPUs too: 150 us.)"""
     module = sys.modules.get("torch")
     if module is None or (
         module is not imported and getattr(getattr(module, "__spec__", None), "_initializing", False)
     ):
-        return None  # the generator of a torch that is half imported crashes
+        return None  # the generator of a half imported torch crashes
     return getattr(module, "default_generator", None)

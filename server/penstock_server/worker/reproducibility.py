@@ -1,9 +1,9 @@
-"""What cannot be seeded is noticed: a first sample is made a second time, elsewhere, and compared.
+"""Detects feeds that are not reproducible: makes a first sample again, in another worker, and compares.
 
-A worker that looks at a feed's first sample keeps a digest of each leaf. Another one then makes the first samples of
-another split and of that one. If they differ, the feed depends on something that Penstock does not control; if two
-segments are equal, each segment is the same again. Both are said in words. What user code raises meanwhile is left
-alone: it is met again when the feed is read.
+The worker that looks at a feed's first sample keeps a digest of each leaf. Another worker then makes the first samples
+of another split and of the same split. If they differ, the feed depends on something that Penstock does not control. If
+two segments are equal, every segment repeats the same samples. Either becomes a warning. Errors that user code raises
+meanwhile are ignored here: they come up again when the feed is read.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .randomness import GlobalRandomness
 from .splits import SharedSplits, SplitOpener
 
 _ENOUGH = 16
-"""Samples of two segments that must be equal until the segments count as equal."""
+"""Samples that must be equal before two segments count as equal."""
 
 _UNSEEDED = (
     "it depends on something that Penstock does not seed, such as np.random.default_rng() without a seed, os.urandom, "
     "the time, or a library with a random state of its own. Draw from `rng`, or seed that from the split and the epoch"
 )
 _ONCE_A_PROCESS = (
-    "something differs from process to process: it was drawn at import from what Penstock does not seed "
-    "(np.random.default_rng() without a seed, os.urandom, a process id), or at first use, by whatever split came "
+    "something differs from process to process: it was drawn at import from a source that Penstock does not seed "
+    "(np.random.default_rng() without a seed, os.urandom, a process id), or at first use, in the split that came "
     "first. Give it a seed, or draw it when the module is imported"
 )
 _KEPT = (
     "the object keeps something from one item to the next, such as a count of its calls (Keras' flow(seed=...) does: "
-    "leave its seed out). Let an item depend on its index and on the global random numbers alone"
+    "leave its seed out). Let an item depend only on its index and on the global random numbers"
 )
 _SO = (
-    "As it is, the stream is not the same with other numbers of workers or after a fault, and rows that are chosen so "
+    "As it is, the stream changes with the number of workers and after a fault, and rows that are chosen in this way "
     "may be lost or come twice."
 )
 
 
 class ReproducibilityCheck:
-    """One feed's samples, made again in this process. `splits` is its list of splits; nothing of an indexable feed."""
+    """Makes samples of a feed again in this process. `splits` is its list of splits; an indexable feed has none."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class ReproducibilityCheck:
         self._paths: list[str] = []
 
     def with_what_was_seen(self, index: int, digests: bytes) -> str:
-        """What is wrong, in words, or nothing.
+        """Return a warning, or an empty text.
 
         Args:
-            index: of the split (or item) that gave the sample that was seen.
-            digests: those of that sample's leaves.
+            index: of the split (or item) whose first sample another worker has seen.
+            digests: of the leaves of that sample.
         """
         if self._feed.plan.length is not None:
             return self._item(digests)
@@ -98,7 +98,7 @@ class ReproducibilityCheck:
         return self._digests(self._probe.item(index))
 
     def _equal_segments(self) -> str:
-        """Compare more of them, since two honest ones may begin alike: a game has one opening, a coin two sides."""
+        """Compare more segments, since two different ones may begin alike: a game has one opening, a coin two sides."""
         compared, first = 0, 0
         while compared < _ENOUGH and first + 1 < min(len(self._splits), _ENOUGH + 1):
             one, other = (self._first_samples(segment, _ENOUGH) for segment in (first, first + 1))
@@ -109,14 +109,14 @@ class ReproducibilityCheck:
         if compared < _ENOUGH:
             return ""
         return (
-            f"feed {self._feed.plan.name}: segments 0 and {first} are made of the same samples, as far as these were "
-            f"compared, so each segment repeats them. Let the generator draw from `rng`, or from random or "
-            "numpy.random without a seed of its own (they are seeded for each segment), or take the segment's number "
-            "as its first parameter"
+            f"feed {self._feed.plan.name}: segments 0 and {first} have the same samples, as far as these were "
+            "compared, so every segment repeats them. Let the generator draw from `rng`, or from random or "
+            "numpy.random without a seed of its own (Penstock seeds them for each segment), or take the segment's "
+            "number as its first parameter"
         )
 
     def _first_samples(self, index: int, count: int) -> list[bytes]:
-        """The digests of the first samples of a split."""
+        """Return the digests of the first samples of a split."""
         opener = SplitOpener(self._feed.declared, self._feed.plan, self._randomness, self._page, self._run)
         opened = opener.open(self._splits[index], index, 0)
         found = []
@@ -147,7 +147,7 @@ class ReproducibilityCheck:
             ]
             which = f" ({', '.join(paths[:4])}{', ...' if len(paths) > 4 else ''})"
         return (
-            f"feed {self._feed.plan.name}: {place} gave another first sample{which} when it was made a second time: "
+            f"feed {self._feed.plan.name}: {place} gave a different first sample{which} when it was made again: "
             f"{reason}. {_SO}"
         )
 
@@ -161,7 +161,7 @@ def check_reproducibility(
     page: ActivityPage,
     run: int,
 ) -> str:
-    """What is wrong with a feed whose first sample had these digests, in words; nothing where user code raises."""
+    """Return a warning if the feed's first sample differs from `digests`; an empty text if user code raises."""
     try:
         return ReproducibilityCheck(feed, splits, randomness, page, run).with_what_was_seen(index, digests)
     except BaseException:

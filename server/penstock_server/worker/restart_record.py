@@ -17,7 +17,7 @@ from penstock_proto.messages import Count, Progress
 MAX_SKIPPED = 1024
 """Splits of a lane that may be skipped: they stay in its record."""
 
-SAME_AGAIN = "a stream can go on elsewhere only if a split always yields the same samples"
+SAME_AGAIN = "a stream can continue elsewhere only if a split always yields the same samples"
 """The end of an error that says that samples differ when they are read again."""
 
 

@@ -1,10 +1,10 @@
-"""What a worker does next: streams take turns, and each has its jobs done one after another, in the order asked for.
+"""Decides which job a worker does next: streams share its time, and within a stream the oldest job comes first.
 
-A stream keeps the worker for `SLICE_SECONDS` at a time (or for one step of a job, if that takes longer), so one that
-reads a split from far back, or whose samples take long, does not hold up the others. Within a stream the oldest job
-comes first: it is what the consumer waits for.
+A stream has the worker for `SLICE_SECONDS` at a time (or for one step of a job, if that takes longer). So a stream that
+reads far into a split again, or whose samples are slow, does not hold up the others. Within a stream the oldest job is
+the one that the consumer waits for.
 
-This file knows no message and no clock.
+This file knows no messages and no clock.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Job(Generic[R]):
     """A piece of work for a run.
 
     Attributes:
-        run: what it is for.
+        run: the run that it belongs to.
         ticket: its number, for the answer.
-        steps: does it, step by step.
-        fills: whether batches are to be made; otherwise leftover rows are to be written.
-        reported: how many batches were reported.
+        steps: does the work, one step at a time.
+        fills: whether it makes batches; otherwise it writes leftover rows.
+        reported: batches reported so far.
     """
 
     run: R
@@ -39,22 +39,22 @@ class Job(Generic[R]):
 
 
 class Scheduler(Generic[R]):
-    """The jobs that are to be done.
+    """The jobs that wait, by stream.
 
     Args:
-        stream: the stream of a run.
-        waits: whether a run waits for something, so that its jobs cannot be done now.
+        stream: returns the stream of a run.
+        waits: returns whether a run waits for something, so that its jobs cannot be done now.
     """
 
     def __init__(self, stream: Callable[[R], int], waits: Callable[[R], bool]) -> None:
         self._stream = stream
         self._waits = waits
-        self._jobs: dict[int, deque[Job[R]]] = {}  # by stream, the one whose turn it is first
+        self._jobs: dict[int, deque[Job[R]]] = {}  # by stream; the first one is next
         self._current: int | None = None
         self._since = 0.0
 
     def add(self, job: Job[R], *, first: bool = False) -> None:
-        """One more job, behind those of its stream or before them."""
+        """Add a job behind those of its stream, or before them if `first`."""
         jobs = self._jobs.setdefault(self._stream(job.run), deque())
         if first:
             jobs.appendleft(job)
@@ -62,11 +62,11 @@ class Scheduler(Generic[R]):
             jobs.append(job)
 
     def next(self) -> Job[R] | None:
-        """The job that is to be gone on with. A run that waits keeps its order and lets others by."""
+        """Return the job to continue with. The jobs of a run that waits keep their places, and others pass them."""
         return next((job for jobs in self._jobs.values() for job in jobs if not self._waits(job.run)), None)
 
     def stepped(self, job: Job[R], began: float, now: float) -> None:
-        """A step of the job was done, from `began` until `now`. A stream that has had its time lets others by."""
+        """Note that a step of the job was done from `began` until `now`. A stream that has had its time goes last."""
         stream = self._stream(job.run)
         if self._current != stream:
             self._current, self._since = stream, began
@@ -76,11 +76,11 @@ class Scheduler(Generic[R]):
                 self._jobs[stream] = self._jobs.pop(stream)
 
     def done(self, job: Job[R]) -> None:
-        """The job is done. (If its run was dropped meanwhile, it is not here any longer.)"""
+        """Remove a job that is done. (If its run was dropped meanwhile, it is not here.)"""
         self._remove(job.run, lambda other: other is job)
 
     def drop(self, run: R) -> list[Job[R]]:
-        """Take away the jobs of a run, and return them in order."""
+        """Remove the jobs of a run, and return them in order."""
         return self._remove(run, lambda job: job.run is run)
 
     def _remove(self, run: R, which: Callable[[Job[R]], bool]) -> list[Job[R]]:

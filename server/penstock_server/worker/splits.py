@@ -1,10 +1,10 @@
-"""Splits: the user's work list as bytes that workers share, and one split as something to read samples from.
+"""Splits: the user's list of them as bytes that workers share, and one split as a source of samples.
 
-The list is made by one worker and lies in a sealed memfd:
+One worker makes the list and writes it to a sealed memfd:
 
-    uint64 count, uint64 offsets[count + 1] (from the start), then each item, pickled apart
+    uint64 count, uint64 offsets[count + 1] (from the start), then each item, pickled separately
 
-Only workers of one daemon, which run the same user code, unpickle it.
+Only workers of the same daemon unpickle it; they run the same user code.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 def list_splits(
     feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
 ) -> list[Any]:
-    """The splits of an epoch, of a feed that is not indexable. A feed without any has itself for one.
+    """List the splits of an epoch, of a feed that is not indexable. A feed without `splits` has one split, None.
 
-    `page` says meanwhile that splits are listed for `run`.
+    `page` shows meanwhile that splits are listed for `run`.
 
     Raises:
         FeedError: there are none.
-        GeneratorError: the user's function raised, or, where failures are to be tried again, returned none.
+        GeneratorError: the user's function raised, or, with on_error="retry", returned none.
     """
     if feed.splits is None:
         if wants(feed.generate, has_splits=False).shard:
@@ -61,7 +61,7 @@ def list_splits(
         try:
             answer = feed.splits()
             if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
-                raise FeedError(f"{name} returned {shown(answer)}: splits= is a function that returns a list")
+                raise FeedError(f"{name}, given as splits=, must return a list, got {shown(answer)}")
             splits = list(page.counting(iter(answer)))
         except FeedError:
             raise
@@ -73,15 +73,18 @@ def list_splits(
             page.leave()
     if not splits:
         source = f"{_name(feed.splits)} returned none" if callable(feed.splits) else "splits= is empty"
-        why = f"there are no splits to read: {source}. Does a path or a pattern match nothing?"
+        why = f"no splits to read: {source}. Does a path or a pattern match nothing?"
         if callable(feed.splits) and plan.on_error == "retry":
-            raise GeneratorError(why)  # a pattern matches nothing while a disk is away
+            raise GeneratorError(why)  # a pattern matches nothing while a disk is not mounted
         raise FeedError(why)
     return splits
 
 
 def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
-    """The list as a memfd: its fd, which the caller closes, its bytes, and their SHA-256.
+    """Write the list to a memfd.
+
+    Returns:
+        Its fd, which the caller closes, its length in bytes, and the SHA-256 of these.
 
     Raises:
         FeedError: a split cannot be pickled.
@@ -92,8 +95,8 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
             items.append(pickle.dumps(split, protocol=5))
         except BaseException as error:
             raise FeedError(
-                f"split {number} of {len(splits)} cannot be pickled ({summary(error)}): make splits plain data, such "
-                "as paths or ranges, and open files in the generator",
+                f"cannot pickle split {number} of {len(splits)} ({summary(error)}): make splits plain data, such as "
+                "paths or ranges, and open files in the generator",
                 split=shown(split),
             ) from error
     head = 8 * (len(items) + 2)
@@ -112,10 +115,10 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
 
 
 class SharedSplits:
-    """A list of splits that `write_list` made, here or in another worker; an item is unpickled when it is read."""
+    """A list that `write_list` wrote, here or in another worker. Unpickles a split when it is read."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        """Maps `nbytes` of `fd`, which the caller may close afterwards."""
+        """Map `nbytes` of `fd`, which the caller may close afterwards."""
         # Before Linux 6.7 a write-sealed memfd can only be mapped private.
         self._data = mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         self._count = int.from_bytes(self._data[:8], sys.byteorder)
@@ -124,7 +127,7 @@ class SharedSplits:
         return self._count
 
     def __getitem__(self, index: int) -> Any:
-        """The split with this index.
+        """Return the split with this index.
 
         Raises:
             FeedError: it cannot be unpickled.
@@ -135,19 +138,22 @@ class SharedSplits:
             return pickle.loads(self._data[start:stop])
         except BaseException as error:
             raise FeedError(
-                f"split {index} cannot be unpickled ({summary(error)}): make splits plain data, such as paths or "
-                "ranges",
+                f"cannot unpickle split {index} ({summary(error)}): make splits plain data, such as paths or ranges",
                 remote_traceback=user_traceback(error),
             ) from error
 
 
 class SplitOpener:
-    """Starts the user's generator with what it asks for.
+    """Starts the user's generator with the arguments that it takes.
+
+    In a feed with segments a split is the segment's number, which is its index too.
 
     Args:
-        page: says which split user code reads, for `run`.
-
-    Of a feed that is cut into segments a split is the segment's number, which is its index as well.
+        feed: the user's object.
+        plan: its options.
+        randomness: the random numbers of this process.
+        page: shows which split user code reads, for `run`.
+        run: the daemon's number of the run.
     """
 
     def __init__(
@@ -165,7 +171,7 @@ class SplitOpener:
         """Start to read `split`, which has this index in the list and this number within its lane.
 
         Raises:
-            GeneratorError: the user's function raised, or returned no iterator.
+            GeneratorError: the user's function raised, or did not return an iterator.
         """
         args: list[Any] = [split] if self._wants.split else []
         kwargs: dict[str, Any] = {}
@@ -188,22 +194,20 @@ class SplitOpener:
         finally:
             self._page.leave()
         if not hasattr(samples, "__next__"):
-            raise GeneratorError(
-                f"{name} returned {shown(samples)}, which is no iterator: {_mend(samples)}", split=place
-            )
+            raise GeneratorError(f"{name} must return an iterator, got {shown(samples)}: {_hint(samples)}", split=place)
         return OpenSplit(
             samples, name, place, state, self._randomness, self._page, self._run, number, self._most(index)
         )
 
     def _most(self, index: int) -> int | None:
-        """The samples after which the split is ended, if it is a segment."""
+        """Return the samples after which the split is ended, if it is a segment."""
         segment, samples = self._plan.segment, self._plan.samples
         if segment is None or samples is None:
             return segment
         return min(segment, samples - index * segment)
 
     def show(self, split: Any) -> str:
-        """A short text that shows `split`, or the generator where it takes none."""
+        """Return a short text for `split`, or for the generator if it takes no split."""
         return self._place(split) or _name(self._generate)
 
     def _place(self, split: Any) -> str | None:
@@ -219,9 +223,9 @@ class OpenSplit:
 
     Attributes:
         taken: samples read so far.
-        place: a short text that shows the split, or None where the generator takes none.
+        place: a short text for the split, or None if the generator takes none.
 
-    It is ended after `most` samples, if that is given.
+    It ends after `most` samples, if that is given.
     """
 
     def __init__(
@@ -254,7 +258,7 @@ class OpenSplit:
         """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended.
 
         Raises:
-            GeneratorError: the user's code raised; `taken` tells how many rows were filled before.
+            GeneratorError: user code raised; `taken` counts the rows that were filled before.
             SpecError: a sample does not fit the spec.
         """
         self._enter()
@@ -263,7 +267,7 @@ class OpenSplit:
         except BadSample as error:
             number = self.taken + error.row - row
             raise SpecError(
-                f"{error.message} (number {number} of its {self._piece}, from 0)", split=self.place
+                f"{error.message} (sample {number} of its {self._piece}, from 0)", split=self.place
             ) from None
         except Raised as raised:
             self.taken += raised.row - row
@@ -274,10 +278,10 @@ class OpenSplit:
         return end
 
     def first(self) -> list[Any]:
-        """The next sample as a list of one, or an empty list if the split has ended.
+        """Return the next sample as a list of one, or an empty list if the split has ended.
 
         Raises:
-            GeneratorError: the user's code raised.
+            GeneratorError: user code raised.
         """
         self._enter()
         try:
@@ -288,10 +292,10 @@ class OpenSplit:
             self._page.leave()
 
     def skip(self, until: int, seconds: float) -> bool:
-        """Drop samples until so many were read in all, for about so long; returns whether they were.
+        """Drop samples until `until` were read in all, for about `seconds`; returns whether they were.
 
         Raises:
-            GeneratorError: the user's code raised.
+            GeneratorError: user code raised.
             FeedError: the split has fewer samples than when it was read first.
         """
         deadline = time.monotonic() + seconds
@@ -308,13 +312,13 @@ class OpenSplit:
         if self.taken < until:
             raise FeedError(
                 f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "
-                f"again: a stream can go on elsewhere only if a {self._piece} always yields the same samples",
+                f"again: a stream can continue elsewhere only if a {self._piece} always yields the same samples",
                 split=self.place,
             )
         return True
 
     def close(self) -> None:
-        """End the generator; what its clean-up raises is only logged."""
+        """End the generator; an error in its clean-up is only logged."""
         close = getattr(self._generator, "close", None)
         if close is None:
             return
@@ -335,10 +339,10 @@ def _failed(name: str, place: str | None, error: BaseException) -> GeneratorErro
     return GeneratorError(f"{name} {describe(error)}", split=place, remote_traceback=user_traceback(error))
 
 
-def _mend(returned: Any) -> str:
+def _hint(returned: Any) -> str:
     if returned is None:
         return "did you forget to `yield` its samples?"
-    return "`yield` samples one by one, or return iter(...) of it"
+    return "`yield` the samples one by one, or return iter(...) of it"
 
 
 def _name(function: Any) -> str:

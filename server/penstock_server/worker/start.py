@@ -1,8 +1,7 @@
-"""How a worker process begins, whether it was started afresh or forked: it ties its life to the daemon's, imports the
-feeds, and serves.
+"""Starts a worker in its process, fresh or forked: ties its life to the daemon's, imports the feeds, and serves.
 
-A worker ends with the daemon: by Shutdown, by end of file on its connection, or, when user code is in the middle of
-something, by the kernel's SIGKILL. It ends with status 0, or with 1 if it could not start (StartFailed says why).
+A worker ends with the daemon: by Shutdown, by end of file on its connection, or, in the middle of user code, by the
+kernel's SIGKILL. Its exit status is 0, or 1 if it could not start (StartFailed says why).
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 
 
 def end_with_the_daemon(connection: socket.socket, name: str) -> None:
-    """Have the kernel kill this process with the one that started it; end now if the daemon is gone already.
+    """Have the kernel kill this process when its parent ends; end now if the daemon is gone already.
 
-    `name` is what `top` and `ps -e` show, at most 15 letters of it.
+    `top` and `ps -e` show the first 15 letters of `name`.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
@@ -51,8 +50,7 @@ def end_with_the_daemon(connection: socket.socket, name: str) -> None:
 
 
 def quiet() -> None:
-    """What user code prints belongs to the log, there is nobody to answer its questions, and signals that end a process
-    group are the daemon's to answer."""
+    """Send what user code prints to the log, give it no standard input, and leave SIGINT and SIGTERM to the daemon."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -63,14 +61,14 @@ def quiet() -> None:
 def serve(
     connection: socket.socket, number: int, feeds: Sequence[str], page: ActivityPage, dump_fd: int | None = None
 ) -> int:
-    """Import the feeds and serve them until the daemon says farewell; returns the process's exit status.
+    """Import the feeds and serve them until the daemon sends Shutdown; returns the process's exit status.
 
     Args:
         connection: to the daemon; blocking.
         number: the worker's number.
         feeds: the MODULE:ATTR arguments.
-        page: where it says what it does.
-        dump_fd: where it writes its stack at SIGUSR2.
+        page: its activity page.
+        dump_fd: the file to which it writes its stack at SIGUSR2.
     """
     if dump_fd is not None:
         os.set_inheritable(dump_fd, False)
@@ -108,13 +106,15 @@ def _load(targets: Sequence[str]) -> dict[str, LoadedFeed]:
             feed = _import(target)
             plan = _plan(feed.plan, target)
         if plan.name in feeds:
-            raise StartError(f"two feeds have the name {plan.name!r} ({target} is the second): give one Feed(name=...)")
+            raise StartError(
+                f"two feeds are named {plan.name!r} ({target} is the second): give one of them Feed(name=...)"
+            )
         feeds[plan.name] = LoadedFeed(feed, plan)
     nbytes = sum(len(msgspec.msgpack.encode(loaded.plan)) for loaded in feeds.values())
     if nbytes > MAX_MESSAGE - 1024:
         raise StartError(
-            f"the declared specs of these feeds take {nbytes} bytes together; up to {MAX_MESSAGE - 1024} can be served "
-            "by one daemon: use shorter keys, leave spec= out where the first sample tells it, or serve them apart"
+            f"the declared specs of these feeds take {nbytes} bytes together, and one daemon can serve up to "
+            f"{MAX_MESSAGE - 1024}: use shorter keys, leave spec= out, or serve the feeds with several daemons"
         )
     return feeds
 
@@ -130,9 +130,7 @@ def _plan(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
     try:
         return make(target.rpartition(":")[2])
     except BaseException as error:  # the length of an indexable object is user code
-        raise StartError(
-            f"{target} cannot be served: {summary(error)}", remote_traceback=user_traceback(error)
-        ) from error
+        raise StartError(f"cannot serve {target}: {summary(error)}", remote_traceback=user_traceback(error)) from error
 
 
 def _send(connection: socket.socket, message: Message) -> None:
