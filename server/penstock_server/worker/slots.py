@@ -18,7 +18,7 @@ _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # linux/mman.h
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class SlotArrays:
     """Arrays over the batches of a slot: row k of each belongs to batch k.
 
     `headers`: int64 [batches, 8]; `leaves`: [batches, batch size, ...].
@@ -34,7 +34,7 @@ class Segments:
 
     def __init__(self) -> None:
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
-        self._batches: dict[int, Batches] = {}
+        self._batches: dict[int, SlotArrays] = {}
 
     def add(self, segment: int, nbytes: int, fd: int) -> None:
         """Map a segment, and close `fd`."""
@@ -56,7 +56,7 @@ class Segments:
         for memory in self._memory.values():
             libc.mmap(memory.ctypes.data, memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
 
-    def batches(self, layout: SlotLayout, segment: int) -> Batches:
+    def batches(self, layout: SlotLayout, segment: int) -> SlotArrays:
         """Arrays over the slot that is this segment. They are kept, as making them takes some 10 us.
 
         Raises:
@@ -67,5 +67,5 @@ class Segments:
             memory = self._memory.get(segment)
             if memory is None or layout.nbytes > len(memory):
                 raise ProtocolError(f"a slot of {layout.nbytes} bytes in segment {segment}, which is not mapped")
-            found = self._batches[segment] = Batches(layout, layout.headers(memory), layout.leaves(memory))
+            found = self._batches[segment] = SlotArrays(layout, layout.headers(memory), layout.leaves(memory))
         return found
