@@ -890,6 +890,6 @@ def test_segments_that_yield_nothing_are_an_error_in_the_end(on_error: str) -> N
     lanes = Lanes(feed, feed.plan("feed"), range(ENDLESS))
     run = lanes.lane(0)
     assert len(lanes.next_batch(run) + lanes.next_batch(run)) == 8
-    with pytest.raises(FeedError, match="yields nothing any more: 1001 segments of lane 0") as caught:
+    with pytest.raises(FeedError, match="has stopped yielding samples: 1001 segments of lane 0") as caught:
         lanes.next_batch(run)
     assert "\n  in segment 1010" in str(caught.value)

@@ -171,7 +171,7 @@ def test_with_samples_epochs_end_and_have_a_length(serve: Serve) -> None:
 def test_a_generator_that_dries_up_or_breaks_is_an_error_that_names_the_segment(serve: Serve) -> None:
     daemon = serve(FEEDS, "dry", "broken", "deadly", workers=2)
     for name, error, text in (
-        ("dry", penstock.FeedError, r"yields nothing any more: 1001 segments .*\n  in feed dry, .*segment 1003"),
+        ("dry", penstock.FeedError, r"has stopped yielding samples: 1001 segments .*\n  in feed dry, .*segment 1003"),
         ("broken", penstock.GeneratorError, r"broken raised OSError: no more\n  in feed broken, .*, segment 12\n"),
         (
             "deadly",

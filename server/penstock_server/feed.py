@@ -188,7 +188,7 @@ class Feed:
             raise ValueError(_never_full(length, self.batch_size))
 
     def plan(self, default_name: str) -> FeedPlan:
-        """Return what the daemon must know of this feed; its name is `default_name` if it has no name of its own.
+        """Return the plan for the daemon; the feed is named `default_name` if it has no name of its own.
 
         Raises:
             ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.

@@ -31,10 +31,10 @@ class Probe:
     """Reads single samples of a feed.
 
     Args:
-        feed: what it reads.
+        feed: the feed to read.
         randomness: the random numbers of this process.
         page: where user code is announced, for `run`.
-        run: the daemon's number for what this is done for.
+        run: the daemon's number of the run.
     """
 
     def __init__(self, feed: LoadedFeed, randomness: GlobalRandomness, page: ActivityPage, run: int) -> None:

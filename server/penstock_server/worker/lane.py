@@ -46,8 +46,8 @@ class LaneRun:
         record: empty, or what `record` returned in an earlier run.
         ahead: empty, or what it returned later in that run: the batches up to there were consumed, and are made again
             only to be dropped. So the lane must come to that record too.
-        skip: numbers within the lane of splits of which nothing more is read: from here on; where `record` stands
-            within a block, from the next block on; where there is something `ahead`, from there on.
+        skip: numbers within the lane of splits from which nothing more is read: from here on; if `record` is within a
+            block, from the next block on; if there is an `ahead`, from there on.
         on_skip: called when a split is skipped, by `skip` or because user code raised, with its number, its index, the
             samples after which it ends, and the error.
 
@@ -97,7 +97,7 @@ class LaneRun:
         self._store: Any = None
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._taken = 0  # rows of the block
-        self._again = False  # a block is read of which some was delivered
+        self._again = False  # a block is read again that was delivered in part
         self._failed = False
         self._behind = self._decoded(record, seats) if record else self._splits.record(0, 0)
         self._ahead = self._decoded(ahead, seats) if ahead else None
@@ -116,7 +116,7 @@ class LaneRun:
 
     @property
     def settled(self) -> bool:
-        """Whether its batches are known to be the same as before: False until it has come to the record `ahead`."""
+        """Whether its batches are known to be the same as before: False until it has reached the record `ahead`."""
         return self._ahead is None
 
     def prepare(self) -> bool:
@@ -170,7 +170,7 @@ class LaneRun:
         return rows
 
     def record(self) -> bytes:
-        """The restart record: what a later `LaneRun` needs to go on behind the last full batch.
+        """Return the restart record: a later `LaneRun` goes on from it, behind the last full batch.
 
         Raises:
             ProtocolError: it does not add up, and samples would be lost or come twice.
@@ -296,7 +296,7 @@ class LaneRun:
         self._block_start = msgspec.structs.replace(start, closed=self._splits.done)
 
     def _restore(self, place: RestartRecord) -> Iterator[None]:
-        """Read again what was read before the place, in steps."""
+        """Read again, in steps, what was read before `place`."""
         self._block = place.block
         self._again = place.made > 0
         self._set_replaying()

@@ -1,10 +1,10 @@
 """The splits of a lane: which are open, which comes next, and which end early because they are skipped.
 
-A split that is skipped yields so many samples and then ends. The rest of the lane follows from that number, so it is
-part of the restart record: another worker that goes on from there has the same lane without running the generator
+A split that is skipped ends after a certain number of samples. The rest of the lane depends on that number, so it is
+part of the restart record: another worker that goes on from there has the same lane, and does not run the generator
 beyond that sample.
 
-This file calls user code through `Split` alone.
+This file calls user code only through `Split`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LaneSplits:
         open_split: starts to read a split; called with its number within the lane and its index in the list.
         on_skip: called when a split is skipped, with its number, its index, the samples after which it ends, and the
             error, if there was one.
-        to_skip: numbers of splits of which nothing more is to be read once `skip_asked` is called.
+        to_skip: numbers of splits from which nothing more is read once `skip_asked` is called.
 
     Raises:
         ProtocolError: `to_skip` is not of this lane.
@@ -126,7 +126,7 @@ class LaneSplits:
 
     @property
     def readable(self) -> list[int]:
-        """The seats from which samples can still come."""
+        """The seats that can still yield samples."""
         return [i for i, seat in enumerate(self._seats) if seat is not None or self.next < self.count]
 
     def index_of(self, number: int) -> int:
@@ -140,7 +140,7 @@ class LaneSplits:
         return RestartRecord(tuple(seats), self.next, self.done, block, 0, index)
 
     def begin(self, record: RestartRecord, skipped: dict[int, int]) -> None:
-        """Go on from `record`, with nothing opened yet; of the splits in `skipped` no more samples are read."""
+        """Go on from `record`, with nothing opened yet; `skipped` is the attribute of that name."""
         self.next, self.done, self.skipped = record.next, record.done, skipped
         self._last_record = record
 
@@ -149,7 +149,7 @@ class LaneSplits:
         self.replaying = replaying
 
     def reopen(self, seat: int, number: int, taken: int) -> None:
-        """Open split `number` again, of which `taken` samples were read before. `replay` then reads them."""
+        """Open split `number` again, after `taken` samples were read before; `replay` then reads these."""
         self._seats[seat] = number, self._opened(number, taken)
 
     def replay(self, seat: int, taken: int) -> bool:
@@ -244,8 +244,8 @@ class LaneSplits:
         self._empty = 0 if samples else self._empty + 1
         if self._endless and self._empty > MAX_EMPTY:
             raise FeedError(
-                f"the feed yields nothing any more: {self._empty} segments of lane {self._lane} in a row ended "
-                "without a sample; let the generator yield at least one, or raise where it cannot",
+                f"the feed has stopped yielding samples: {self._empty} segments of lane {self._lane} in a row ended "
+                "without one; let the generator yield at least one, or raise where it cannot",
                 split=f"segment {self.index_of(self.next - 1)}",
             )
 

@@ -18,7 +18,7 @@ MAX_SKIPPED = 1024
 """Splits of a lane that may be skipped: they stay in its record."""
 
 SAME_AGAIN = "a stream can continue elsewhere only if a split always yields the same samples"
-"""The end of an error that says that samples differ when they are read again."""
+"""The last part of an error about samples that differ when they are read again."""
 
 
 class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +57,8 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
         return self.taken == self.index * batch_rows
 
     def ends_of_skipped(self, ahead: RestartRecord | None) -> dict[int, int]:
-        """For each split that is skipped by here, or by the later record `ahead`, the samples after which it ends.
+        """Return, for each split that is skipped by here or by the later record `ahead`, the samples after which it
+        ends.
 
         Raises:
             ProtocolError: a split was read beyond its end.
@@ -68,7 +69,7 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
         return skipped
 
     def where(self, piece: str) -> str:
-        """The place in words, such as "20 samples into split 3"."""
+        """Describe the place, such as "20 samples into split 3"."""
         seats = [f"{seat[1]} samples into {piece} {seat[0]}" for seat in self.seats if seat is not None]
         return " and ".join(seats) or f"before {piece} {self.next}"
 

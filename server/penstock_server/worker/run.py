@@ -1,6 +1,6 @@
-"""Runs: what the daemon has asked this worker to make, one lane or one indexable feed of one epoch.
+"""Runs: the daemon's requests to make one lane, or batches of one indexable feed, of one epoch.
 
-Opening a run reads nothing but the restart record, and, of an indexable feed, item 0 once in each process.
+Opening a run reads only the restart record, and, for an indexable feed, item 0 once in each process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Run:
 
     Attributes:
         number: the daemon's number of it.
-        feed: what it makes batches of.
+        feed: the feed that it reads.
         epoch: from 0.
         lane: number of the lane, 0 for an indexable feed.
         batches: makes the batches.
@@ -83,7 +83,7 @@ class RunOpener:
         self._send = send
 
     def open(self, message: m.StartRun, feed: LoadedFeed) -> Run:
-        """The run that the daemon asks for.
+        """Open the run that `message` requests.
 
         Raises:
             ProtocolError: its restart record or its list of splits is not of this feed.
