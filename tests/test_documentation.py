@@ -109,7 +109,7 @@ def test_warnings_are_those_that_the_quickstart_quotes(tmp_path: Path, capfd: py
     path = feed(tmp_path, body, "splits=['a.h5', 'b.h5'], batch_size=32")
     said = ""
     with penstock.connect(f"{path}:feed", workers=1):
-        while "a second time" not in said:
+        while "a different first sample" not in said:
             said += capfd.readouterr().err
     assert_quoted(quoted("A generator that yields batches"), said)
     assert_quoted(quoted("Unseeded random numbers"), said)
