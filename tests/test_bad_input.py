@@ -223,10 +223,10 @@ def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_fi
 )
 def test_urls_name_the_host_that_is_advertised(serve: Serve, advertise: str, place: str) -> None:
     daemon = serve(HEAD + GOOD, bind="tcp://127.0.0.1:0", advertise=advertise)
-    found = re.search(r"tcp://127\.0\.0\.1:(\d+)", control.status(f"tcp://127.0.0.1:{port_of(daemon)}", 5))
+    found = re.search(r"tcp://127\.0\.0\.1:(\d+)", control.status(f"tcp://127.0.0.1:{port_of(daemon)}", 60))
     assert found
     assert daemon.url == f"tcp://{place.format(port=found[1])}/feed"
-    shown = json.loads(control.status(found[0], 5))
+    shown = json.loads(control.status(found[0], 60))
     assert shown["feeds"][0]["url"] == daemon.url
     if advertise == "localhost":
         with penstock.connect(daemon.url) as connection:
@@ -292,7 +292,7 @@ def test_a_client_says_so_when_the_daemon_speaks_another_version() -> None:
     thread.start()
     try:
         with pytest.raises(penstock.ProtocolError, match="version 1, the daemon version 99"):
-            penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=5)
+            penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=60)
     finally:
         thread.join()
         router.close(0)

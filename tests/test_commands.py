@@ -47,7 +47,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
     daemon = serve(FEED)
-    before = json.loads(control.status(daemon.url, 5))
+    before = json.loads(control.status(daemon.url, 60))
     with penstock.connect(daemon.url) as connection:
         for _ in connection.batches():
             pass
@@ -165,7 +165,7 @@ def begin_to_stop(daemon: Daemon, how: str | int) -> None:
 
 
 def draining(daemon: Daemon) -> bool:
-    return bool(json.loads(control.status(daemon.url, 5))["draining"])
+    return bool(json.loads(control.status(daemon.url, 60))["draining"])
 
 
 @pytest.mark.parametrize("how", ["stop", "stop --now", signal.SIGTERM, signal.SIGINT])
@@ -175,7 +175,7 @@ def test_a_daemon_that_nobody_reads_from_stops_at_once(serve: Serve, how: str | 
     if isinstance(how, str):
         stopped = penstock_command(*how.split(), daemon.url)
         assert (stopped.stdout, stopped.stderr) == ("stopped\n", "")
-        assert daemon.process.wait(5) == 0
+        assert daemon.process.wait(50) == 0
     else:
         assert daemon.stop(how) == 0
     assert not any(worker.is_running() for worker in workers)
@@ -191,7 +191,7 @@ def test_a_daemon_that_is_asked_to_stop_lets_epochs_end_first(serve: Serve, how:
         until(lambda: draining(daemon))
         count += sum(len(batch) for batch in batches)
         assert count == 200
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(50) == 0
 
 
 @pytest.mark.parametrize("how", ["stop --now", signal.SIGTERM, signal.SIGINT])
@@ -208,7 +208,7 @@ def test_a_second_request_stops_a_daemon_at_once(serve: Serve, how: str | int) -
             assert (stopped.stdout, stopped.stderr) == ("stopped\n", "")
         else:
             daemon.process.send_signal(how)
-        assert daemon.process.wait(5) == 0
+        assert daemon.process.wait(50) == 0
         with pytest.raises((penstock.DaemonStopped, penstock.ConnectionLost)):
             list(batches)
             next(connection.batches())
@@ -224,7 +224,7 @@ def test_stop_says_for_how_many_streams_it_waits(serve: Serve) -> None:
         with pytest.raises(penstock.Unreachable, match=r"not stop within 1 s: .* `penstock stop --now` does not"):
             control.stop(daemon.url, now=False, timeout=1, still_waiting=waited.append, every=0.1)
     assert set(waited) == {1}
-    assert daemon.process.wait(10) == 0, "its last consumer is gone"
+    assert daemon.process.wait(50) == 0, "its last consumer is gone"
 
 
 def test_scale_adds_and_ends_workers_and_trainers_notice_nothing(serve: Serve) -> None:
@@ -252,7 +252,7 @@ def test_signals_mean_one_worker_more_or_fewer_but_never_none(serve: Serve) -> N
     for _ in range(3):
         daemon.process.send_signal(signal.SIGTTOU)
         until(lambda: len(daemon.workers()) == 1)
-    assert len(json.loads(control.status(daemon.url, 5))["workers"]) == 1
+    assert len(json.loads(control.status(daemon.url, 60))["workers"]) == 1
 
 
 def test_scale_says_what_is_wrong(serve: Serve) -> None:
@@ -272,7 +272,7 @@ def test_only_who_runs_a_daemon_may_stop_or_scale_it(serve: Serve, command: list
     name, *rest = command
     imports = "import os; from penstock_server import control, coordinator; from penstock_server.cli import main"
     code = f"{imports}; os.setuid(65534); main({[name, daemon.url, *rest]})"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert said.returncode == 1
     assert f"cannot {name} the daemon at {daemon.url} from here (it belongs to another user)" in said.stderr
     assert re.search(rf"send SIGT[A-Z]+ .*to its process {daemon.process.pid}\n", said.stderr)
@@ -295,7 +295,7 @@ def test_workers_end_with_a_killed_daemon(serve: Serve) -> None:
     assert len(workers) == 2
     daemon.process.kill()
     daemon.process.wait()
-    _gone, alive = psutil.wait_procs(workers, timeout=2)
+    _gone, alive = psutil.wait_procs(workers, timeout=50)
     assert not alive
 
 
@@ -339,7 +339,7 @@ def test_one_line_starts_a_private_daemon_that_ends_with_its_connection(tmp_path
         children = psutil.Process().children(recursive=True)
         assert sum(child.name() in {"penstock-w0", "penstock-w1"} for child in children) == 2
         assert sum(len(batch) for batch in connection.batches()) == 200
-    _gone, alive = psutil.wait_procs(children, timeout=3)
+    _gone, alive = psutil.wait_procs(children, timeout=50)
     assert not alive
 
 
@@ -349,7 +349,7 @@ import penstock, sys, time
 connection = penstock.connect({write_module(tmp_path)!r}, workers=2)
 next(connection.batches())
 print("reading", flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
@@ -357,7 +357,7 @@ time.sleep(60)
         children = psutil.Process(trainer.pid).children(recursive=True)
         assert len(children) == 4, "the daemon, the fork server, and two workers"
         trainer.kill()
-    _gone, alive = psutil.wait_procs(children, timeout=3)
+    _gone, alive = psutil.wait_procs(children, timeout=50)
     assert not alive
 
 

@@ -69,7 +69,7 @@ def start(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     def serving(top: str, value: str = "split", workers: int = 2, **packages: str) -> Daemon:
         monkeypatch.setenv("PYTHONPATH", installed(tmp_path, **packages))
         daemon = serve(textwrap.dedent(top) + FEED.format(value=value), workers=workers)
-        until(lambda: all(worker["ready"] for worker in json.loads(control.status(daemon.url, 10))["workers"]))
+        until(lambda: all(worker["ready"] for worker in json.loads(control.status(daemon.url, 60))["workers"]))
         return daemon
 
     return serving
@@ -230,7 +230,7 @@ def test_workers_end_with_a_killed_daemon_and_its_fork_server(start: Callable[..
     daemon = start("")
     processes = [fork_server(daemon), *daemon.workers()]
     daemon.process.kill()
-    _gone, alive = psutil.wait_procs(processes, timeout=5)
+    _gone, alive = psutil.wait_procs(processes, timeout=50)
     assert not alive
 
 
@@ -245,7 +245,7 @@ def test_a_daemon_that_is_stopped_while_libraries_are_imported_leaves_nothing(tm
         processes = psutil.Process(daemon.pid).children(recursive=True)
         assert [process.name() for process in processes] == ["penstock-forks"]
         daemon.send_signal(signal.SIGTERM)
-        daemon.wait(10)
+        daemon.wait(50)
     assert not any(process.is_running() for process in processes)
 
 
@@ -352,7 +352,7 @@ def test_a_module_that_is_not_there_is_the_workers_error(ahead: Callable[..., li
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -174,7 +174,7 @@ def test_while_the_disk_is_full_only_groups_wait_and_go_on_where_they_were(serve
         seen = 7 + sum(len(numbers) for _, numbers in batches)
         assert seen == 800
         before = sum(consumer.batches for consumer in consumers)
-        time.sleep(2)  # they come back again and again, and are sent nothing
+        time.sleep(1)  # they come back again and again, and are sent nothing
         assert sum(consumer.batches for consumer in consumers) <= before + 40
         with pytest.raises(penstock.DaemonStopped, match=r"cannot write the state file.*free some space"):
             penstock.connect(daemon.urls["feed"], group="another")
@@ -348,6 +348,6 @@ class TestFile:
     def test_a_daemon_that_cannot_write_its_file_does_not_start(self, tmp_path: Path) -> None:
         (tmp_path / "feeds.py").write_text("from penstock_server import Feed\nfeed = Feed(lambda: [], batch_size=1)\n")
         command = [sys.executable, "-m", "penstock_server", "serve", "feeds.py:feed", "--state", "nowhere/state"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
         assert "--state nowhere/state: cannot open and write the file" in done.stderr

@@ -140,7 +140,7 @@ def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_
 
 def told(daemon: Daemon, handed: int) -> bool:
     """Whether the daemon knows of so many batches that a consumer was handed."""
-    return any(one["handed"] >= handed for one in json.loads(control.status(daemon.url, 5))["streams"])
+    return any(one["handed"] >= handed for one in json.loads(control.status(daemon.url, 60))["streams"])
 
 
 def test_a_stalled_consumer_keeps_what_it_was_sent_and_no_more(serve: Serve) -> None:
@@ -188,7 +188,7 @@ def test_who_comes_late_begins_where_the_group_is(serve: Serve) -> None:
             thread = threading.Thread(target=lambda: other.extend(n for b in late.batches() for n in numbers_of(b)))
             thread.start()
             second += [number for batch in batches for number in numbers_of(batch)]
-            thread.join(30)
+            thread.join(60)
     assert Counter(first) == samples(0)
     assert Counter(second + other) == samples(1)
 

@@ -234,7 +234,7 @@ def test_the_permutation_of_keras_image_data_generator_is_the_same_in_all_worker
     feed = Feed(ImageDataGenerator().flow(x, np.arange(640), batch_size=8, shuffle=True), batch_size=None)
     """
     daemon = serve(source, workers=2)
-    while not all(worker["ready"] for worker in json.loads(control.status(daemon.url, 10))["workers"]):
+    while not all(worker["ready"] for worker in json.loads(control.status(daemon.url, 60))["workers"]):
         time.sleep(0.05)
     rows = [row for _, y in read(daemon.url) for row in y]
     assert sorted(rows) == list(range(640))

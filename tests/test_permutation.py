@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
 from collections import Counter
 from typing import Any
 
@@ -113,11 +112,8 @@ def test_neighbours_are_torn_apart() -> None:
     assert abs(float(np.corrcoef(values, np.arange(100_000))[0, 1])) < 0.02
 
 
-def test_one_position_of_many_is_cheap() -> None:
-    start = time.perf_counter()
-    for i in range(1000):
-        permute(1, 10**15, i)
-    assert time.perf_counter() - start < 1
+def test_one_position_of_very_many_is_computed_without_the_others() -> None:
+    assert len({permute(1, 10**15, i) for i in range(1000)}) == 1000
 
 
 @pytest.mark.parametrize("i", [-1, 10])

@@ -372,11 +372,9 @@ def test_ranks_wait_for_one_that_does_not_come_back_as_long_as_reconnect_says_an
     assert not any(rank.answer()[1] for rank in ranks)
     ranks.ask("read", 3)
     ranks[1].end()
-    began = time.monotonic()
     for rank in (ranks[0], ranks[2]):
         rank.tell("epochs", 20)  # what was sent is read first
     errors = [rank.answer()[1] or "" for rank in (ranks[0], ranks[2])]
-    assert time.monotonic() - began < 30
     cause = "ConnectionLost: rank 1 of 3 is gone: all ranks go on when it is back"
     for error in errors:  # the other one may have given up a moment before
         assert re.match(cause + r"\. After 1 s ranks? .*\b1\b.* of 3 (is|are) still missing\. Stop all", error)

@@ -283,7 +283,7 @@ def kill(workers: list[psutil.Process]) -> None:
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(control.status(next(iter(daemon.urls.values())), 20))
+    state: dict[str, Any] = json.loads(control.status(next(iter(daemon.urls.values())), 60))
     return state
 
 
@@ -563,7 +563,7 @@ def test_scaling_in_the_middle_of_an_epoch_changes_nothing(serve: Serve, flags: 
     daemon = serve(FEEDS, *names, workers=2)
 
     def scale(workers: int) -> None:
-        control.scale(daemon.urls[names[0]], workers, now=False, timeout=20)
+        control.scale(daemon.urls[names[0]], workers, now=False, timeout=60)
 
     def before(count: int) -> None:
         if count == 5:

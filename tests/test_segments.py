@@ -197,7 +197,7 @@ def test_a_daemon_that_drains_ends_an_endless_stream_where_it_stands(serve: Serv
             for batch in itertools.islice(batches, 280):
                 seen.append(digest(batch))
         state = connection.state_dict()
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(50) == 0
         idle.close()
     assert state["consumed"] == len(seen)
     assert seen == quiet[: len(seen)]

@@ -42,6 +42,11 @@ def slow(split):
         time.sleep(0.004)
         yield np.int64(i)
 
+def slower(split):
+    while True:
+        time.sleep(0.1)
+        yield np.int64(0)
+
 def breaks(split):
     for i in range(6):
         yield np.int64(i)
@@ -133,7 +138,7 @@ def mended(split):
         yield np.int64(i)
 
 def deep(split):
-    for i in range(10_000):
+    for i in range(100_000):
         time.sleep(0.001)
         yield np.int64(i)
 
@@ -165,6 +170,7 @@ splits = [(0, 5), (1, 0), (2, 4), (3, 2)]
 feed = Feed(counted, splits=lambda: splits, batch_size=2, lanes=2)
 declared = Feed(counted, splits=splits, batch_size=2, spec=TupleSpec((Leaf("float32", (3,)), Leaf("int16", ()))))
 slow_feed = Feed(slow, splits=[0, 1], batch_size=2)
+slower_feed = Feed(slower, splits=[0], batch_size=2)
 broken = Feed(breaks, splits=["a.h5"], batch_size=2)
 changing = Feed(changes, splits=["a"], batch_size=2)
 whole = Feed(ready, splits=["a", "b"], batch_size=None)
@@ -200,7 +206,7 @@ class Worker:
 
     def __init__(self, folder: Path, feeds: list[str], environment: dict[str, str], *, watched: bool) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(20)
+        self.socket.settimeout(60)
         command = [
             sys.executable,
             "-m",
@@ -275,7 +281,7 @@ class Worker:
 
     def stderr_has(self, text: str) -> None:
         """Wait until it has printed this."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while text not in self.stderr.read_text() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert text in self.stderr.read_text()
@@ -319,14 +325,14 @@ class Worker:
             found.append((header, [leaf[place, : header[0]].tolist() for leaf in slot_layout.leaves(slot)]))
         return found
 
-    def wait(self, timeout: float = 5) -> int:
-        return self.process.wait(timeout)
+    def wait(self) -> int:
+        return self.process.wait(30)
 
     def close(self) -> None:
         self.memory.clear()
         self.socket.close()
         try:
-            self.process.wait(2)
+            self.process.wait(30)
         finally:
             self.process.kill()
             self.process.wait()
@@ -903,7 +909,7 @@ def test_a_worker_that_stands_still_says_where(worker: Start, tmp_path: Path) ->
         os.ftruncate(started.dump, 0)
         os.lseek(started.dump, 0, os.SEEK_SET)
         started.process.send_signal(signal.SIGUSR2)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not (place := where(os.pread(started.dump, 1 << 16, 0))) and time.monotonic() < deadline:
             time.sleep(0.01)
         line = FEEDS.splitlines().index("    time.sleep(60)") + 1
@@ -937,6 +943,8 @@ def far(record: bytes, taken: int) -> bytes:
     return arrays.pack({**place, "seats": [[0, taken]], "next": 1, "index": taken // 2})
 
 
+FAR = 60_000
+"""Samples that take 60 s or more to read again."""
 OTHER = m.IDS_PER_STREAM
 """A run of another stream."""
 
@@ -954,8 +962,8 @@ def deep_record(started: Worker) -> bytes:
 def test_others_are_served_while_a_split_is_read_again_and_that_can_be_dropped(worker: Start) -> None:
     started = worker("deeply", "feed", watched=True)
     record = deep_record(started)
-    started.start("deeply", run=1, record=far(record, 8000))  # for 8 s or more
-    started.fill(run=1, ticket=1, index=4000)
+    started.start("deeply", run=1, record=far(record, FAR))
+    started.fill(run=1, ticket=1, index=FAR // 2)
     listed = started.list("feed")
     assert listed.count == 4
     for number in range(3):
@@ -966,11 +974,11 @@ def test_others_are_served_while_a_split_is_read_again_and_that_can_be_dropped(w
     doing = started.doing()
     assert doing is not None
     before = doing.samples
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (doing := started.doing()) is None or doing.samples <= before or doing.split != "'deep.h5'":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert doing.samples < 8000
+    assert doing.samples < FAR
     started.send(m.DropRun(1))
     assert started.receive(m.Made) == m.Made(run=1, ticket=1, first=0, batches=0, rows=0, last=True)
     assert started.nothing_comes()
@@ -980,21 +988,19 @@ def test_others_are_served_while_a_split_is_read_again_and_that_can_be_dropped(w
 def test_shutdown_does_not_wait_for_what_is_read_again(worker: Start, work: str) -> None:
     started = worker("deeply")
     record = deep_record(started)
-    started.start("deeply", run=1, record=far(record, 8000))
+    started.start("deeply", run=1, record=far(record, FAR))
     if work == "Fill":
-        started.fill(run=1, index=4000)
+        started.fill(run=1, index=FAR // 2)
     else:
         started.send(m.WriteRows(1, 1, 1, 1 << 20, start=0, count=1, row=0, rows=2, index=0))
     started.send(m.Shutdown())
-    begun = time.monotonic()
     assert started.wait() == 0
-    assert time.monotonic() - begun < 4
 
 
 def test_leftover_rows_that_need_a_split_read_again_are_let_alone_when_their_run_is_dropped(worker: Start) -> None:
     started = worker("deeply")
     record = deep_record(started)
-    started.start("deeply", run=1, record=far(record, 8000))
+    started.start("deeply", run=1, record=far(record, FAR))
     for ticket in (5, 6):
         started.send(m.WriteRows(1, ticket, 1, 1 << 20, start=0, count=1, row=0, rows=2, index=0))
     started.send(m.DropRun(1))
@@ -1118,28 +1124,24 @@ def test_shutdown_closes_generators_and_ends(worker: Start, tmp_path: Path) -> N
 
 
 def test_shutdown_does_not_wait_for_a_turn(worker: Start) -> None:
-    started = worker("slow_feed")
-    started.list("slow_feed")
-    started.start("slow_feed")
-    started.fill(batches=250)
+    started = worker("slower_feed")
+    started.list("slower_feed")
+    started.start("slower_feed")
+    started.fill(batches=250)  # which take 50 s or more
     started.receive(m.Made)
     started.send(m.Shutdown())
-    begun = time.monotonic()
     assert started.wait() == 0
-    assert time.monotonic() - begun < 1.5
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_end_of_file_ends_it_at_once(worker: Start, busy: bool) -> None:
-    started = worker("slow_feed")
+    started = worker("slower_feed")
     if busy:
-        started.list("slow_feed")
-        started.start("slow_feed")
+        started.list("slower_feed")
+        started.start("slower_feed")
         started.fill(batches=250)
     started.socket.close()
-    begun = time.monotonic()
     assert started.wait() == 0
-    assert time.monotonic() - begun < 1.5
 
 
 def test_ctrl_c_and_sigterm_are_left_to_the_daemon(worker: Start) -> None:
@@ -1156,7 +1158,7 @@ def test_it_dies_with_the_daemon_even_in_the_middle_of_user_code(tmp_path: Path)
         from penstock_server import Feed
         def splits():
             print("stuck", flush=True)
-            time.sleep(60)
+            time.sleep(1000)
         feed = Feed(lambda split: iter(()), splits=splits, batch_size=1)
         """)
     )
@@ -1181,7 +1183,7 @@ worker.wait()
         assert parent.stderr.readline() == "stuck\n"
         parent.kill()
     with contextlib.suppress(psutil.NoSuchProcess):
-        worker.wait(2)
+        worker.wait(30)
     assert not worker.is_running()
 
 
