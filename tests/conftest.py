@@ -20,6 +20,7 @@ from trainers import Launcher, Trainer
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of a thousand processes compiles all of Penstock again
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it runs in the background so
     signal.signal(signal.SIGINT, signal.default_int_handler)  # and what we start would ignore it too
 
