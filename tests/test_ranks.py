@@ -1,12 +1,11 @@
 """Ranks: several trainer processes read one stream together, in step: the one that a single trainer would read.
 
-Each rank is a process of its own. Most are told by the test what to do next (`main`); those of TensorFlow train.
+Each rank is a process of its own. Most do what the test tells them next (rank_process.py); those of TensorFlow train.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -21,8 +20,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rank_process
 from conftest import Serve, StartTrainer
-from test_same_stream import leaves
+from rank_process import Epochs, digest
 
 import penstock
 from penstock_server import control
@@ -74,96 +74,12 @@ FEEDS = """
 """
 
 
-def digest(batch: Any) -> str:
-    found = hashlib.sha256()
-    for leaf in leaves(batch):
-        found.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
-    return found.hexdigest()
-
-
-Epochs = list[list[str]]
-"""The SHA-256 of each batch, by epoch."""
-
-
-# --- what a rank's process does ---
-
-
-def main() -> None:
-    """Does what each line on stdin asks for, and answers it with a line: [result, null] or [null, error]."""
-    reading = Reading()
-    for line in sys.stdin:
-        name, *values = json.loads(line)
-        try:
-            answer = [getattr(reading, name)(*values), None]
-        except (penstock.PenstockError, ValueError) as error:
-            answer = [None, f"{type(error).__name__}: {error}"]
-        print(json.dumps(answer), flush=True)
-
-
-class Reading:
-    """A connection of one rank, and the iteration that it is in."""
-
-    def connect(self, url: str, options: dict[str, Any]) -> int | None:
-        self.connection = penstock.connect(url, **options)
-        self.batches = iter(self.connection.batches())
-        return self.connection.cardinality
-
-    def read(self, count: int) -> list[str]:
-        """So many batches, over the ends of epochs."""
-        found: list[str] = []
-        while len(found) < count:
-            batch = next(self.batches, None)
-            if batch is None:
-                self.batches = iter(self.connection.batches())
-            else:
-                found.append(digest(batch))
-        return found
-
-    def rest(self) -> list[str]:
-        """What is left of the epoch."""
-        found = [digest(batch) for batch in self.batches]
-        self.batches = iter(self.connection.batches())
-        return found
-
-    def epochs(self, count: int) -> Epochs:
-        return [self.rest() for _ in range(count)]
-
-    def whole(self, url: str, count: int, options: dict[str, Any]) -> list[Any]:
-        """The cardinality, and so many epochs, of a connection of their own."""
-        cardinality = self.connect(url, options)
-        found = self.epochs(count)
-        self.close()
-        return [cardinality, found]
-
-    def state(self, consumed: int) -> dict[str, Any]:
-        return self.connection.state_dict(consumed=consumed)
-
-    def stats(self) -> dict[str, Any]:
-        return self.connection.stats()
-
-    def cut(self) -> None:
-        """Cut the connection on this host, as if the kernel had."""
-        transport: Any = None
-        while transport is None:  # it may just be connecting again
-            transport = self.connection._handle.handoff.transport
-        transport._socket.shutdown(socket.SHUT_RDWR)
-
-    def leave(self) -> None:
-        self.batches = iter(self.connection.batches())
-
-    def close(self) -> None:
-        self.connection.close()
-
-
-# --- and the test with it ---
-
-
 class Rank:
-    """A process that runs `main`."""
+    """A process that runs rank_process.py."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import test_ranks; test_ranks.main()"],
+            [sys.executable, rank_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

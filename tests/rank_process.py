@@ -1,0 +1,97 @@
+"""A rank in a process of its own, which does what a test tells it, line by line.
+
+It imports no pytest: each test of ranks starts several of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import sys
+from typing import Any
+
+import penstock
+
+
+def digest(batch: Any) -> str:
+    """The SHA-256 of a batch: a dict of arrays, or a sequence of them."""
+    found = hashlib.sha256()
+    for leaf in [batch[key] for key in sorted(batch)] if isinstance(batch, dict) else batch:
+        found.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+    return found.hexdigest()
+
+
+Epochs = list[list[str]]
+"""The SHA-256 of each batch, by epoch."""
+
+
+class Reading:
+    """A connection of one rank, and the iteration that it is in."""
+
+    def connect(self, url: str, options: dict[str, Any]) -> int | None:
+        self.connection = penstock.connect(url, **options)
+        self.batches = iter(self.connection.batches())
+        return self.connection.cardinality
+
+    def read(self, count: int) -> list[str]:
+        """Read `count` batches, over the ends of epochs."""
+        found: list[str] = []
+        while len(found) < count:
+            batch = next(self.batches, None)
+            if batch is None:
+                self.batches = iter(self.connection.batches())
+            else:
+                found.append(digest(batch))
+        return found
+
+    def rest(self) -> list[str]:
+        """Read what is left of the epoch."""
+        found = [digest(batch) for batch in self.batches]
+        self.batches = iter(self.connection.batches())
+        return found
+
+    def epochs(self, count: int) -> Epochs:
+        return [self.rest() for _ in range(count)]
+
+    def whole(self, url: str, count: int, options: dict[str, Any]) -> list[Any]:
+        """Read `count` epochs over a connection of their own, and return its cardinality with them."""
+        cardinality = self.connect(url, options)
+        found = self.epochs(count)
+        self.close()
+        return [cardinality, found]
+
+    def state(self, consumed: int) -> dict[str, Any]:
+        return self.connection.state_dict(consumed=consumed)
+
+    def stats(self) -> dict[str, Any]:
+        return self.connection.stats()
+
+    def cut(self) -> None:
+        """Cut the connection on this host, as if the kernel had."""
+        transport: Any = None
+        while transport is None:  # it may just be connecting again
+            transport = self.connection._handle.handoff.transport
+        transport._socket.shutdown(socket.SHUT_RDWR)
+
+    def leave(self) -> None:
+        self.batches = iter(self.connection.batches())
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def main() -> None:
+    """Do what each line on stdin asks for, and answer it with a line: [result, null] or [null, error]."""
+    reading = Reading()
+    for line in sys.stdin:
+        name, *values = json.loads(line)
+        try:
+            answer = [getattr(reading, name)(*values), None]
+        except (penstock.PenstockError, ValueError) as error:
+            answer = [None, f"{type(error).__name__}: {error}"]
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
