@@ -1,0 +1,156 @@
+"""The feeds of tests/test_stream_hashes.py. A change to this file changes their streams: add feeds, change none.
+
+What they draw is the raw output of generators, which NumPy and Python keep the same from version to version.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from penstock_server import DictSpec, Feed, Leaf
+
+SIZES = [7, 0, 31, 1, 16, 64, 5, 12, 3, 40, 2, 9]
+"""Samples of each split: uneven, one split is empty. 190 in all."""
+SPLITS = list(range(len(SIZES)))
+
+
+def counted(split: int, epoch: int) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        yield {"id": np.int64(1000 * split + i), "x": np.full((3, 5), 1000 * split + i + 0.5 * epoch, "float32")}
+
+
+def drawn(split: int, rng: np.random.Generator) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        yield {"id": np.int64(1000 * split + i), "noise": rng.bit_generator.random_raw(4)}
+
+
+def drawn_globally(split: int) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        yield np.int64(1000 * split + i), np.random.random_sample(3), random.random()
+
+
+def ready_made(split: int, rng: np.random.Generator) -> Iterator[Any]:
+    for i in range(SIZES[split] % 5):
+        rows, width = (int(raw % 50) for raw in rng.bit_generator.random_raw(2))
+        yield {"n": np.arange(rows), "x": np.full((rows, width), 1000 * split + i, "float32")}
+
+
+def made_up(rng: np.random.Generator) -> Iterator[Any]:
+    while True:
+        yield rng.bit_generator.random_raw(2)
+
+
+def numbered_segment(number: int) -> Iterator[Any]:
+    for i in range(number % 13):  # some are shorter than segment= allows, and each 13th is empty
+        yield np.int64(100 * number + i)
+
+
+def shared_out(shard: tuple[int, int], epoch: int) -> Iterator[Any]:
+    index, count = shard
+    for i in range(index, 83, count):
+        yield np.int64(1000 * epoch + i)
+
+
+def alone(epoch: int) -> Iterator[Any]:
+    for i in range(83):
+        yield np.int64(1000 * epoch + i)
+
+
+def failing(split: int) -> Iterator[Any]:
+    for i in range(20):
+        if i == 7 + split and split % 3 == 1:
+            raise OSError("this file ends too soon")
+        yield np.int64(1000 * split + i)
+
+
+def of_all_types(split: int) -> Iterator[Any]:
+    for i in range(SIZES[split]):
+        n = 10 * split + i % 10
+        yield {
+            "flags": (np.bool_(i % 2), np.full(3, i % 3 == 0)),
+            "integers": tuple(
+                np.full(2, n, dtype) for dtype in "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+            ),
+            "floats": {
+                "half": np.float16(n / 2),
+                "brain": np.full((2, 1), n, ml_dtypes.bfloat16),
+                "single": np.float32(n / 4),
+                "double": np.full((), n / 8, "float64"),
+            },
+            "complex": (np.complex64(n + 1j), np.complex128(n - 1j)),
+            "none": np.zeros((0, 4), "float32"),
+        }
+
+
+class Table:
+    def __len__(self) -> int:
+        return 101
+
+    def __getitem__(self, i: int) -> Any:
+        return np.int64(i), np.random.random_sample(3)
+
+
+class ReadyTable:
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, i: int) -> Any:
+        return np.full((i % 5, i % 3), i, "int32")
+
+
+def splits_in_an_order_that_is_drawn() -> list[int]:
+    return sorted(SPLITS, key=lambda _: random.random())
+
+
+READY = DictSpec(("n", "x"), (Leaf("int64", (None,)), Leaf("float32", (None, None))))
+
+# In order, with several numbers of lanes and lengths of turns.
+one_lane = Feed(counted, splits=SPLITS, batch_size=8, lanes=1, turn=1)
+five_lanes = Feed(counted, splits=SPLITS, batch_size=8, lanes=5, turn=3)
+more_lanes_than_splits = Feed(counted, splits=SPLITS, batch_size=4, lanes=16)
+large_batches = Feed(counted, splits=SPLITS, batch_size=100, lanes=3)
+all_types = Feed(of_all_types, splits=SPLITS, batch_size=8, lanes=2, turn=2)
+with_rng = Feed(drawn, splits=SPLITS, batch_size=8, lanes=4, turn=2, seed=3)
+with_global_randomness = Feed(drawn_globally, splits=SPLITS, batch_size=7, lanes=4, turn=1, seed=2**62)
+ordered_by_function = Feed(counted, splits=splits_in_an_order_that_is_drawn, batch_size=8, lanes=3, turn=2, seed=4)
+
+# Shuffled.
+shuffled = Feed(counted, splits=SPLITS, batch_size=8, shuffle=64, lanes=3, turn=2, seed=5)
+shuffled_one_lane = Feed(counted, splits=SPLITS, batch_size=8, shuffle=24, lanes=1, turn=1, interleave=2)
+shuffled_whole = Feed(counted, splits=SPLITS, batch_size=8, shuffle=10**6, lanes=4, interleave=12, seed=6)
+shuffled_rng = Feed(drawn, splits=SPLITS, batch_size=7, shuffle=100, lanes=5, turn=2, seed=9)
+shuffled_global = Feed(drawn_globally, splits=SPLITS, batch_size=7, shuffle=50, lanes=4, turn=1, seed=9)
+shuffled_by_function = Feed(drawn, splits=splits_in_an_order_that_is_drawn, batch_size=8, shuffle=32, lanes=3, seed=7)
+
+# What is left over is dropped.
+dropping = Feed(drawn, splits=SPLITS, batch_size=16, lanes=4, turn=2, drop_remainder=True)
+dropping_shuffled = Feed(drawn, splits=SPLITS, batch_size=16, shuffle=64, lanes=4, turn=2, drop_remainder=True)
+
+# The generator makes the batches.
+ready = Feed(ready_made, splits=SPLITS, batch_size=None, lanes=4, spec=READY)
+ready_shuffled = Feed(ready_made, splits=SPLITS, batch_size=None, shuffle=6, lanes=3, seed=8, spec=READY)
+
+# Indexable.
+table = Feed(Table(), batch_size=8, turn=2)
+table_shuffled = Feed(Table(), batch_size=8, shuffle=1, turn=3, seed=4)
+table_dropping = Feed(Table(), batch_size=8, shuffle=1, turn=3, seed=4, drop_remainder=True)
+table_ready = Feed(ReadyTable(), batch_size=None, shuffle=1, spec=Leaf("int32", (None, None)))
+
+# Segments.
+endless = Feed(made_up, segment=10, batch_size=4, lanes=3, turn=2, seed=1)
+endless_shuffled = Feed(made_up, segment=10, batch_size=4, shuffle=40, lanes=3, turn=2, seed=1)
+endless_numbered = Feed(numbered_segment, segment=9, batch_size=4, lanes=4, turn=1)
+segments = Feed(made_up, segment=10, samples=95, batch_size=4, lanes=3, turn=2, seed=1)
+
+# Without splits; and some splits are left out.
+shards = Feed(shared_out, batch_size=4, lanes=4, turn=2)
+undivided = Feed(alone, batch_size=4, turn=2)
+skipping = Feed(failing, splits=SPLITS, batch_size=4, lanes=4, turn=2, on_error="skip")
+
+# Fast order follows timing, except where there is one lane.
+fast_one_lane = Feed(drawn, splits=SPLITS, batch_size=8, shuffle=40, lanes=1, turn=2, order="fast", seed=2)
