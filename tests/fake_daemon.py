@@ -27,8 +27,8 @@ from penstock_proto.messages import (
     Ack,
     Begin,
     Begun,
-    Bye,
     Chunk,
+    Close,
     End,
     ErrorReport,
     Failed,
@@ -37,14 +37,14 @@ from penstock_proto.messages import (
     Hello,
     LaneEnded,
     Leave,
+    Map,
     Message,
     Open,
     Opened,
-    Passed,
     Ping,
     Pong,
-    Resume,
-    Segment,
+    PositionPart,
+    SentElsewhere,
     Slab,
     Welcome,
 )
@@ -266,7 +266,7 @@ class FakeDaemon:
     Attributes:
         got: every message that came, in order.
         marked: for each same-host session that ended, how many slabs its ledger marks as handed.
-        ended_sessions: how many sessions ended, by end of file or Bye.
+        ended_sessions: how many sessions ended, by end of file or Close.
         positions: what the sessions asked to begin from, where they said so.
     """
 
@@ -428,7 +428,7 @@ class FakeDaemon:
     def _from_fresh(self, connection: socket.socket, page: np.ndarray) -> None:
         data, _ = seqpacket.receive(connection)
         message = from_client(data) if data else None
-        if isinstance(message, Resume):
+        if isinstance(message, PositionPart):
             self.got.append(message)
             next(s for s in self._sessions if s.token == message.session).resume += message.data
             return
@@ -444,7 +444,7 @@ class FakeDaemon:
         self._open(session, message)
         with contextlib.suppress(OSError):
             for number, memfd in enumerate(self.memfds, 1):
-                seqpacket.send(connection, encode(Segment(number, self._slot)), memfd)
+                seqpacket.send(connection, encode(Map(number, self._slot)), memfd)
 
     def _open(self, session: _Session, message: Open) -> None:
         if session.resume:
@@ -475,7 +475,7 @@ class FakeDaemon:
         session = next(s for s in self._sessions if s.routing_id == routing_id)
         if isinstance(message, Open):
             self._open(session, message)
-        elif isinstance(message, Resume):
+        elif isinstance(message, PositionPart):
             session.resume += message.data
         else:
             self._heard(session, message)
@@ -520,7 +520,7 @@ class FakeDaemon:
                     self._free(session, seq)
         elif isinstance(message, Ping):
             self._send(session, Pong())
-        elif isinstance(message, Bye):
+        elif isinstance(message, Close):
             session.todo = []
             if session.connection is None:
                 session.gone = True
@@ -571,7 +571,7 @@ class FakeDaemon:
         if done > skip:
             return [made]
         lane = 0 if made.lane is None else made.lane
-        return [Passed(0, lane, made.index, made.batches, made.rows, made.record())]
+        return [SentElsewhere(0, lane, made.index, made.batches, made.rows, made.record())]
 
     def _free(self, session: _Session, seq: int) -> None:
         slot = session.slots.pop(seq)
@@ -612,7 +612,7 @@ class FakeDaemon:
                 self._send(session, head)
                 session.todo.pop(0)
                 continue
-            if isinstance(head, Passed):
+            if isinstance(head, SentElsewhere):
                 assert session.epoch is not None
                 self._send(session, msgspec.structs.replace(head, epoch=session.epoch))
                 session.totals[1] += head.batches
@@ -638,11 +638,11 @@ class FakeDaemon:
 
     def _send_slab(self, session: _Session, made: Made) -> None:
         assert session.epoch is not None
-        seq, segment = session.sent, 0
+        seq, memfd = session.sent, 0
         if session.connection is not None:
             slot = self.free.pop(0)
             session.slots[seq] = slot
-            segment = slot + 1
+            memfd = slot + 1
             os.pwrite(self.memfds[slot], made.data, 0)
         session.sent += 1
         for i, more in enumerate((1, made.batches, made.rows)):
@@ -656,7 +656,7 @@ class FakeDaemon:
             made.batches,
             made.rows,
             made.layout.nbytes_of(made.batches),
-            segment,
+            memfd,
             made.first,
             made.shapes,
             made.record(),

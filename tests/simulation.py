@@ -556,7 +556,7 @@ class Slab:
     nbytes: int
     batches: dict[int, Batch]
     message: m.Slab
-    before: tuple[m.LaneEnded | m.Passed, ...] = ()
+    before: tuple[m.LaneEnded | m.SentElsewhere, ...] = ()
 
     def verify(self) -> None:
         """The bytes are still those that were sent."""
@@ -628,7 +628,7 @@ class Consumer:
         self._ask = ask
         self._position = position
         self.lost = False
-        self._before: list[m.LaneEnded | m.Passed] = []
+        self._before: list[m.LaneEnded | m.SentElsewhere] = []
         self._tally = EpochCheck(position)
         self._ends = self._ends_said = 0
         self._begin_again = False
@@ -692,7 +692,7 @@ class Consumer:
             )
             self._void(slab)
 
-    def hear(self, message: m.Begun | m.Passed | m.LaneEnded | m.End | m.Opened | m.Failed) -> None:
+    def hear(self, message: m.Begun | m.SentElsewhere | m.LaneEnded | m.End | m.Opened | m.Failed) -> None:
         """What comes besides slabs."""
         match message:
             case m.End():
@@ -708,7 +708,7 @@ class Consumer:
                 self.track.listed(message.epoch, message.digest)
             case m.LaneEnded() if message.epoch != self._epoch:
                 pass
-            case m.Passed() if message.epoch == self._epoch:
+            case m.SentElsewhere() if message.epoch == self._epoch:
                 self._before.append(message)
                 self._tally.came(message)
             case m.LaneEnded() if message.epoch == self._epoch:

@@ -212,7 +212,7 @@ def opened(connection: zmq.Socket[bytes], feed: str = "feed", **asked: Any) -> m
 
 def resume(connection: zmq.Socket[bytes], session: bytes, data: bytes) -> None:
     for start in range(0, len(data), 64 * 1024):
-        connection.send(codec.encode(m.Resume(session, data[start : start + 64 * 1024])))
+        connection.send(codec.encode(m.PositionPart(session, data[start : start + 64 * 1024])))
 
 
 def refused(connection: zmq.Socket[bytes], words: str) -> None:
@@ -238,9 +238,9 @@ class TestWithAVictim:
             opened(most, rank=0, world_size=m.MAX_WORLD, group="many")
             assert isinstance(answer(most), m.Opened)
             missing = answer(most)
-            assert isinstance(missing, m.Missing)
+            assert isinstance(missing, m.MissingRanks)
             assert len(missing.ranks) == m.MAX_WORLD - 1
-            most.send(codec.encode(m.Bye()))
+            most.send(codec.encode(m.Close()))
 
     @pytest.mark.parametrize("transport", ["tcp", "local"])
     def test_forged_positions(self, serve: Serve, transport: str) -> None:
@@ -297,7 +297,7 @@ class TestWithAVictim:
                     welcome = greeted(friend)
                     for said in (b"\xc1" * 100, os.urandom(1000), codec.encode(m.Ack(5)), codec.encode(m.Begin(0))):
                         connection.send(said)
-                    connection.send(codec.encode(m.Resume(welcome.session, b"half of a position")))
+                    connection.send(codec.encode(m.PositionPart(welcome.session, b"half of a position")))
                     with Path(__file__).open() as ours:
                         socket.send_fds(connection, [codec.encode(m.Ping())], [ours.fileno()])
                         if number % 3 == 0:
@@ -330,7 +330,7 @@ class TestWithAVictim:
 
     @pytest.mark.parametrize(
         "breach",
-        [m.Ack(1000), m.Ack(0, (7,)), m.Ack(0, (), 9), m.Begin(0), m.Resume(bytes(16), b""), None],
+        [m.Ack(1000), m.Ack(0, (7,)), m.Ack(0, (), 9), m.Begin(0), m.PositionPart(bytes(16), b""), None],
         ids=["handed", "released", "ended", "begun", "resume", "garbage"],
     )
     def test_a_member_of_a_group_that_breaks_the_protocol_fails_alone(
@@ -644,7 +644,7 @@ def test_a_forged_position_fails_its_own_session_and_costs_no_worker(serve: Serv
         welcome = codec.from_server(connection.recv())
         assert isinstance(welcome, m.Welcome)
         position = msgspec.msgpack.encode({"feed": welcome.feed, "epoch": 0, **forged})
-        connection.send(codec.encode(m.Resume(welcome.session, position)))
+        connection.send(codec.encode(m.PositionPart(welcome.session, position)))
         connection.send(codec.encode(m.Open(welcome.session, b"", 1, 1 << 20, 0)))
         answer = codec.from_server(connection.recv())
         if isinstance(answer, m.Opened):

@@ -23,7 +23,7 @@ from penstock_proto import (
     StreamClosed,
 )
 from penstock_proto.layout import SlotLayout
-from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, LaneEnded, Leave, Passed, Slab
+from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, LaneEnded, Leave, SentElsewhere, Slab
 
 LAYOUT = SlotLayout((), 1, 64)
 POOL = Pool(keep=4)
@@ -127,11 +127,11 @@ def test_what_comes_behind_the_end_or_was_not_asked_for_changes_nothing() -> Non
     stream.ended(End(0, 1, 1, 4))
     for wrong in (
         lambda: stream.came(slab(1, 0)),
-        lambda: stream.passed(Passed(0, 0, 1, 1, 4)),
+        lambda: stream.passed(SentElsewhere(0, 0, 1, 1, 4)),
         lambda: stream.passed(LaneEnded(0, 0, 0, 1, 0, b"")),
         lambda: stream.ended(End(0, 1, 1, 4)),
         lambda: stream.ended(End(1, 0, 0, 0)),
-        lambda: stream.passed(Passed(1, 0, 0, 1, 4)),
+        lambda: stream.passed(SentElsewhere(1, 0, 0, 1, 4)),
         lambda: stream.passed(LaneEnded(1, 0, 0, 0, 0, b"")),
         lambda: stream.listed(Begun(1, bytes(32))),
     ):

@@ -28,18 +28,18 @@ from penstock_proto.messages import (
     Ack,
     Begin,
     Begun,
-    Bye,
     Chunk,
+    Close,
     End,
     LaneEnded,
     Leave,
-    Missing,
-    Passed,
+    Map,
+    MissingRanks,
     Ping,
     Pong,
-    Segment,
-    SegmentGone,
+    SentElsewhere,
     Slab,
+    Unmap,
     Welcome,
 )
 from penstock_proto.spec import infer
@@ -141,7 +141,7 @@ def test_a_chunk_over_4_mib_breaks_the_protocol() -> None:
         with pytest.raises(penstock.ProtocolError, match="room for"):
             list(connection.batches())
         assert isinstance(connection.error, penstock.ProtocolError)
-        daemon.wait_for(lambda: daemon.count(Bye))
+        daemon.wait_for(lambda: daemon.count(Close))
 
 
 def test_same_host_batches_lie_in_the_shared_memory() -> None:
@@ -315,9 +315,9 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
         Slab(1, 1, 0, 1, 1, 4, 384, 1, 0),
         End(1, 1, 1, 4),  # of an epoch that was not asked for
         LaneEnded(1, 0, 0, 1, 0, b""),
-        Passed(1, 0, 1, 1, 4),
+        SentElsewhere(1, 0, 1, 1, 4),
         Begun(1, bytes(32)),
-        Missing((0,)),  # where there are no ranks
+        MissingRanks((0,)),  # where there are no ranks
         Chunk(5, 0),
         Welcome(b"0" * 16, info, "x"),
     ):
@@ -340,13 +340,13 @@ def test_what_the_daemon_must_not_send_fails_the_stream(transport: str) -> None:
             del batches, batch
 
 
-def test_a_segment_without_its_memory_breaks_the_protocol() -> None:
+def test_a_memfd_without_its_descriptor_breaks_the_protocol() -> None:
     info, epoch = numbers(1)
     with FakeDaemon(info, lambda e: [*epoch(e), Stall()]) as daemon, penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         assert first(next(batches)) == 0
         assert daemon.stalled.wait(60)
-        daemon.say(Segment(1, 4096))
+        daemon.say(Map(1, 4096))
         with pytest.raises(penstock.ProtocolError, match="came without its fd"):
             next(batches)
         del batches
@@ -359,10 +359,10 @@ def test_messages_that_say_nothing_new_are_taken_without_harm() -> None:
         held = [next(batches), next(batches)]
         assert daemon.stalled.wait(60)
         daemon.say(Pong())
-        daemon.say(SegmentGone(1))
+        daemon.say(Unmap(1))
         daemon.go_on()
         assert list(batches) == []
-        assert [first(batch) for batch in held] == [0, 1]  # the segment is unmapped with the last array over it
+        assert [first(batch) for batch in held] == [0, 1]  # the memfd is unmapped with the last array over it
         del batches
 
 
@@ -411,7 +411,7 @@ def test_arrays_outlive_close_and_the_lease_lives_as_long_as_they() -> None:
             next(batches)
         with pytest.raises(penstock.StreamClosed, match="was closed"):
             next(connection.batches())
-        daemon.wait_for(lambda: daemon.count(Bye) == 1)
+        daemon.wait_for(lambda: daemon.count(Close) == 1)
         held.pop()
         daemon.wait_for(lambda: daemon.in_use <= 1)
         assert daemon.ended_sessions == 0
@@ -500,7 +500,7 @@ def test_a_forked_child_disturbs_nothing_and_says_what_to_do(transport: str) -> 
         os.close(write)
         os.close(read)
         assert os.waitpid(child, 0)[1] == 0
-        assert daemon.count(Bye) == 1
+        assert daemon.count(Close) == 1
 
 
 @both

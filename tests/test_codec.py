@@ -67,13 +67,13 @@ from_clients = st.one_of(
     st.builds(m.Begin, epochs),
     st.builds(m.Ack, counts, st.lists(counts, max_size=20).map(tuple), counts),
     st.builds(m.Leave, epochs),
-    st.sampled_from([m.Ping(), m.Bye(), m.StatusRequest(1), m.StopRequest()]),
+    st.sampled_from([m.Ping(), m.Close(), m.StatusRequest(1), m.StopRequest()]),
 )
 from_servers = st.one_of(
     st.builds(m.Welcome, tokens, infos, names),
     st.builds(m.Slab, counts, counts, st.integers(-1, 99), counts, st.integers(1, 256), counts, counts, shapes=shapes),
     st.builds(m.End, counts, counts, counts, counts),
-    st.builds(m.Missing, st.lists(st.integers(0, 99), max_size=9).map(tuple)),
+    st.builds(m.MissingRanks, st.lists(st.integers(0, 99), max_size=9).map(tuple)),
     st.builds(m.Failed, reports),
     st.builds(m.Chunk, counts, counts),
 )
@@ -372,6 +372,6 @@ def test_an_error_that_names_a_file_whose_name_is_no_utf8_can_be_sent() -> None:
 
 
 def test_whatever_ranks_are_missing_can_be_said() -> None:
-    assert len(codec.encode(m.Missing(tuple(range(m.MAX_WORLD))))) < codec.MAX_MESSAGE
+    assert len(codec.encode(m.MissingRanks(tuple(range(m.MAX_WORLD))))) < codec.MAX_MESSAGE
     with pytest.raises(ProtocolError):
         codec.from_client(codec.encode(m.Open(bytes(16), b"", 1, 1, 1, world_size=m.MAX_WORLD + 1)))

@@ -269,9 +269,9 @@ def test_a_slot_that_cannot_be_made_is_an_error_of_its_stream(
             with pytest.raises(penstock.MemoryBound, match=f"no file desc.*ulimit|{os.strerror(number)}"):
                 await slots.grow(5000)
         assert (slots.nbytes, slots.count) == (0, 0)
-        segment = await slots.grow(5000)
+        memfd = await slots.grow(5000)
         assert (slots.nbytes, slots.count) == (8192, 1)
-        slots.retire(segment)
+        slots.retire(memfd)
 
     asyncio.run(body())
 
@@ -282,13 +282,13 @@ def test_bytes_go_out_over_the_network_even_if_they_cannot_be_mapped(monkeypatch
 
     async def body() -> None:
         slots = Arena()
-        segment = await slots.grow(5000)
-        os.pwrite(segment.fd, b"abcdef", 100)
+        memfd = await slots.grow(5000)
+        os.pwrite(memfd.fd, b"abcdef", 100)
         monkeypatch.setattr(arena.mmap, "mmap", fail)
-        assert bytes(segment.view(101, 105)) == b"bcde"
+        assert bytes(memfd.view(101, 105)) == b"bcde"
         monkeypatch.undo()
-        assert bytes(segment.view(101, 105)) == b"bcde"
-        slots.retire(segment)
+        assert bytes(memfd.view(101, 105)) == b"bcde"
+        slots.retire(memfd)
 
     asyncio.run(body())
 
@@ -296,8 +296,8 @@ def test_bytes_go_out_over_the_network_even_if_they_cannot_be_mapped(monkeypatch
 def test_free_slots_beyond_the_streams_shares_go_back_by_their_number_too() -> None:
     async def body() -> None:
         slots = Arena()
-        for segment in [await slots.grow(4096) for _ in range(5)]:
-            slots.free(segment)
+        for memfd in [await slots.grow(4096) for _ in range(5)]:
+            slots.free(memfd)
         assert len(slots.trim(1 << 30, 3)) == 2
         assert (slots.count, slots.nbytes) == (3, 3 * 4096)
         assert len(slots.trim(0, 3)) == 3

@@ -165,11 +165,11 @@ def forged(daemon: Daemon, feed: str, change: Callable[[Position], bytes]) -> It
         connection.send(codec.encode(m.Hello(m.VERSION, feed)))
         welcome = codec.from_server(connection.recv())
         assert isinstance(welcome, m.Welcome)
-        connection.send(codec.encode(m.Resume(welcome.session, change(Position(welcome.feed, 0)))))
+        connection.send(codec.encode(m.PositionPart(welcome.session, change(Position(welcome.feed, 0)))))
         connection.send(codec.encode(m.Open(welcome.session, b"", 4, 1 << 24, 0)))
         connection.send(codec.encode(m.Begin(0)))
         yield connection
-        connection.send(codec.encode(m.Bye()))
+        connection.send(codec.encode(m.Close()))
     finally:
         connection.close(500)
         context.term()

@@ -26,7 +26,7 @@ def test_a_ticket_that_is_freed_while_it_waits_for_a_slot_leaves_none_behind(siz
             found=found.append,
             copied=found.append,
             refused=lambda ticket, error: found.append(-ticket),
-            gone=lambda segment: None,
+            gone=lambda memfd: None,
         )
         for nbytes in sizes[:-1]:
             slots.request(FindSlot(TICKET, nbytes))
@@ -54,7 +54,7 @@ def test_a_ticket_may_be_freed_as_soon_as_its_slot_is_found() -> None:
             found=lambda ticket: slots.free(ticket),
             copied=lambda ticket: None,
             refused=lambda ticket, error: None,
-            gone=lambda segment: None,
+            gone=lambda memfd: None,
         )
         for ticket in range(5):  # the first gets a new slot, the others the same one again
             slots.request(FindSlot(ticket, 4096))

@@ -202,7 +202,7 @@ objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
 
 
 class Worker:
-    """A worker process; this end of its socketpair; and one segment of shared memory."""
+    """A worker process; this end of its socketpair; and one memfd of shared memory."""
 
     def __init__(self, folder: Path, feeds: list[str], environment: dict[str, str], *, watched: bool) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -289,11 +289,11 @@ class Worker:
     def nothing_comes(self) -> bool:
         return not select.select([self.socket], [], [], 0.05)[0]
 
-    def map(self, nbytes: int, segment: int) -> None:
+    def map(self, nbytes: int, memfd: int) -> None:
         fd = os.memfd_create("penstock-test", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
-        self.memory[segment] = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
-        self.send(m.Segment(segment, nbytes), fd)
+        self.memory[memfd] = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        self.send(m.Map(memfd, nbytes), fd)
         os.close(fd)
 
     def list(self, feed: str, epoch: int = 0) -> m.SplitsListed:
@@ -303,22 +303,22 @@ class Worker:
         if listed.spec is not None:
             self.specs[feed] = listed.spec
         if listed.count:
-            self.send(m.SplitList(1, listed.nbytes), self.fd)
+            self.send(m.ShareSplits(1, listed.nbytes), self.fd)
         return listed
 
     def start(self, feed: str, run: int = 1, lane: int = 0, epoch: int = 0, record: bytes = b"") -> None:
         self.send(m.StartRun(run=run, feed=feed, epoch=epoch, lane=lane, splits=1, record=record))
 
     def fill(
-        self, run: int = 1, ticket: int = 1, index: int = 0, batches: int = 1, segment: int = 1, first: int = 0
+        self, run: int = 1, ticket: int = 1, index: int = 0, batches: int = 1, memfd: int = 1, first: int = 0
     ) -> None:
-        self.send(m.Fill(run, ticket, index, batches, segment, len(self.memory[segment]), first))
+        self.send(m.Fill(run, ticket, index, batches, memfd, len(self.memory[memfd]), first))
 
     def batches(
-        self, feed: str, batch_size: int, count: int, segment: int = 1, first: int = 0
+        self, feed: str, batch_size: int, count: int, memfd: int = 1, first: int = 0
     ) -> list[tuple[list[int], list[Any]]]:
         """Header and leaves of consecutive batches."""
-        slot, slot_layout = self.memory[segment], layout.fixed_layout(self.specs[feed], batch_size, 256)
+        slot, slot_layout = self.memory[memfd], layout.fixed_layout(self.specs[feed], batch_size, 256)
         found = []
         for place in range(first, first + count):
             header = slot_layout.headers(slot)[place, :4].tolist()
@@ -358,8 +358,8 @@ def worker(tmp_path: Path) -> Iterator[Start]:
         workers.append(started)
         if imported:
             started.receive(m.Imported)
-            for segment in (1, 2):
-                started.map(1 << 20, segment)
+            for memfd in (1, 2):
+                started.map(1 << 20, memfd)
         return started
 
     yield start
@@ -426,7 +426,7 @@ def test_the_list_is_sealed_and_read_by_other_workers(worker: Start) -> None:
     listed = first.list("feed")
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(first.fd, 0)
-    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.ShareSplits(1, listed.nbytes), first.fd)
     second.send(m.StartRun(1, "feed", 0, 0, 1, spec=listed.spec))
     second.specs = first.specs
     second.fill()
@@ -479,8 +479,8 @@ def test_a_lane_fills_its_turns_and_says_what_is_left_over(worker: Start) -> Non
     started.list("feed")
     started.start("feed", lane=0, epoch=1)
     started.fill(ticket=1, batches=2)
-    started.fill(ticket=2, index=2, batches=3, segment=2)
-    started.fill(ticket=3, index=5, batches=3, segment=2)
+    started.fill(ticket=2, index=2, batches=3, memfd=2)
+    started.fill(ticket=3, index=5, batches=3, memfd=2)
     made = started.receive(m.Made)
     assert (made.ticket, made.first, made.batches, made.rows, made.last, made.ended) == (1, 0, 2, 4, True, False)
     assert made.record
@@ -488,7 +488,7 @@ def test_a_lane_fills_its_turns_and_says_what_is_left_over(worker: Start) -> Non
     assert (ended.ticket, ended.batches, ended.rows, ended.ended, ended.leftover) == (2, 2, 4, True, 1)
     after = started.receive(m.Made)
     assert (after.ticket, after.batches, after.last, after.ended, after.leftover) == (3, 0, True, True, 1)
-    batches = [*started.batches("feed", 2, 2), *started.batches("feed", 2, 2, segment=2)]
+    batches = [*started.batches("feed", 2, 2), *started.batches("feed", 2, 2, memfd=2)]
     assert [header for header, _ in batches] == [[2, 1, 0, 0], [2, 1, 0, 1], [2, 1, 0, 2], [2, 1, 0, 3]]
     assert [leaves[1] for _, leaves in batches] == [[0, 1], [2, 3], [4, 0], [1, 2]]
     assert batches[2][1][0] == [[0.0] * 3, [2.0] * 3]
@@ -500,11 +500,11 @@ def test_leftovers_of_several_lanes_meet_in_one_batch(worker: Start) -> None:
     started.list("declared")
     for lane in (0, 1, 3):
         started.start("declared", run=lane, lane=lane)
-        started.fill(run=lane, ticket=lane, batches=3, segment=2)
+        started.fill(run=lane, ticket=lane, batches=3, memfd=2)
         while not (ended := started.receive(m.Made)).last:
             pass  # a part: on a busy machine a turn takes longer than 10 ms
         assert (ended.ended, ended.leftover) == (True, (5, 0, 4, 2)[lane] % 2)
-    write = m.WriteRows(run=0, ticket=9, segment=1, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=4)
+    write = m.WriteRows(run=0, ticket=9, memfd=1, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=4)
     started.send(write)
     assert started.receive(m.RowsWritten) == m.RowsWritten(0, 9)
     ((header, leaves),) = started.batches("declared", 2, 1)
@@ -519,7 +519,7 @@ def test_a_run_goes_on_from_its_record_in_another_worker(worker: Start) -> None:
     first.fill(batches=2)
     record = first.receive(m.Made).record
     second.specs = first.specs
-    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.ShareSplits(1, listed.nbytes), first.fd)
     second.send(m.StartRun(1, "feed", 0, 0, 1, record, listed.spec))
     second.fill(index=2)
     assert second.receive(m.Made).batches == 1
@@ -590,17 +590,17 @@ def test_a_batch_that_is_too_large_waits_for_room_and_lets_others_by(worker: Sta
     started.start("whole", run=1, lane=0)
     started.start("whole", run=2, lane=1)
     started.map(4096, 3)
-    started.fill(run=1, ticket=1, index=0, segment=3)
+    started.fill(run=1, ticket=1, index=0, memfd=3)
     assert started.receive(m.Made).shapes == ((), (2, 4))
-    started.fill(run=1, ticket=2, index=1, segment=3)
-    started.fill(run=1, ticket=3, index=2, segment=3)
-    started.fill(run=2, ticket=4, index=0, segment=3)
+    started.fill(run=1, ticket=2, index=1, memfd=3)
+    started.fill(run=1, ticket=3, index=2, memfd=3)
+    started.fill(run=2, ticket=4, index=0, memfd=3)
     need = started.receive(m.NeedRoom)
     assert (need.run, need.ticket) == (1, 2)
     assert need.nbytes == layout.lay_out(["int64", "int32"], [(), (5000, 4)]).nbytes
     made = started.receive(m.Made)
     assert (made.run, made.ticket, made.rows) == (2, 4, 2)
-    started.fill(run=1, ticket=2, index=1, segment=1)
+    started.fill(run=1, ticket=2, index=1, memfd=1)
     made = started.receive(m.Made)
     assert (made.ticket, made.rows, made.shapes, made.last) == (2, 5000, ((), (5000, 4)), True)
     slot_layout = layout.lay_out([leaf.dtype for leaf in leaf_list(listed.spec)], made.shapes)
@@ -619,7 +619,7 @@ def test_a_dropped_run_that_waits_for_room_answers_its_tickets(worker: Start) ->
     started.start("whole")
     started.map(4096, 3)
     for ticket in range(3):
-        started.fill(ticket=ticket, index=ticket, segment=3)
+        started.fill(ticket=ticket, index=ticket, memfd=3)
     started.receive(m.Made)
     started.receive(m.NeedRoom)
     started.send(m.DropRun(1))
@@ -738,12 +738,12 @@ def test_leftover_rows_come_again_from_a_run_that_is_read_to_its_end_for_them(wo
     made = first.made()
     assert (made.ended, made.leftover) == (True, 1)
     second.specs = first.specs
-    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.ShareSplits(1, listed.nbytes), first.fd)
     second.send(m.StartRun(4, "feed", 1, 0, 1, made.record, listed.spec))
-    write = m.WriteRows(run=4, ticket=9, segment=2, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=3)
+    write = m.WriteRows(run=4, ticket=9, memfd=2, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=3)
     second.send(write)
     assert second.receive(m.RowsWritten) == m.RowsWritten(4, 9)
-    ((header, leaves),) = second.batches("feed", 2, 1, segment=2)
+    ((header, leaves),) = second.batches("feed", 2, 1, memfd=2)
     assert header == [2, 1, layout.TAIL_LANE, 3]
     assert (leaves[0][1], leaves[1][1]) == ([2.0] * 3, 3)
     second.send(write)  # of the same rows, for another merged batch, say
@@ -757,7 +757,7 @@ def test_leftover_rows_of_a_lane_that_has_a_full_batch_are_refused(worker: Start
     started = worker("feed")
     started.list("feed")
     started.start("feed")
-    write = m.WriteRows(run=1, ticket=9, segment=1, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=3)
+    write = m.WriteRows(run=1, ticket=9, memfd=1, nbytes=1 << 20, start=0, count=1, row=1, rows=2, index=3)
     started.send(write)
     error = started.receive(m.RunFailed).error
     assert (error.kind, "a full batch, number 0" in error.message) == ("ProtocolError", True)
@@ -797,7 +797,7 @@ def test_the_rest_of_a_turn_is_made_where_it_belongs(worker: Start) -> None:
     first.fill(batches=1)
     record = first.receive(m.Made).record
     second.specs = first.specs
-    second.send(m.SplitList(1, listed.nbytes), first.fd)
+    second.send(m.ShareSplits(1, listed.nbytes), first.fd)
     second.send(m.StartRun(1, "feed", 0, 0, 1, record, listed.spec))
     second.fill(index=1, batches=2, first=1)
     made = second.made()
@@ -820,7 +820,7 @@ def test_a_careful_run_reports_every_batch_with_its_record(worker: Start) -> Non
     parts = [started.receive(m.Made) for _ in range(4)]
     assert [(part.first, part.batches, part.last) for part in parts] == [(i, 1, i == 3) for i in range(4)]
     other.specs = started.specs
-    other.send(m.SplitList(1, listed.nbytes), started.fd)
+    other.send(m.ShareSplits(1, listed.nbytes), started.fd)
     for index, part in enumerate(parts[:3], 1):
         other.send(m.StartRun(index, "feed", 1, 0, 1, part.record, listed.spec))
         other.fill(run=index, index=index)
@@ -854,7 +854,7 @@ def test_splits_that_break_are_skipped_and_told_once_before_what_comes_behind(wo
         [[2, 3], [2, 4]],
     ]
     other.specs = started.specs
-    other.send(m.SplitList(1, listed.nbytes), started.fd)
+    other.send(m.ShareSplits(1, listed.nbytes), started.fd)
     other.send(m.StartRun(1, "failing", 0, 0, 1, second.record, listed.spec, skip=(0, 2)))
     other.fill(index=2)
     skipped = other.receive(m.SplitSkipped)
@@ -884,7 +884,7 @@ def test_after_a_death_the_page_names_the_split_and_the_stream_goes_on_without_i
     assert (doing.run, doing.number, doing.split, doing.in_user_code) == (6, 1, "(1, 5, 3)", True)
     assert doing.samples == 3
     other.specs = started.specs
-    other.send(m.SplitList(1, listed.nbytes), started.fd)
+    other.send(m.ShareSplits(1, listed.nbytes), started.fd)
     other.send(m.StartRun(1, "deadly", 0, 0, 1, made[-1].record, skip=(1,), spec=listed.spec))
     other.fill(index=4, batches=2)
     assert other.receive(m.SplitSkipped).samples == 3
@@ -968,7 +968,7 @@ def test_others_are_served_while_a_split_is_read_again_and_that_can_be_dropped(w
     assert listed.count == 4
     for number in range(3):
         started.start("feed", run=OTHER + number)
-        started.fill(run=OTHER + number, ticket=OTHER + number, batches=2, segment=2)
+        started.fill(run=OTHER + number, ticket=OTHER + number, batches=2, memfd=2)
         made = started.made()
         assert (made.ticket, made.first + made.batches) == (OTHER + number, 2)
     doing = started.doing()
@@ -1096,7 +1096,7 @@ def test_whatever_fails_in_a_run_fails_that_run(worker: Start) -> None:
     assert "no such file: caf\\udce9.png" in started.failure().message
     started.list("feed")
     started.start("feed", run=2)
-    started.fill(run=2, segment=1)
+    started.fill(run=2, memfd=1)
     started.receive(m.Made)
     started.send(m.WriteRows(2, 9, 1, 1 << 20, start=2**62, count=2**62, row=2**62, rows=2**62, index=2**62))
     assert started.receive(m.RunFailed).run == 2
@@ -1187,7 +1187,7 @@ worker.wait()
     assert not worker.is_running()
 
 
-def test_segments_come_and_go(worker: Start) -> None:
+def test_memfds_come_and_go(worker: Start) -> None:
     started = worker("feed")
     started.list("feed")
     started.start("feed")
@@ -1195,8 +1195,8 @@ def test_segments_come_and_go(worker: Start) -> None:
     started.receive(m.Made)
     mapped = Path(f"/proc/{started.process.pid}/maps")
     assert "penstock-test" in mapped.read_text()
-    for segment in (1, 2):
-        started.send(m.SegmentGone(segment))
+    for memfd in (1, 2):
+        started.send(m.Unmap(memfd))
     started.list("feed")
     assert "penstock-test" not in mapped.read_text()
     fds = os.listdir(f"/proc/{started.process.pid}/fd")

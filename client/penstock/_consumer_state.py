@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from penstock_proto import EndOfStream, IncompleteEpoch, PenstockError, ProtocolError, StateMismatch, StreamClosed
 from penstock_proto.layout import SlotLayout
-from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, Had, LaneEnded, Leave, Passed, Slab
+from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, Had, LaneEnded, Leave, SentElsewhere, Slab
 from penstock_proto.position import Position
 
 from ._memory import Root
@@ -86,7 +86,7 @@ class ConsumerState:
         self._open = False
         self._end: End | None = None
         self._queue: collections.deque[tuple[Received, Before]] = collections.deque()
-        self._before: list[LaneEnded | Passed] = []
+        self._before: list[LaneEnded | SentElsewhere] = []
         self._came = 0
         self._epoch_check = EpochCheck()
         self._ended = 0
@@ -223,11 +223,11 @@ class ConsumerState:
         before, self._before = tuple(self._before), []
         self._queue.append((received, before))
 
-    def passed(self, message: Passed | LaneEnded) -> None:
+    def passed(self, message: SentElsewhere | LaneEnded) -> None:
         """Note that other consumers got batches, or that a lane ended. Raises ProtocolError after the epoch's End."""
         self._check_open(message)
         if self._reads(message.epoch):
-            if isinstance(message, Passed):
+            if isinstance(message, SentElsewhere):
                 self._epoch_check.came(message)
             else:
                 self._epoch_check.ended(message)
@@ -321,7 +321,7 @@ class ConsumerState:
     def _reads(self, epoch: int) -> bool:
         return epoch == self.epoch and self._open and self.error is None
 
-    def _check_epoch(self, message: Begun | Slab | LaneEnded | Passed | End) -> None:
+    def _check_epoch(self, message: Begun | Slab | LaneEnded | SentElsewhere | End) -> None:
         """Raise ProtocolError for an epoch that nobody asked for."""
         if message.epoch > self.epoch:
             raise ProtocolError(
@@ -329,7 +329,7 @@ class ConsumerState:
                 f"{self.epoch}"
             )
 
-    def _check_open(self, message: Slab | LaneEnded | Passed | End) -> None:
+    def _check_open(self, message: Slab | LaneEnded | SentElsewhere | End) -> None:
         """Raise ProtocolError for such an epoch, and for one whose End came."""
         self._check_epoch(message)
         if self._end is not None and self._reads(message.epoch):

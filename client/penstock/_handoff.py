@@ -26,15 +26,15 @@ from penstock_proto import PenstockError, ProtocolError, StreamClosed
 from penstock_proto.codec import encode
 from penstock_proto.messages import (
     Begun,
-    Bye,
+    Close,
     End,
     Had,
     LaneEnded,
     Message,
-    Missing,
+    MissingRanks,
     Opened,
-    Passed,
     Pong,
+    SentElsewhere,
     ServerMessage,
 )
 from penstock_proto.position import Position
@@ -267,14 +267,14 @@ class HandOff:
             ProtocolError: the daemon must not send it now.
         """
         with self._ready:
-            if isinstance(message, LaneEnded | Passed):
+            if isinstance(message, LaneEnded | SentElsewhere):
                 self._state.passed(message)
             elif isinstance(message, Begun):
                 self._state.listed(message)
             elif isinstance(message, End):
                 self._state.ended(message)
                 self._flush()
-            elif isinstance(message, Missing):
+            elif isinstance(message, MissingRanks):
                 if any(rank >= self._identity.world_size for rank in message.ranks):
                     raise ProtocolError(f"the daemon sent {message}, but there are {self._identity.world_size} ranks")
                 self.missing = message.ranks
@@ -298,13 +298,13 @@ class HandOff:
             self._ready.notify_all()
 
     def tend(self, last: bool) -> None:
-        """Leave dropped epochs, close lost connections, and send what is due. `last`: say Bye, as nobody reads on."""
+        """Leave dropped epochs, close lost connections, and send what is due. `last`: say Close, as nobody reads on."""
         with self._ready:
             self._leave_dropped_epochs()
             self._lost.close_unused()
             if last:
                 self._said_bye = True
-                self._outbox.append(encode(Bye(self._state.given if self._state.closed else self._state.handed)))
+                self._outbox.append(encode(Close(self._state.given if self._state.closed else self._state.handed)))
             self._flush()
 
     def disconnect(self) -> None:
@@ -427,7 +427,7 @@ class HandOff:
         while True:
             if not self._outbox:
                 if self._state.closed is not None and not self._said_bye:
-                    return  # Bye comes first: it tells how many slabs were handed over before the rest became void
+                    return  # Close comes first: it tells how many slabs were handed over before the rest became void
                 ack = self._state.ack()
                 if ack is None:
                     return

@@ -20,13 +20,13 @@ from penstock_proto.codec import encode, from_server
 from penstock_proto.messages import (
     Failed,
     Greeting,
+    Map,
     Open,
     Opened,
-    Resume,
-    Segment,
-    SegmentGone,
+    PositionPart,
     ServerMessage,
     Slab,
+    Unmap,
     Welcome,
 )
 
@@ -78,7 +78,7 @@ class LocalTransport:
         self._views = views
         self._mailbox = mailbox
         self._released: collections.deque[Gone] = collections.deque()
-        self._segments: dict[int, Mapping] = {}
+        self._memfds: dict[int, Mapping] = {}
         self._reset = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -89,7 +89,7 @@ class LocalTransport:
             message = opening(welcome.session, self._page[ledger.NONCE], CREDIT, CREDIT_BYTES, QUOTA)
             try:
                 for piece in start:
-                    seqpacket.send(self._socket, encode(Resume(welcome.session, piece)))
+                    seqpacket.send(self._socket, encode(PositionPart(welcome.session, piece)))
                 opened = self._opened(encode(message), timeout, watch)
             except OSError as error:
                 raise ConnectionLost(f"the daemon closed the connection while it was being opened ({error})") from None
@@ -172,30 +172,30 @@ class LocalTransport:
                 message = from_server(data)
                 if type(message) is Slab:
                     return self._slab(message)
-                if type(message) is Segment:
-                    self._segment(message, fd)
-                elif type(message) is SegmentGone:
-                    self._segments.pop(message.segment, None)
+                if type(message) is Map:
+                    self._memfd(message, fd)
+                elif type(message) is Unmap:
+                    self._memfds.pop(message.memfd, None)
                 else:
                     return message
             finally:
                 if fd is not None:
                     os.close(fd)
 
-    def _segment(self, message: Segment, fd: int | None) -> None:
-        if fd is None or message.segment in self._segments:
+    def _memfd(self, message: Map, fd: int | None) -> None:
+        if fd is None or message.memfd in self._memfds:
             raise ProtocolError(f"{message} came {'without its fd' if fd is None else 'twice'}")
         try:
-            self._segments[message.segment] = Mapping(fd, message.nbytes)
+            self._memfds[message.memfd] = Mapping(fd, message.nbytes)
         except (OSError, ValueError, OverflowError) as error:
             raise ProtocolError(f"{message} cannot be mapped: {error}") from None
 
     def _slab(self, slab: Slab) -> Received:
         layout = self._views.layout(slab)
-        segment = self._segments.get(slab.segment)
-        if segment is None or layout.nbytes > segment.nbytes:
+        memfd = self._memfds.get(slab.memfd)
+        if memfd is None or layout.nbytes > memfd.nbytes:
             raise ProtocolError(f"{slab} refers to a slot that was not sent")
-        return Received(slab, layout, segment.root(layout.nbytes, self._released.append, slab.seq))
+        return Received(slab, layout, memfd.root(layout.nbytes, self._released.append, slab.seq))
 
     def send(self, data: bytes) -> bool:
         """Send one message if there is room. Return whether it was sent, or need not be because the daemon is gone."""
@@ -224,7 +224,7 @@ class LocalTransport:
 
     def close(self) -> None:
         """End the lease."""
-        self._segments.clear()
+        self._memfds.clear()
         self._socket.close()
         self._mark.release()
         self._page.close()

@@ -52,7 +52,7 @@ class Root:
 
 
 class Mapping:
-    """A shared segment, mapped writable: TensorFlow writes in place to memory that it thinks it owns.
+    """A shared memfd, mapped writable: TensorFlow writes in place to memory that it thinks it owns.
 
     It is unmapped when this object and all roots over it are gone.
     """

@@ -14,16 +14,16 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass
 
-from penstock_proto.messages import End, FeedInfo, LaneEnded, Passed, Slab
+from penstock_proto.cursor import Cursor
+from penstock_proto.messages import End, FeedInfo, LaneEnded, SentElsewhere, Slab
 from penstock_proto.position import MAX_SKIP, Position
-from penstock_proto.standing import Standing
 
 KEEP = 4096
 """Most steps to remember."""
 SPAN = MAX_SKIP
 """Most batches in one step of several slabs, which bounds `skip`."""
 
-Before = tuple[LaneEnded | Passed, ...]
+Before = tuple[LaneEnded | SentElsewhere, ...]
 """The messages that came between a slab and the one before it."""
 
 
@@ -62,7 +62,7 @@ class Progress:
         self.consumed = consumed
         self._oldest = consumed
         self._at = consumed
-        self._place = Standing(position or Position(info, 0))
+        self._place = Cursor(position or Position(info, 0))
         self._steps: collections.deque[_Step] = collections.deque()
         self._digests: dict[int, bytes] = {}
 
@@ -135,7 +135,7 @@ class Progress:
         self._move(self._place, step)
         self._oldest = self._at = step[0]
 
-    def _move(self, place: Standing, step: _Step) -> None:
+    def _move(self, place: Cursor, step: _Step) -> None:
         _, what, before = step
         if isinstance(what, _Next):
             place.begin(what.epoch)
@@ -163,10 +163,10 @@ def _is_behind(step: _Step, consumed: int) -> bool:
     return count < consumed or (count == consumed and not (isinstance(what, _Next) and what.ended))
 
 
-def _moved(place: Standing, what: Slab | _Thinned, before: Before) -> None:
+def _moved(place: Cursor, what: Slab | _Thinned, before: Before) -> None:
     """Move `place` past the messages that came before a slab (or slabs), and past the slab."""
     for message in before:
-        if isinstance(message, Passed):
+        if isinstance(message, SentElsewhere):
             place.skip -= min(place.skip, message.batches)
             place.read(message)
         else:
@@ -219,7 +219,7 @@ class EpochCheck:
             self._ended = {lane.lane: lane.index for lane in position.ended}
             self._read = {place.lane: place.index for place in position.places} | self._ended
 
-    def came(self, some: Slab | Passed) -> None:
+    def came(self, some: Slab | SentElsewhere) -> None:
         """Count batches that arrived, or that other consumers got."""
         self.slabs += isinstance(some, Slab)
         if isinstance(some, Slab) and some.repeat:

@@ -24,7 +24,7 @@ from penstock_proto.messages import (
     Opened,
     Ping,
     Pong,
-    Resume,
+    PositionPart,
     ServerMessage,
     Slab,
     Welcome,
@@ -191,7 +191,7 @@ class TcpTransport:
         deadline = time.monotonic() + timeout
         try:
             for piece in start:
-                self._say(Resume(welcome.session, piece), deadline)
+                self._say(PositionPart(welcome.session, piece), deadline)
             answer = self._ask(opening(welcome.session, b"", CREDIT, CREDIT_BYTES, 0), deadline, watch)
         except Silent:
             raise Unreachable(

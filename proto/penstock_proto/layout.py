@@ -12,7 +12,7 @@ A slab is a run of those batches, from place `first` on. Only the last batch of 
 others, and then it is a slab by itself. A *fixed* feed (batch size and every sample dimension known) has room for a
 turn in each slot. Any other feed has one batch in a slot, laid out by the shapes that its message carries.
 
-This file knows no segment and no message.
+This file knows no memfd and no message.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from . import errors
 from .spec import Spec, check_size, printable
 
-VERSION = 5
+VERSION = 6
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40
@@ -132,7 +132,7 @@ class Hello(Message, frozen=True):
     client: Line = ""
 
 
-class Resume(Message, frozen=True):
+class PositionPart(Message, frozen=True):
     """A piece of the position from which the session's stream shall begin, in order. Comes before Open, on the same
     transport. The pieces together are a packed `Position`; none at all means epoch 0."""
 
@@ -216,7 +216,7 @@ class Ping(Message, frozen=True):
     """A sign of life; answered with Pong."""
 
 
-class Bye(Message, frozen=True):
+class Close(Message, frozen=True):
     """The client ends its session. `handed` as in Leave."""
 
     handed: Count = 0
@@ -278,23 +278,23 @@ class Opened(Message, frozen=True):
     epoch: Count = 0
 
 
-class Missing(Message, frozen=True):
+class MissingRanks(Message, frozen=True):
     """The stream has not begun, as these ranks are not there yet; none: it begins now."""
 
     ranks: Annotated[tuple[Index, ...], Meta(max_length=MAX_WORLD)]
 
 
-class Segment(Message, frozen=True):
-    """A segment of the arena, `nbytes` long, with its fd. Sent before the first message that names it. (unix only)"""
+class Map(Message, frozen=True):
+    """A memfd of the arena, `nbytes` long, with its fd. Sent before the first message that names it. (unix only)"""
 
-    segment: Index
+    memfd: Index
     nbytes: Count
 
 
-class SegmentGone(Message, frozen=True):
-    """Nothing will name this segment again; unmap it when the last array over it is gone. (unix only)"""
+class Unmap(Message, frozen=True):
+    """Nothing will name this memfd again; unmap it when the last array over it is gone. (unix only)"""
 
-    segment: Index
+    memfd: Index
 
 
 class Begun(Message, frozen=True):
@@ -324,8 +324,8 @@ class Slab(Message, frozen=True):
     """One slab: `batches` consecutive batches of one turn, `nbytes` bytes in all.
 
     `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
-    leftovers). It is the batches from place `first` of a slot on (layout.py): over unix that slot is `segment`, over
-    ZeroMQ `segment` is 0 and the bytes follow in Chunks. `shapes`: whole shapes of the leaves where the feed is not
+    leftovers). It is the batches from place `first` of a slot on (layout.py): over unix that slot is `memfd`, over
+    ZeroMQ `memfd` is 0 and the bytes follow in Chunks. `shapes`: whole shapes of the leaves where the feed is not
     fixed (then `batches` is 1), else empty. `rows` is the number of rows in all its batches; several are all full.
     `record`: the lane's restart record behind its last batch (empty for merged batches and for indexable feeds).
     `repeat`: it repeats a batch that another rank gets, to fill up the last round: it is a slab as any other, but moves
@@ -339,14 +339,14 @@ class Slab(Message, frozen=True):
     batches: Annotated[int, Meta(ge=1, le=2**16)]
     rows: Count
     nbytes: Count
-    segment: Index = 0
+    memfd: Index = 0
     first: Count = 0
     shapes: Shapes = ()
     record: Record = b""
     repeat: bool = False
 
 
-class Passed(Message, frozen=True):
+class SentElsewhere(Message, frozen=True):
     """Batches of the stream that are not sent to this consumer, for its position: fields as in Slab.
 
     They lie within the position's `skip`, or are another rank's. They count in End's `batches` and `rows`.
@@ -425,7 +425,7 @@ class Compare(Message, frozen=True):
     digests: Digests
 
 
-class SplitList(Message, frozen=True):
+class ShareSplits(Message, frozen=True):
     """A list of splits, `nbytes` long, with its fd; StartRun refers to it by `splits`."""
 
     splits: Count
@@ -466,14 +466,14 @@ class StartRun(Message, frozen=True):
 
 class Fill(Message, frozen=True):
     """Make the run's next turn: up to `batches` batches, the first being number `index` of the lane, from place `first`
-    of a slot on, which is `segment` with its `nbytes` bytes. Answered by Made messages, the last of which has `last`
+    of a slot on, which is `memfd` with its `nbytes` bytes. Answered by Made messages, the last of which has `last`
     set."""
 
     run: Count
     ticket: Count
     index: Count
     batches: Annotated[int, Meta(ge=1, le=2**16)]
-    segment: Index
+    memfd: Index
     nbytes: Count
     first: Count = 0
 
@@ -487,7 +487,7 @@ class WriteRows(Message, frozen=True):
 
     run: Count
     ticket: Count
-    segment: Index
+    memfd: Index
     nbytes: Count
     start: Count
     count: Count
@@ -664,18 +664,18 @@ class RunFailed(Message, frozen=True):
 
 
 ClientMessage: TypeAlias = (
-    Hello | Resume | Open | Begin | Ack | Leave | Ping | Bye | StatusRequest | StopRequest | ScaleRequest
+    Hello | PositionPart | Open | Begin | Ack | Leave | Ping | Close | StatusRequest | StopRequest | ScaleRequest
 )
 ServerMessage: TypeAlias = (
     Welcome
     | Greeting
     | Opened
-    | Missing
-    | Segment
-    | SegmentGone
+    | MissingRanks
+    | Map
+    | Unmap
     | Begun
     | Slab
-    | Passed
+    | SentElsewhere
     | Chunk
     | LaneEnded
     | End
@@ -685,17 +685,7 @@ ServerMessage: TypeAlias = (
     | Status
 )
 ToWorker: TypeAlias = (
-    ListSplits
-    | Compare
-    | SplitList
-    | ForgetSplits
-    | StartRun
-    | Fill
-    | WriteRows
-    | DropRun
-    | Segment
-    | SegmentGone
-    | Shutdown
+    ListSplits | Compare | ShareSplits | ForgetSplits | StartRun | Fill | WriteRows | DropRun | Map | Unmap | Shutdown
 )
 FromWorker: TypeAlias = (
     Imported | StartFailed | SplitsListed | Compared | Made | NeedRoom | RowsWritten | SplitSkipped | RunFailed

@@ -43,7 +43,7 @@ from .feed import mixing_warning, workers_warning
 from .from_workers import FromWorkers
 from .group_file import GroupFile
 from .host import descriptors
-from .host.arena import Arena, Segment
+from .host.arena import Arena, Memfd
 from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .host.slots import Slots
@@ -292,7 +292,7 @@ class Daemon:
             found=lambda ticket: dispatch.tell(on.SlotFound(ticket)),
             copied=lambda ticket: dispatch.tell(on.Copied(ticket)),
             refused=lambda ticket, error: dispatch.tell(on.NoSlot(ticket, error)),
-            gone=self._segment_gone,
+            gone=self._memfd_gone,
         )
         self._supervisor = Supervisor(
             self._feeds,
@@ -374,9 +374,9 @@ class Daemon:
         if self._draining and self._coordinator.stopped:
             self.stop()
 
-    def _segment_gone(self, segment: Segment) -> None:
-        self._sessions.segment_gone(segment)
-        self._to_workers.forget_segment(segment)
+    def _memfd_gone(self, memfd: Memfd) -> None:
+        self._sessions.memfd_gone(memfd)
+        self._to_workers.forget_memfd(memfd)
 
     # --- starting ---
 

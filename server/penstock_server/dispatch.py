@@ -137,11 +137,11 @@ class Dispatch:
             case do.FindSlot():
                 self._slots.request(command)
             case do.Fill():
-                self._to_workers.fill(command, self._slots.segment(command.ticket))
+                self._to_workers.fill(command, self._slots.memfd(command.ticket))
             case do.WriteRows():
-                self._to_workers.write_rows(command, self._slots.segment(command.ticket))
+                self._to_workers.write_rows(command, self._slots.memfd(command.ticket))
             case do.SendSlab():
-                self._sessions.deliver(command, self._slots.segment(command.ticket))
+                self._sessions.deliver(command, self._slots.memfd(command.ticket))
             case do.Copy():
                 self._slots.copy(command)
             case do.Free():

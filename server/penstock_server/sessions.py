@@ -34,7 +34,7 @@ from .coordinator import events as on
 from .coordinator.ask import Ask
 from .coordinator.commands import SendSlab
 from .greeted import Greeted
-from .host.arena import Segment
+from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
 from .rate_limited_log import RateLimitedLog
@@ -69,7 +69,7 @@ class Session:
     """The same in all sessions of one client."""
     shares: bool = False
     """It takes from a group's stream. When its connection breaks, it may come back and tell what it was handed."""
-    sending: deque[tuple[int, Segment]] = field(default_factory=deque)
+    sending: deque[tuple[int, Memfd]] = field(default_factory=deque)
     """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
     opened: bool = False
     """Its stream exists."""
@@ -187,7 +187,7 @@ class Sessions:
         match message:
             case m.Hello():
                 self._hello(routing_id, message)
-            case m.Resume():
+            case m.PositionPart():
                 self._resume(message, session)
             case m.Open():
                 self._open(message, routing_id, None)
@@ -200,7 +200,7 @@ class Sessions:
                 self._answer(routing_id, m.Failed(m.ErrorReport.of(refused)))
             case _ if session is not None:
                 self._said(session, message)
-            case m.Bye():
+            case m.Close():
                 pass  # of a session that has ended
             case _:
                 raise ConnectionLost("there is no session on this connection, or it has ended: connect again")
@@ -214,7 +214,7 @@ class Sessions:
                 raise
             return
         match message:
-            case m.Resume() if session is None:
+            case m.PositionPart() if session is None:
                 self._resume(message, self.sessions.get(message.session))
             case m.Open() if session is None:
                 self._open(message, b"", peer)
@@ -285,7 +285,7 @@ class Sessions:
 
     # --- what goes ---
 
-    def deliver(self, slab: SendSlab, segment: Segment) -> None:
+    def deliver(self, slab: SendSlab, memfd: Memfd) -> None:
         """Send one slab."""
         session = self._by_consumer.get(slab.consumer)
         if session is None:
@@ -299,19 +299,19 @@ class Sessions:
             batches=slab.batches,
             rows=slab.rows,
             nbytes=slab.nbytes,
-            segment=segment.number if local else 0,
+            memfd=memfd.number if local else 0,
             first=slab.first,
             shapes=slab.shapes,
             record=slab.record,
             repeat=slab.repeat,
         )
         if session.peer is not None and not session.muted:
-            session.peer.show(segment)
+            session.peer.show(memfd)
         if self._send(session, message) and not local:
-            session.sending.append((slab.seq, segment))
+            session.sending.append((slab.seq, memfd))
             layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
             for start, stop in layout.regions(slab.first, slab.batches):
-                self._router.send_bytes(session.routing_id, slab.seq, start, segment.view(start, stop))
+                self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
 
     def send(self, consumer: int, message: m.Message) -> None:
         """Send a message to a consumer."""
@@ -345,10 +345,10 @@ class Sessions:
             if (session := self._by_consumer.get(consumer)) is not None:
                 session.muted = True
 
-    def segment_gone(self, segment: Segment) -> None:
-        """Tell consumers on this host that the segment was given back."""
+    def memfd_gone(self, memfd: Memfd) -> None:
+        """Tell consumers on this host that the memfd was given back."""
         for peer in list(self._by_peer):
-            peer.gone(segment)
+            peer.gone(memfd)
 
     def stop(self, error: PenstockError) -> None:
         """Tell every consumer why nothing more comes."""
@@ -458,7 +458,7 @@ class Sessions:
                 else:  # its slots come back at end of file
                     self._tell(on.Cut(session.consumer, handed))
 
-    def _resume(self, message: m.Resume, session: Session | None) -> None:
+    def _resume(self, message: m.PositionPart, session: Session | None) -> None:
         if session is None or session.consumer is not None or session.token != message.session:
             raise ProtocolError("Resume in a session that is not waiting to be opened")
         info = self._coordinator.feeds[session.feed].info
@@ -471,7 +471,7 @@ class Sessions:
     def _said(self, session: Session, message: m.ClientMessage) -> None:
         consumer = session.consumer
         if consumer is None:
-            if isinstance(message, m.Bye):
+            if isinstance(message, m.Close):
                 self._gone(session, 0)
             return
         match message:
@@ -483,7 +483,7 @@ class Sessions:
                     session.sending.popleft()
             case m.Leave():
                 self._tell(on.Leave(consumer, message.epoch, message.handed))
-            case m.Bye():
+            case m.Close():
                 self._tell(on.Close(consumer, message.handed))  # slots come back as tensors die, or at end of file
                 if session.peer is None:
                     self._gone(session, message.handed)
@@ -512,8 +512,8 @@ class Sessions:
         if consumer is not None:
             self._log.info("feed %s: %s is gone", session.feed, session.client)
             self._by_consumer.pop(consumer, None)
-            for _, segment in session.sending:
-                segment.retired = True
+            for _, memfd in session.sending:
+                memfd.retired = True
             if session.sending:  # bytes that still wait must not keep their slots for ever
                 self._router.drop(session.routing_id)
             self._tell(on.Lost(consumer, handed))

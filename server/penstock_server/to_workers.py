@@ -1,6 +1,6 @@
 """What the daemon says to its workers.
 
-What comes with a file descriptor, a slot's segment or a list of splits, is shown to a worker's process once, before the
+What comes with a file descriptor, a slot's memfd or a list of splits, is shown to a worker's process once, before the
 first message that names it.
 """
 
@@ -14,7 +14,7 @@ from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
 from .coordinator import commands as do
-from .host.arena import Segment
+from .host.arena import Memfd
 from .host.supervisor import Supervisor
 
 
@@ -24,7 +24,7 @@ class ToWorkers:
     def __init__(self, supervisor: Supervisor, numbers: Iterable[int]) -> None:
         self._supervisor = supervisor
         self._shown: dict[int, set[tuple[str, int]]] = {number: set() for number in numbers}
-        """Segments and lists of splits that each worker has been shown."""
+        """Memfds and lists of splits that each worker has been shown."""
         self._lists: dict[int, tuple[int, int]] = {}
         """fd and size of each list of splits, by its number."""
         self._last_list = 0
@@ -41,28 +41,28 @@ class ToWorkers:
         """Say something that names nothing."""
         self._supervisor.send(worker, codec.encode(message))
 
-    def fill(self, command: do.Fill, segment: Segment) -> None:
-        """Have a turn, or a part of it, filled into `segment`."""
-        self._show_segment(command.worker, segment)
+    def fill(self, command: do.Fill, memfd: Memfd) -> None:
+        """Have a turn, or a part of it, filled into `memfd`."""
+        self._show_memfd(command.worker, memfd)
         fill = m.Fill(
             run=command.run,
             ticket=command.ticket,
             index=command.index,
             batches=command.batches,
-            segment=segment.number,
-            nbytes=segment.nbytes,
+            memfd=memfd.number,
+            nbytes=memfd.nbytes,
             first=command.first,
         )
         self.say(command.worker, fill)
 
-    def write_rows(self, command: do.WriteRows, segment: Segment) -> None:
-        """Have leftover rows written into `segment`."""
-        self._show_segment(command.worker, segment)
+    def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
+        """Have leftover rows written into `memfd`."""
+        self._show_memfd(command.worker, memfd)
         write = m.WriteRows(
             run=command.run,
             ticket=command.ticket,
-            segment=segment.number,
-            nbytes=segment.nbytes,
+            memfd=memfd.number,
+            nbytes=memfd.nbytes,
             start=command.start,
             count=command.count,
             row=command.row,
@@ -113,17 +113,17 @@ class ToWorkers:
             os.close(fd)
         self._forget(("splits", number), m.ForgetSplits(number))
 
-    def forget_segment(self, segment: Segment) -> None:
-        """The segment was given back to the system."""
-        self._forget(("segment", segment.number), m.SegmentGone(segment.number))
+    def forget_memfd(self, memfd: Memfd) -> None:
+        """The memfd was given back to the system."""
+        self._forget(("memfd", memfd.number), m.Unmap(memfd.number))
 
     def _show_list(self, worker: int, splits: int) -> None:
         if splits:
             fd, nbytes = self._lists[splits]
-            self._show(worker, ("splits", splits), m.SplitList(splits, nbytes), fd)
+            self._show(worker, ("splits", splits), m.ShareSplits(splits, nbytes), fd)
 
-    def _show_segment(self, worker: int, segment: Segment) -> None:
-        self._show(worker, ("segment", segment.number), m.Segment(segment.number, segment.nbytes), segment.fd)
+    def _show_memfd(self, worker: int, memfd: Memfd) -> None:
+        self._show(worker, ("memfd", memfd.number), m.Map(memfd.number, memfd.nbytes), memfd.fd)
 
     def _show(self, worker: int, what: tuple[str, int], message: m.Message, fd: int) -> None:
         if what not in self._shown[worker]:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from penstock_proto import PenstockError
-from penstock_proto.messages import Begun, End, Failed, FeedInfo, LaneEnded, Missing, Opened, Passed, Shapes
+from penstock_proto.messages import Begun, End, Failed, FeedInfo, LaneEnded, MissingRanks, Opened, SentElsewhere, Shapes
 
 
 class ListSplits(Struct, frozen=True):
@@ -132,7 +132,7 @@ class SendSlab(Struct, frozen=True):
     repeat: bool = False
 
 
-Said: TypeAlias = Begun | Passed | LaneEnded | End | Opened | Missing | Failed
+Said: TypeAlias = Begun | SentElsewhere | LaneEnded | End | Opened | MissingRanks | Failed
 """What a consumer is told besides slabs."""
 
 

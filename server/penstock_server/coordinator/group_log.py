@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock_proto import ProtocolError
-from penstock_proto.messages import FeedInfo, Had, LaneEnded, Passed
+from penstock_proto.cursor import Cursor
+from penstock_proto.messages import FeedInfo, Had, LaneEnded, SentElsewhere
 from penstock_proto.position import Position
-from penstock_proto.standing import Standing
 
 from . import commands as do
 from .consumer import Sent
@@ -51,7 +51,7 @@ class SavedGroup:
 class _Dealt:
     """Batches that stand in the stream, and how many of them were not handed over yet."""
 
-    batches: Passed
+    batches: SentElsewhere
     left: int
 
 
@@ -84,7 +84,7 @@ class GroupLog:
         self._feed = feed
         self._group = group
         self._out = out
-        self._standing = Standing(kept.position if kept else Position(feed, 0))
+        self._cursor = Cursor(kept.position if kept else Position(feed, 0))
         self._ahead: defaultdict[int, Ranges] = defaultdict(Ranges)
         """Batches that were handed over beyond the position, by lane."""
         self._log: deque[_Dealt | LaneEnded] = deque()
@@ -101,7 +101,7 @@ class GroupLog:
         ahead = []
         if consumer in self.awaited:
             self.awaited.remove(consumer)
-            ahead = [(one.lane, one.index, one.batches) for one in had if one.epoch == self._standing.epoch]
+            ahead = [(one.lane, one.index, one.batches) for one in had if one.epoch == self._cursor.epoch]
         for batches in ahead:
             self._add_ahead(*batches)
         self._keep(ahead, arrived=consumer)
@@ -126,16 +126,16 @@ class GroupLog:
 
     def begin(self, epoch: int, digest: bytes = b"") -> None:
         """The stream is in this epoch, whose list of splits has this digest."""
-        fresh = epoch > self._standing.epoch
+        fresh = epoch > self._cursor.epoch
         if fresh:
-            self._standing.begin(epoch)
+            self._cursor.begin(epoch)
             self._log.clear()
             self._dealt.clear()
             self._moved.clear()
             self._ahead.clear()
-        elif digest == self._standing.digest:
+        elif digest == self._cursor.digest:
             return
-        self._standing.digest = digest
+        self._cursor.digest = digest
         self._keep(fresh=fresh)
 
     def was_handed(self, turn: Turn, part: Part) -> bool:
@@ -149,7 +149,7 @@ class GroupLog:
         """
         first = turn.index + part.first
         if (turn.lane, first) not in self._dealt:
-            dealt = _Dealt(Passed(epoch, turn.lane, first, part.batches, part.rows, part.record), part.batches)
+            dealt = _Dealt(SentElsewhere(epoch, turn.lane, first, part.batches, part.rows, part.record), part.batches)
             self._log.append(dealt)
             self._dealt.update(((turn.lane, index), dealt) for index in range(first, first + part.batches))
 
@@ -167,7 +167,7 @@ class GroupLog:
 
     def handed(self, sent: Iterable[Sent]) -> None:
         """These slabs were handed over."""
-        ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._standing.epoch]
+        ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
         if ahead:
             self._advance()
             self._keep(ahead)
@@ -187,12 +187,12 @@ class GroupLog:
         while self._log:
             item = self._log[0]
             if isinstance(item, LaneEnded):
-                self._standing.end(item)
+                self._cursor.end(item)
                 self._moved[item.lane] = item.index
             elif item.left:
                 return
             else:
-                self._standing.read(item.batches)
+                self._cursor.read(item.batches)
                 self._moved[item.batches.lane] = item.batches.index + item.batches.batches
             self._log.popleft()
 
@@ -206,20 +206,20 @@ class GroupLog:
     ) -> None:
         if self._over:
             return
-        standing, moved = self._standing, self._moved
+        cursor, moved = self._cursor, self._moved
         self._moved = {}
         self._out(
             do.SaveGroup(
                 feed=self._feed,
                 group=self._group,
-                epoch=standing.epoch,
-                batches=standing.batches,
-                rows=standing.rows,
-                digest=standing.digest,
-                merged=standing.merged,
+                epoch=cursor.epoch,
+                batches=cursor.batches,
+                rows=cursor.rows,
+                digest=cursor.digest,
+                merged=cursor.merged,
                 fresh=fresh,
-                places=tuple((lane, *standing.places[lane]) for lane in moved if lane in standing.places),
-                ended=tuple((lane, *standing.ended[lane]) for lane in moved if lane in standing.ended),
+                places=tuple((lane, *cursor.places[lane]) for lane in moved if lane in cursor.places),
+                ended=tuple((lane, *cursor.ended[lane]) for lane in moved if lane in cursor.ended),
                 behind=tuple(moved.items()),
                 ahead=tuple(one for one in ahead if one[1] + one[2] > moved.get(one[0], 0)),
                 arrived=arrived,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_proto import PenstockError, ProtocolError, RankTaken, StateMismatch
-from penstock_proto.messages import Missing
+from penstock_proto.messages import MissingRanks
 
 from .ask import Ask
 from .consumer import Consumer
@@ -101,7 +101,7 @@ class Rendezvous:
             del self._members[consumer.rank]
 
     def _tell(self, missing: tuple[int, ...]) -> None:
-        self.stream.tell(Missing(missing), self.stream.waiting)
+        self.stream.tell(MissingRanks(missing), self.stream.waiting)
 
     def _disagreement(self, asks: list[Ask]) -> PenstockError | None:
         """The error where one differs from the first of them, or stands within a round."""

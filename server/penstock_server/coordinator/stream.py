@@ -524,7 +524,7 @@ class Stream:
     def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
         """See Outlet."""
         index = turn.index + part.first
-        self.tell(m.Passed(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
+        self.tell(m.SentElsewhere(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
 
     def _lane_ended(self, epoch: Epoch, turn: Turn) -> None:
         """If the turn has ended its lane, tell the consumers, where that stands in the stream."""

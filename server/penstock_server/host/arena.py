@@ -37,7 +37,7 @@ _SPARE = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class Memfd:
     """One slot's memory: `number` names it in messages (and is never used again), `fd` is its memfd."""
 
     number: int
@@ -49,7 +49,7 @@ class Segment:
     _memory: Bytes | None = None
 
     def view(self, start: int, stop: int) -> Bytes:
-        """Some of the segment's bytes, mapped into this process at first use (only slabs for the network need that).
+        """Some of the memfd's bytes, mapped into this process at first use (only slabs for the network need that).
         Where there is no descriptor or room left for a mapping: a copy of them."""
         if self._memory is None:
             try:
@@ -66,8 +66,8 @@ class Segment:
             at += os.preadv(self.fd, [copy[at:].data], start + at)
         return copy
 
-    def copy_from(self, other: Segment, regions: Iterable[tuple[int, int]]) -> None:
-        """Copy these regions, (start, stop), of another segment to the same places of this one; on any thread."""
+    def copy_from(self, other: Memfd, regions: Iterable[tuple[int, int]]) -> None:
+        """Copy these regions, (start, stop), of another memfd to the same places of this one; on any thread."""
         for at, stop in regions:
             while at < stop:
                 at += os.pwrite(self.fd, os.pread(other.fd, min(_PIECE, stop - at), at), at)
@@ -79,31 +79,31 @@ class Segment:
 
 
 class Arena:
-    """Segments in use and free ones: `count` of them, of `nbytes` in all. What it may hold, its user decides."""
+    """Memfds in use and free ones: `count` of them, of `nbytes` in all. What it may hold, its user decides."""
 
     def __init__(self) -> None:
         self.nbytes = 0
         self.count = 0
         self._last = 0
-        self._free: list[Segment] = []
+        self._free: list[Memfd] = []
         self._growing = 0
 
     @property
     def spare(self) -> bool:
-        """Whether there are free segments."""
+        """Whether there are free memfds."""
         return bool(self._free)
 
-    def reuse(self, nbytes: int) -> Segment | None:
-        """A free segment that holds `nbytes` and is not more than twice as large, the smallest, or None."""
+    def reuse(self, nbytes: int) -> Memfd | None:
+        """A free memfd that holds `nbytes` and is not more than twice as large, the smallest, or None."""
         fits = [s for s in self._free if nbytes <= s.nbytes <= max(2 * nbytes, _PAGE)]
         if not fits:
             return None
-        segment = min(fits, key=lambda s: s.nbytes)
-        self._free.remove(segment)
-        return segment
+        memfd = min(fits, key=lambda s: s.nbytes)
+        self._free.remove(memfd)
+        return memfd
 
-    async def grow(self, nbytes: int) -> Segment:
-        """A new segment of at least `nbytes`, its pages reserved.
+    async def grow(self, nbytes: int) -> Memfd:
+        """A new memfd of at least `nbytes`, its pages reserved.
 
         Raises:
             MemoryBound: the machine or the cgroup has not that much left, or no file descriptor.
@@ -143,24 +143,24 @@ class Arena:
             raise
         finally:
             self._growing -= nbytes
-        return Segment(number, nbytes, fd)
+        return Memfd(number, nbytes, fd)
 
-    def free(self, segment: Segment) -> None:
-        """Nobody uses the segment any more."""
-        self._free.append(segment)
+    def free(self, memfd: Memfd) -> None:
+        """Nobody uses the memfd any more."""
+        self._free.append(memfd)
 
-    def retire(self, segment: Segment) -> None:
-        """Give the segment back to the system; bytes of it that still wait to be sent keep its memory."""
-        self.nbytes -= segment.nbytes
+    def retire(self, memfd: Memfd) -> None:
+        """Give the memfd back to the system; bytes of it that still wait to be sent keep its memory."""
+        self.nbytes -= memfd.nbytes
         self.count -= 1
-        segment.drop()
+        memfd.drop()
 
-    def trim(self, reserved: int, count: int) -> list[Segment]:
-        """Give free segments back to the system until no more than `reserved` bytes in `count` segments are held;
+    def trim(self, reserved: int, count: int) -> list[Memfd]:
+        """Give free memfds back to the system until no more than `reserved` bytes in `count` memfds are held;
         returns them."""
         gone = []
         while self._free and (self.nbytes > reserved or self.count > count):
-            segment = self._free.pop(0)
-            self.retire(segment)
-            gone.append(segment)
+            memfd = self._free.pop(0)
+            self.retire(memfd)
+            gone.append(memfd)
         return gone

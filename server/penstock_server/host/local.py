@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from penstock_proto import ledger
 from penstock_proto.codec import encode
-from penstock_proto.messages import VERSION, Greeting, Message, Segment, SegmentGone
+from penstock_proto.messages import VERSION, Greeting, Map, Message, Unmap
 
 from . import arena, descriptors
 from .peer import Peer
@@ -41,7 +41,7 @@ MOST_UNREAD = 16 << 20
 
 
 class LocalPeer:
-    """One connection of a consumer on this host: its ledger, and the segments it has been told of."""
+    """One connection of a consumer on this host: its ledger, and the memfds it has been told of."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class LocalPeer:
             self._page = mmap.mmap(fd, ledger.NBYTES)
             self.nonce = secrets.token_bytes(16)
             self._page[ledger.NONCE] = self.nonce
-            self._known: dict[int, arena.Segment] = {}
+            self._known: dict[int, arena.Memfd] = {}
             self._on_data = on_data
             self._on_opened = on_opened
             self._peer = Peer(connection, self._data, lambda: on_end(self), most_unread=MOST_UNREAD)
@@ -69,16 +69,16 @@ class LocalPeer:
         """Send a message."""
         self._peer.send(encode(message))
 
-    def show(self, segment: arena.Segment) -> None:
-        """Make sure that the consumer knows the segment."""
-        if segment.number not in self._known:
-            self._known[segment.number] = segment
-            self._peer.send(encode(Segment(segment.number, segment.nbytes)), segment.fd)
+    def show(self, memfd: arena.Memfd) -> None:
+        """Make sure that the consumer knows the memfd."""
+        if memfd.number not in self._known:
+            self._known[memfd.number] = memfd
+            self._peer.send(encode(Map(memfd.number, memfd.nbytes)), memfd.fd)
 
-    def gone(self, segment: arena.Segment) -> None:
-        """The segment was given back to the system."""
-        if self._known.pop(segment.number, None) is not None:
-            self._peer.send(encode(SegmentGone(segment.number)))
+    def gone(self, memfd: arena.Memfd) -> None:
+        """The memfd was given back to the system."""
+        if self._known.pop(memfd.number, None) is not None:
+            self._peer.send(encode(Unmap(memfd.number)))
 
     def opened(self) -> None:
         """A session was opened on the connection, which may stay for as long as it likes."""
@@ -93,8 +93,8 @@ class LocalPeer:
         """The connection has ended. If that was our doing, tensors of the consumer may live on: nothing is written
         again where they lie."""
         if self._peer.cut:
-            for segment in self._known.values():
-                segment.retired = True
+            for memfd in self._known.values():
+                memfd.retired = True
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,4 +1,4 @@
-"""Slots for tickets: which segment a ticket has, and the tickets that wait for one, those of one stream in order."""
+"""Slots for tickets: which memfd a ticket has, and the tickets that wait for one, those of one stream in order."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from penstock_proto import MemoryBound
 from penstock_proto.messages import IDS_PER_STREAM
 
 from ..coordinator.commands import Copy, FindSlot
-from .arena import Arena, Segment
+from .arena import Arena, Memfd
 
 PATIENCE = 10.0
 """Seconds that a ticket waits for a slot to come free when the machine has no memory for a new one."""
 
 
 class Slots:
-    """The arena's segments by ticket.
+    """The arena's memfds by ticket.
 
     Args:
-        arena: where segments come from.
+        arena: where memfds come from.
         reserved: tells how many bytes, and how many slots, the streams' shares add up to.
-        found: called with a ticket that has its segment now.
-        copied: called with a ticket in whose segment a copy is now.
+        found: called with a ticket that has its memfd now.
+        copied: called with a ticket in whose memfd a copy is now.
         refused: called with (ticket, error) when there is no memory for it.
-        gone: called with each segment that was given back to the system.
+        gone: called with each memfd that was given back to the system.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Slots:
         found: Callable[[int], None],
         copied: Callable[[int], None],
         refused: Callable[[int, MemoryBound], None],
-        gone: Callable[[Segment], None],
+        gone: Callable[[Memfd], None],
     ) -> None:
         self._arena = arena
         self._reserved = reserved
@@ -47,17 +47,17 @@ class Slots:
         self._copied = copied
         self._refused = refused
         self._gone = gone
-        self._segments: dict[int, Segment] = {}
+        self._memfds: dict[int, Memfd] = {}
         self._waiting: dict[int, deque[FindSlot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
 
-    def segment(self, ticket: int) -> Segment:
-        """The segment that the ticket has."""
-        return self._segments[ticket]
+    def memfd(self, ticket: int) -> Memfd:
+        """The memfd that the ticket has."""
+        return self._memfds[ticket]
 
     def request(self, wish: FindSlot) -> None:
-        """Get a segment for the ticket, then call `found`; at once where a free one fits."""
+        """Get a memfd for the ticket, then call `found`; at once where a free one fits."""
         stream = wish.ticket // IDS_PER_STREAM
         queue = self._waiting.get(stream)
         if queue is not None:
@@ -67,29 +67,29 @@ class Slots:
             self._begin(self._serve(stream))
 
     def copy(self, command: Copy) -> None:
-        """Copy from one ticket's segment to another's on a thread, then call `copied`. Both must be kept until then."""
-        self._begin(self._copy(command, self._segments[command.source], self._segments[command.ticket]))
+        """Copy from one ticket's memfd to another's on a thread, then call `copied`. Both must be kept until then."""
+        self._begin(self._copy(command, self._memfds[command.source], self._memfds[command.ticket]))
 
     def free(self, ticket: int) -> None:
-        """The ticket is not needed any more. It may have a segment, wait for one, or wait for a larger one."""
+        """The ticket is not needed any more. It may have a memfd, wait for one, or wait for a larger one."""
         for queue in self._waiting.values():
             for wish in [wish for wish in queue if wish.ticket == ticket]:
                 queue.remove(wish)
-        segment = self._segments.pop(ticket, None)
-        if segment is None:
+        memfd = self._memfds.pop(ticket, None)
+        if memfd is None:
             return
-        if segment.retired:
-            self._arena.retire(segment)
-            self._gone(segment)
+        if memfd.retired:
+            self._arena.retire(memfd)
+            self._gone(memfd)
         else:
-            self._arena.free(segment)
+            self._arena.free(memfd)
             self._freed.set()
 
     def trim(self) -> None:
         """Give back what the streams' shares do not need."""
         if self._arena.spare:
-            for segment in self._arena.trim(*self._reserved()):
-                self._gone(segment)
+            for memfd in self._arena.trim(*self._reserved()):
+                self._gone(memfd)
 
     async def stop(self) -> None:
         """Grant and copy nothing more."""
@@ -98,21 +98,21 @@ class Slots:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _reuse(self, wish: FindSlot) -> bool:
-        old = self._segments.get(wish.ticket)
+        old = self._memfds.get(wish.ticket)
         if old is not None and old.nbytes >= wish.nbytes:
             self._found(wish.ticket)
             return True
-        segment = self._arena.reuse(wish.nbytes)
-        if segment is None:
+        memfd = self._arena.reuse(wish.nbytes)
+        if memfd is None:
             return False
-        self._assign(wish, segment)
+        self._assign(wish, memfd)
         return True
 
-    def _assign(self, wish: FindSlot, segment: Segment) -> None:
-        old = self._segments.pop(wish.ticket, None)
+    def _assign(self, wish: FindSlot, memfd: Memfd) -> None:
+        old = self._memfds.pop(wish.ticket, None)
         if old is not None:
             self._arena.free(old)
-        self._segments[wish.ticket] = segment
+        self._memfds[wish.ticket] = memfd
         self._found(wish.ticket)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -120,7 +120,7 @@ class Slots:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _copy(self, command: Copy, source: Segment, target: Segment) -> None:
+    async def _copy(self, command: Copy, source: Memfd, target: Memfd) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, target.copy_from, source, command.regions)
@@ -140,8 +140,8 @@ class Slots:
             queue.appendleft(wish)
             # Where the machine has refused, free slots of other sizes go back to it first.
             nbytes, count = self._reserved()
-            for segment in self._arena.trim(*(0, 0) if refused_at else (nbytes - wish.nbytes, count - 1)):
-                self._gone(segment)
+            for memfd in self._arena.trim(*(0, 0) if refused_at else (nbytes - wish.nbytes, count - 1)):
+                self._gone(memfd)
             try:
                 new = await self._arena.grow(wish.nbytes)
             except MemoryBound as error:
@@ -163,7 +163,7 @@ class Slots:
     async def _slot_comes_free(self, stream: int, deadline: float) -> bool:
         """Wait for a slot to come free: the stream then lives in a smaller window. False if none does in time."""
         left = deadline - time.monotonic()
-        if left <= 0 or not any(ticket // IDS_PER_STREAM == stream for ticket in self._segments):
+        if left <= 0 or not any(ticket // IDS_PER_STREAM == stream for ticket in self._memfds):
             return False
         self._freed.clear()
         with contextlib.suppress(TimeoutError):

@@ -18,7 +18,7 @@ from .lane import LaneRun
 from .restart_record import SAME_AGAIN
 from .run import Run
 from .scheduler import Job
-from .slots import Segments
+from .slots import Memfds
 
 _PART_SECONDS = 0.020
 """A turn that takes longer than this is reported in parts, so that a waiting consumer gets what there is."""
@@ -28,12 +28,12 @@ class Filler:
     """Fills slots.
 
     Args:
-        segments: the mapped slots.
+        memfds: the mapped slots.
         send: sends a message to the daemon.
     """
 
-    def __init__(self, segments: Segments, send: Callable[[m.Made | m.NeedRoom | m.RowsWritten], None]) -> None:
-        self._segments = segments
+    def __init__(self, memfds: Memfds, send: Callable[[m.Made | m.NeedRoom | m.RowsWritten], None]) -> None:
+        self._memfds = memfds
         self._send = send
 
     def turn(self, fill: m.Fill, job: Job[Run], slot_layout: layout.SlotLayout) -> Iterator[None]:
@@ -43,7 +43,7 @@ class Filler:
         _go_to(source, fill.index)
         if fill.first + fill.batches > slot_layout.batches:
             raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit into a slot")
-        slot = self._segments.batches(slot_layout, fill.segment)
+        slot = self._memfds.batches(slot_layout, fill.memfd)
         full = run.feed.plan.batch_size
         at = rows = 0
         ended = False
@@ -108,7 +108,7 @@ class Filler:
             run.waiting = fill.ticket
             self._send(m.NeedRoom(run=fill.run, ticket=fill.ticket, nbytes=slot_layout.nbytes))
             return
-        slot = self._segments.batches(slot_layout, fill.segment)
+        slot = self._memfds.batches(slot_layout, fill.memfd)
         for room, leaf in zip(slot.leaves, batch, strict=True):
             room[0] = leaf
         rows = next((shape[0] for shape in shapes if shape), 1)
@@ -136,7 +136,7 @@ class Filler:
             raise ProtocolError(
                 f"rows {message.start} to {message.start + message.count} of a run with {lane.leftover} rows left over"
             )
-        slot = self._segments.batches(slot_layout, message.segment)
+        slot = self._memfds.batches(slot_layout, message.memfd)
         for target, rows in zip(slot.leaves, lane.leftover_rows, strict=True):
             target[0, message.row : message.row + message.count] = rows[message.start : message.start + message.count]
         slot.headers[0, :4] = message.rows, run.epoch, layout.TAIL_LANE, message.index

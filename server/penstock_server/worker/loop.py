@@ -33,7 +33,7 @@ from .randomness import GlobalRandomness
 from .reproducibility import check_reproducibility
 from .run import Run, RunOpener
 from .scheduler import Job, Scheduler
-from .slots import Segments
+from .slots import Memfds
 from .splits import SharedSplits
 
 
@@ -63,8 +63,8 @@ class WorkerLoop:
         self._feeds = feeds
         self._page = page
         self._guard = guard
-        self._segments = Segments()
-        guard.on_fork(self._segments.abandon)
+        self._memfds = Memfds()
+        guard.on_fork(self._memfds.abandon)
         self._lists: dict[int, SharedSplits] = {}
         self._runs: dict[int, Run] = {}
         self._scheduler = Scheduler[Run](
@@ -72,7 +72,7 @@ class WorkerLoop:
         )
         self._randomness = GlobalRandomness()
         self._opener = RunOpener(number, self._lists, self._randomness, page, self._send)
-        self._filler = Filler(self._segments, self._send)
+        self._filler = Filler(self._memfds, self._send)
         self._stopping = False
 
     def serve(self) -> None:
@@ -158,7 +158,7 @@ class WorkerLoop:
                 answer_listing(message, self._feeds[message.feed], self._randomness, self._page, self._send)
             case m.Compare():
                 self._compare(message)
-            case m.SplitList():
+            case m.ShareSplits():
                 fd = _needed(fd, message)
                 try:
                     self._lists[message.splits] = SharedSplits(fd, message.nbytes)
@@ -166,10 +166,10 @@ class WorkerLoop:
                     os.close(fd)
             case m.ForgetSplits():
                 self._lists.pop(message.splits, None)
-            case m.Segment():
-                self._segments.add(message.segment, message.nbytes, _needed(fd, message))
-            case m.SegmentGone():
-                self._segments.remove(message.segment)
+            case m.Map():
+                self._memfds.add(message.memfd, message.nbytes, _needed(fd, message))
+            case m.Unmap():
+                self._memfds.remove(message.memfd)
             case m.Shutdown():
                 self._stopping = True
 

@@ -1,4 +1,4 @@
-"""The arena's memory as this worker sees it: mapped segments, and arrays over the batches of a slot."""
+"""The arena's memory as this worker sees it: mapped memfds, and arrays over the batches of a slot."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class SlotArrays:
     leaves: list[npt.NDArray[Any]]
 
 
-class Segments:
-    """The segments that are mapped."""
+class Memfds:
+    """The memfds that are mapped."""
 
     def __init__(self) -> None:
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
         self._batches: dict[int, SlotArrays] = {}
 
-    def add(self, segment: int, nbytes: int, fd: int) -> None:
-        """Map a segment, and close `fd`."""
+    def add(self, memfd: int, nbytes: int, fd: int) -> None:
+        """Map a memfd, and close `fd`."""
         try:
-            self._memory[segment] = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+            self._memory[memfd] = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
         finally:
             os.close(fd)
 
-    def remove(self, segment: int) -> None:
-        """Let go of a segment; it is unmapped with the last array over it."""
-        del self._memory[segment]
-        self._batches.pop(segment, None)
+    def remove(self, memfd: int) -> None:
+        """Let go of a memfd; it is unmapped with the last array over it."""
+        del self._memory[memfd]
+        self._batches.pop(memfd, None)
 
     def abandon(self) -> None:
         """In a forked child: what it writes from now on goes nowhere."""
@@ -56,16 +56,16 @@ class Segments:
         for memory in self._memory.values():
             libc.mmap(memory.ctypes.data, memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
 
-    def batches(self, layout: SlotLayout, segment: int) -> SlotArrays:
-        """Arrays over the slot that is this segment. They are kept, as making them takes some 10 us.
+    def batches(self, layout: SlotLayout, memfd: int) -> SlotArrays:
+        """Arrays over the slot that is this memfd. They are kept, as making them takes some 10 us.
 
         Raises:
-            ProtocolError: the segment is smaller than the slot, or not mapped.
+            ProtocolError: the memfd is smaller than the slot, or not mapped.
         """
-        found = self._batches.get(segment)
+        found = self._batches.get(memfd)
         if found is None or found.layout is not layout:
-            memory = self._memory.get(segment)
+            memory = self._memory.get(memfd)
             if memory is None or layout.nbytes > len(memory):
-                raise ProtocolError(f"a slot of {layout.nbytes} bytes in segment {segment}, which is not mapped")
-            found = self._batches[segment] = SlotArrays(layout, layout.headers(memory), layout.leaves(memory))
+                raise ProtocolError(f"a slot of {layout.nbytes} bytes in memfd {memfd}, which is not mapped")
+            found = self._batches[memfd] = SlotArrays(layout, layout.headers(memory), layout.leaves(memory))
         return found

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .messages import FeedInfo, LaneEnded, Passed, Slab
+from .messages import FeedInfo, LaneEnded, SentElsewhere, Slab
 from .position import EndedLane, Place, Position
 
 
-class Standing:
+class Cursor:
     """A position that moves. Its attributes are those of Position, with lanes by number.
 
     `ahead`: of each lane of which batches may lie within `skip`, a later record.
@@ -32,9 +32,9 @@ class Standing:
         self.merged = position.merged
         self.skip = position.skip
 
-    def copy(self) -> Standing:
+    def copy(self) -> Cursor:
         """Another that stands here."""
-        other = Standing.__new__(Standing)
+        other = Cursor.__new__(Cursor)
         for name in self.__slots__:
             value = getattr(self, name)
             setattr(other, name, dict(value) if isinstance(value, dict) else value)
@@ -46,13 +46,13 @@ class Standing:
             self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
             self.places, self.ended, self.ahead = {}, {}, {}
 
-    def read(self, some: Slab | Passed) -> None:
+    def read(self, some: Slab | SentElsewhere) -> None:
         """Move behind batches that were read, or passed over."""
         self.batches += some.batches
         self.rows += some.rows
         self.stand(some)
 
-    def stand(self, some: Slab | Passed) -> None:
+    def stand(self, some: Slab | SentElsewhere) -> None:
         """Stand behind these batches of their lane, without counting them."""
         if some.lane < 0:
             self.merged = max(self.merged, some.index + some.batches)
