@@ -8,6 +8,7 @@ import msgspec
 
 from .errors import ProtocolError
 from .messages import ClientMessage, FromWorker, Message, ServerMessage, ToWorker
+from .spec import shown
 
 MAX_MESSAGE = 128 * 1024
 """Largest control message in bytes; below the 208 KiB that a SOCK_SEQPACKET datagram may have on an untuned Linux."""
@@ -37,6 +38,26 @@ def encode(message: Message, most: int = MAX_MESSAGE) -> bytes:
     return data
 
 
+class _Typed(msgspec.Struct):
+    type: str
+
+
+_typed = msgspec.msgpack.Decoder(_Typed)
+
+
+def _type_of(data: bytes | memoryview) -> str:
+    """The type that a malformed message claims, for an error's text."""
+    try:
+        return f" of type {shown(_typed.decode(data).type, 40)}"
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
+
+
+def _one_line(error: Exception) -> str:
+    """The decoder's text, which may hold names that the peer chose, as something that can be logged."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(error)[:400])
+
+
 class Decoder(Generic[M]):
     """Decodes one set of messages."""
 
@@ -54,7 +75,7 @@ class Decoder(Generic[M]):
         try:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-            raise ProtocolError(f"malformed message: {error}") from None
+            raise ProtocolError(f"malformed message{_type_of(data)}: {_one_line(error)}") from None
 
 
 from_client: Decoder[ClientMessage] = Decoder(ClientMessage)

@@ -245,7 +245,7 @@ class Daemon:
                 "arena": self._arena.nbytes,
                 "positions": self._sessions.greeted.nbytes,
             },
-            "malformed": self._sessions.malformed,
+            "malformed": self._sessions.malformed.count,
             "greeted": len(self._sessions.greeted),
             "internal_errors": self._bugs.count,
             "draining": self._draining,

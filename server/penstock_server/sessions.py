@@ -37,6 +37,7 @@ from .greeted import Greeted
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
+from .malformed import Malformed
 from .rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Sessions:
 
     Attributes:
         sessions: by token.
-        malformed: how many messages were none.
+        malformed: messages that could not be decoded.
         greeted: the sessions that are not open yet.
     """
 
@@ -118,10 +119,10 @@ class Sessions:
         bugs: Bugs,
     ) -> None:
         self.sessions: dict[bytes, Session] = {}
-        self.malformed = 0
         self.greeted = Greeted()
         self._bugs = bugs
         self._log = RateLimitedLog(log)
+        self.malformed = Malformed(self._log)
         self._coordinator = coordinator
         self._tell = tell
         self._numbers = itertools.count(1)
@@ -137,7 +138,6 @@ class Sessions:
         self._early: dict[bytes, m.Hello] = {}
         self._asked: dict[bytes, bool] = {}
         """Who was sent a status since the clock was last looked at, and whether it has asked again."""
-        self._complained: set[str] = set()
 
     # --- what comes ---
 
@@ -176,12 +176,13 @@ class Sessions:
 
     def _from_network(self, session: Session | None, routing_id: bytes, data: bytes) -> None:
         try:
+            if not data:
+                raise ProtocolError("an empty message, or one of several frames: send each message as one frame")
             message = codec.from_client(data)
         except ProtocolError as error:
             if session is None and self._other_version(routing_id, data):
                 return
-            self._complain("zmq", error)
-            if session is not None:
+            if self.malformed.came(routing_id, "TCP", error) or session is not None:
                 raise
             return
         match message:
@@ -203,14 +204,13 @@ class Sessions:
             case m.Close():
                 pass  # of a session that has ended
             case _:
-                raise ConnectionLost("there is no session on this connection, or it has ended: connect again")
+                raise ConnectionLost("there is no session on this connection, or it has ended: send Hello first")
 
     def _from_host(self, session: Session | None, peer: LocalPeer, data: bytes) -> None:
         try:
             message = codec.from_client(data)
         except ProtocolError as error:
-            self._complain("unix", error)
-            if session is not None:
+            if self.malformed.came(peer, "a unix connection", error) or session is not None:
                 raise
             return
         match message:
@@ -227,7 +227,11 @@ class Sessions:
             case _ if session is not None:
                 self._said(session, message)
             case _:
-                self._complain("unix", ProtocolError(f"{type(message).__name__} before Open"))
+                early = ProtocolError(
+                    f"{type(message).__name__} before Open: send Hello over TCP, and on this connection Open first"
+                )
+                if self.malformed.came(peer, "a unix connection", early):
+                    raise early
 
     def peer_ended(self, peer: LocalPeer) -> None:
         """A consumer on this host is gone: this, and nothing else, gives its slots back."""
@@ -270,6 +274,7 @@ class Sessions:
         for routing_id, again in asked.items():
             if again:
                 self._handle(None, routing_id, partial(self._answer_status, routing_id))
+        self.malformed.look_at_the_clock()
         self._log.look_at_the_clock(now)
 
     def _look_for(self, session: Session, now: float) -> None:
@@ -460,7 +465,7 @@ class Sessions:
 
     def _resume(self, message: m.PositionPart, session: Session | None) -> None:
         if session is None or session.consumer is not None or session.token != message.session:
-            raise ProtocolError("Resume in a session that is not waiting to be opened")
+            raise ProtocolError("PositionPart without a session that waits for Open: send Hello first")
         info = self._coordinator.feeds[session.feed].info
         try:
             self._make_room(self.greeted.sent(session, message.data, info))
@@ -562,12 +567,6 @@ class Sessions:
             return False
         self._answer(routing_id, m.Failed(m.ErrorReport.of(_another_version(version))))
         return True
-
-    def _complain(self, where: str, error: ProtocolError) -> None:
-        self.malformed += 1
-        if where not in self._complained:
-            self._complained.add(where)
-            log.warning("dropped what came over %s: %s; further ones are only counted", where, error.message)
 
 
 def _another_version(version: int) -> ProtocolError:

@@ -1,0 +1,39 @@
+"""Malformed messages: counted, logged a few times a minute, and answered at most once a second for each connection.
+
+The answer tells whoever writes a client what is wrong. There are so few because a peer may answer each error with
+another malformed message, or send very many small ones for the sake of the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from penstock_proto import ProtocolError
+
+from .rate_limited_log import RateLimitedLog
+
+
+class Malformed:
+    """See the file's head.
+
+    Attributes:
+        count: how many came.
+    """
+
+    def __init__(self, log: RateLimitedLog) -> None:
+        self.count = 0
+        self._log = log
+        self._answered: set[Hashable] = set()
+        """Connections that were answered since the clock was last looked at."""
+
+    def came(self, connection: Hashable, transport: str, error: ProtocolError) -> bool:
+        """Note a malformed message. Return whether to answer it with `error`."""
+        self.count += 1
+        self._log.warning("refused a message over %s: %s", transport, error.message)
+        answered = connection in self._answered
+        self._answered.add(connection)
+        return not answered
+
+    def look_at_the_clock(self) -> None:
+        """A second has passed: each connection may be answered again."""
+        self._answered.clear()
