@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import msgpack
 import msgspec
@@ -14,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock_proto
 from penstock_proto import ProtocolError, UnknownFeed, arrays, codec, errors
 from penstock_proto import messages as m
 from penstock_proto.position import unpack
@@ -284,18 +281,6 @@ def test_fuzz_damaged_messages(message: m.Message, data: st.DataObject) -> None:
     for decode in DECODERS:
         with contextlib.suppress(ProtocolError):
             decode(bytes(damaged))
-
-
-def test_the_protocols_example_is_what_the_codec_says() -> None:
-    text = (Path(penstock_proto.__file__).parent / "PROTOCOL.md").read_text()
-    example = text.partition("## An example")[2].split("```")[1]
-    found = re.findall(r"^([<>]) (\{.*?\})\n((?:  [0-9a-f]+\n)+)", example, re.DOTALL | re.MULTILINE)
-    assert len(found) == len(re.findall("^[<>] ", example, re.MULTILINE)) > 10
-    for side, said, dumped in found:
-        data = bytes.fromhex(dumped)
-        message = codec.from_client(data) if side == ">" else codec.from_server(data)
-        assert msgspec.json.encode(message).decode() == "".join(map(str.strip, said.splitlines()))
-        assert codec.encode(message) == data
 
 
 INFO = m.FeedInfo("feed", Leaf("int64", ()), 1, 1, False, "exact", 1, 0, None, None, None)
