@@ -1,9 +1,9 @@
-"""A consumer's end of a ZeroMQ connection: a DEALER over a plain socket.
+"""The client's end of a ZeroMQ connection: a DEALER over a plain socket.
 
-libzmq would receive each message in a thread of its own into memory of its own, from where it has to be copied. Here
-bytes go from the kernel to where they stay, in as few calls as they come in: half the CPU for large batches.
+libzmq receives each message on a thread of its own into its own memory, from where it must be copied. Here the kernel
+writes bytes where they stay, in as few calls as possible: half the CPU for large batches.
 
-This file knows no message of Penstock's.
+The bytes of ZMTP are built and parsed in penstock_proto/zmtp.py. This file knows no message of Penstock.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from penstock_proto import ProtocolError
 from penstock_proto import zmtp as codec
 
 _STAGE = 16 * 1024
-"""Bytes that are read ahead: what comes behind a frame that is received to where it stays, small frames above all.
-Commands, which are read in one piece, fit."""
+"""Bytes that are read ahead: those behind a frame whose body goes elsewhere, and small frames. A whole command fits."""
 _AT_ONCE = 1 << 20
-"""Most bytes that a poll is to wait for."""
+"""Most bytes that a poll waits for."""
 _STEP = 0.1
-"""Seconds after which a wait looks around."""
+"""Seconds between two calls of `watch` during a wait."""
 
 
 class Silent(TimeoutError):
-    """A peer accepts connections, and says nothing."""
+    """A peer accepts connections and says nothing."""
 
 
 class Dealer:
-    """A connection that is open: frames in, messages of one frame out. One thread at a time may use it.
+    """An open connection: receives frames, and sends messages of one frame. Not thread-safe.
 
     Attributes:
-        left: bytes of the frame that has begun which were not read yet.
+        left: bytes of the current frame that are still to be read.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -49,12 +48,12 @@ class Dealer:
         self.left = 0
 
     def greet(self, deadline: float, watch: Callable[[], None]) -> None:
-        """Shake hands until `deadline`; `watch` is called while nothing comes, and may raise to break off.
+        """Shake hands until `deadline`. While nothing comes, call `watch`, which may raise to give up.
 
         Raises:
             Silent: nothing came.
             OSError: the connection broke.
-            ProtocolError: what is there does not speak ZeroMQ, or not without encryption.
+            ProtocolError: the peer does not speak ZeroMQ, or wants encryption, or refuses the connection.
         """
         self._unsent = codec.GREETING + codec.ready(b"DEALER")
         codec.check_greeting(self._waited_for(len(codec.GREETING), deadline, watch))
@@ -63,19 +62,15 @@ class Dealer:
         if not head.command:
             raise ProtocolError("it sends a message where ZeroMQ's READY belongs")
         self._start += head.nbytes
-        name, data = codec.parse_command(self._waited_for(head.size, deadline, watch))
-        if name == b"ERROR":
-            raise ProtocolError(f"it refuses the connection: {codec.reason(data)}")
-        if name != b"READY":
-            raise ProtocolError(f"it sends ZeroMQ's {name!r} where READY belongs")
+        codec.parse_ready(self._waited_for(head.size, deadline, watch))
 
     def fileno(self) -> int:
         """The descriptor to poll on: readable, and writable if `unsent`."""
         return self._socket.fileno()
 
     def wake_at(self, count: int) -> None:
-        """Let polls find the descriptor readable from so many bytes on: at most 1 MiB, and what the kernel has room
-        for. Where much is to come, waits are a third as many."""
+        """Make polls report the descriptor as readable when `count` bytes have come (at most 1 MiB, and what the kernel
+        has room for). For large frames that saves two thirds of the wake-ups."""
         count = max(1, min(count, _AT_ONCE))
         if count != self._wakes_at:
             self._wakes_at = count
@@ -83,11 +78,11 @@ class Dealer:
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits for room."""
+        """Whether bytes wait until the kernel has room."""
         return bool(self._unsent)
 
     def send(self, data: bytes) -> bool:
-        """Send a message, if there is room; returns whether it was sent, or will be with a later `flush`."""
+        """Send a message, if there is room. Return whether it was sent, or will be by a later `flush`."""
         self.flush()
         if self._unsent:
             return False
@@ -96,7 +91,7 @@ class Dealer:
         return True
 
     def flush(self) -> None:
-        """Send what waits, as far as there is room. (Where the connection is broken `read` says so.)"""
+        """Send what waits, as far as there is room. (If the connection is broken, reading raises.)"""
         while self._unsent:
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -106,12 +101,14 @@ class Dealer:
                 self._unsent = b""
 
     def begin(self) -> tuple[int, bool] | None:
-        """Begin with the next frame of a message: its size, and whether the message has another. None if it is not
-        here yet. What was left of the frame before must have been read.
+        """Begin the next frame of a message. The one before must have been read to its end.
+
+        Returns:
+            Its size, and whether the message has another frame; None if its head has not come.
 
         Raises:
             OSError: the connection broke.
-            ProtocolError: something came that is no frame.
+            ProtocolError: the peer sent something other than a frame.
         """
         while True:
             head = codec.head(self._stage[self._start : self._end])
@@ -127,7 +124,7 @@ class Dealer:
                 return None
 
     def read_into(self, target: memoryview) -> int:
-        """Read bytes of the frame that has begun, as many as are here and fit; 0 if none is here now.
+        """Read bytes of the current frame into `target`, as many as have come and fit. Return their number.
 
         Raises:
             OSError: the connection broke.
@@ -145,12 +142,12 @@ class Dealer:
         return count
 
     def close(self, linger: float) -> None:
-        """Close the connection; what was sent last has `linger` seconds to get there."""
+        """Close the connection. What was sent last has `linger` seconds to arrive."""
         deadline = time.monotonic() + linger
         with contextlib.suppress(OSError):
             while self._unsent and self.wait(deadline - time.monotonic()):
                 self.flush()
-            # Closed with bytes unread, it would be reset, and what the peer has not read yet be lost.
+            # If it were closed with unread bytes, it would be reset, and the peer would lose what it has not read.
             self._socket.shutdown(socket.SHUT_WR)
             while self.wait(deadline - time.monotonic()):
                 if not self._socket.recv(1 << 20):
@@ -158,16 +155,16 @@ class Dealer:
         self.forget()
 
     def forget(self) -> None:
-        """Close the descriptor, and nothing more: in a forked child the connection is the parent's."""
+        """Close only the descriptor: in a forked child the connection belongs to the parent."""
         self._socket.close()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until something came, or there is room for what waits; whether that was within `timeout` seconds."""
+        """Wait until bytes come, or there is room for what waits. Return whether that was within `timeout` seconds."""
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         return timeout > 0 and bool(self._poll.poll(timeout * 1000))
 
     def _waited_for(self, count: int, deadline: float, watch: Callable[[], None]) -> bytes:
-        """The next bytes."""
+        """Wait for the next `count` bytes, and return them."""
         while self._end - self._start < count:
             self._wait_for_bytes(deadline, watch)
         self._start += count
@@ -182,7 +179,7 @@ class Dealer:
         self._read_ahead()
 
     def _read_ahead(self) -> bool:
-        """Read into the stage, behind what is there; returns whether anything came."""
+        """Read into the stage, behind its contents. Return whether anything came."""
         if self._start:
             here = bytes(self._stage[self._start : self._end])
             self._stage[: len(here)] = here
@@ -202,24 +199,24 @@ class Dealer:
 
     def _obey(self, command: bytes) -> None:
         name, data = codec.parse_command(command)
-        if name == b"PING" and len(self._unsent) < _STAGE:  # whoever sends many and reads no answer gets no more
+        if name == b"PING" and len(self._unsent) < _STAGE:  # a peer that does not read its PONGs gets no more
             self._unsent += codec.parse_ping(data).pong
             self.flush()
 
 
 def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -> Dealer:
-    """A connection to whoever listens there, of the addresses that `host` has the first that answers.
+    """Connect to the first of the addresses of `host` that answers.
 
     Args:
         host: a name or an address.
         port: a number.
-        timeout: seconds that each address has.
-        watch: called now and then while waiting; it may raise to break off.
+        timeout: seconds for each address.
+        watch: called now and then while waiting; it may raise to give up.
 
     Raises:
-        Silent: somebody accepts connections there, and says nothing.
+        Silent: the peer accepts connections and says nothing.
         OSError: nobody accepts connections there, or the connection broke; gaierror if `host` has no address.
-        ProtocolError: what is there does not speak ZeroMQ, or not without encryption.
+        ProtocolError: the peer does not speak ZeroMQ, or wants encryption, or refuses the connection.
     """
     error = OSError(f"{host} has no address")
     for family, kind, proto, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

@@ -1,7 +1,7 @@
 """ZMTP 3.1 without encryption (https://rfc.zeromq.org/spec/37, mechanism NULL) as bytes, for both ends.
 
-Builds and takes apart greetings, commands and the heads of frames. Bodies stay where they are: nothing here copies one.
-This file does no I/O and knows no message of Penstock's.
+Builds and parses greetings, commands and the heads of frames. Nothing here copies the body of a message. This file does
+no I/O and knows no message of Penstock.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Ping(NamedTuple):
     """A heartbeat."""
 
     patience: float
-    """Seconds of silence after which whoever gets it may close the connection; 0: not said."""
+    """Seconds of silence after which the receiver may close the connection; 0: not given."""
     pong: bytes
-    """The frame that answers it."""
+    """The frame with the answer."""
 
 
 def check_greeting(greeting: Buffer) -> None:
-    """Check the other side's greeting, of as many bytes as ours.
+    """Check the other side's greeting, which has as many bytes as ours.
 
     Raises:
-        ProtocolError: it does not speak ZMTP 3, or not without encryption.
+        ProtocolError: it does not speak ZMTP 3, or wants encryption.
     """
     greeting = bytes(greeting)
     if not (greeting[0] == 0xFF and greeting[9] == 0x7F and greeting[10] >= 3):
@@ -64,10 +64,10 @@ def check_greeting(greeting: Buffer) -> None:
 
 
 def head(data: Buffer) -> Head | None:
-    """The head of the frame with which `data` begins, or None if not all of it is here.
+    """Parse the head of the frame with which `data` begins. Return None if it is not complete.
 
     Raises:
-        ProtocolError: no frame begins so.
+        ProtocolError: no frame begins like this, or it is a command that is too large.
     """
     if not len(data):
         return None
@@ -84,14 +84,14 @@ def head(data: Buffer) -> Head | None:
 
 
 def head_of(size: int, more: bool = False) -> bytes:
-    """The head of a frame with a body of `size` bytes."""
+    """Build the head of a frame with a body of `size` bytes."""
     if size < 256:
         return bytes((MORE * more, size))
     return bytes((MORE * more | LONG,)) + size.to_bytes(8, "big")
 
 
 def command(name: bytes, data: bytes = b"") -> bytes:
-    """The frame of a command."""
+    """Build the frame of a command."""
     body = bytes((len(name),)) + name + data
     if len(body) < 256:
         return bytes((COMMAND, len(body))) + body
@@ -99,7 +99,7 @@ def command(name: bytes, data: bytes = b"") -> bytes:
 
 
 def parse_command(body: Buffer) -> tuple[bytes, bytes]:
-    """The name and the data of a command.
+    """Parse the body of a command into its name and its data.
 
     Raises:
         ProtocolError: it has no name.
@@ -111,15 +111,32 @@ def parse_command(body: Buffer) -> tuple[bytes, bytes]:
 
 
 def ready(socket_type: bytes) -> bytes:
-    """The command that ends the handshake."""
+    """Build the command that ends the handshake."""
     return command(b"READY", _property(b"Socket-Type", socket_type) + _property(b"Identity", b""))
 
 
-def socket_type(data: bytes) -> bytes:
-    """The type of socket that the other side's READY names; "" if it names none.
+def parse_ready(body: Buffer) -> bytes:
+    """Parse the command with which the other side ends the handshake.
+
+    Returns:
+        Its type of socket; "" if it names none.
 
     Raises:
-        ProtocolError: `data` are no properties.
+        ProtocolError: it is not READY. If it is ERROR, the message says why the other side refuses the connection.
+    """
+    name, data = parse_command(body)
+    if name == b"ERROR":
+        raise ProtocolError(f"it refuses the connection: {reason(data)}")
+    if name != b"READY":
+        raise ProtocolError(f"it sends ZeroMQ's {name!r} where READY belongs")
+    return socket_type(data)
+
+
+def socket_type(data: bytes) -> bytes:
+    """Find the type of socket among the properties of a READY; "" if it is not there.
+
+    Raises:
+        ProtocolError: `data` are not properties.
     """
     found, at = b"", 0
     while at < len(data):
@@ -136,12 +153,12 @@ def socket_type(data: bytes) -> bytes:
 
 
 def reason(data: bytes) -> str:
-    """Why the other side refuses the connection: the data of its ERROR, shown."""
+    """Decode why the other side refuses the connection, from the data of its ERROR."""
     return data[1 : 1 + data[0]].decode(errors="replace") if data else ""
 
 
 def parse_ping(data: bytes) -> Ping:
-    """What a PING says.
+    """Parse the data of a PING.
 
     Raises:
         ProtocolError: it is cut short.
@@ -156,4 +173,4 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 PING = command(b"PING", bytes(2))
-"""Asks for a sign of life. It threatens nothing: its patience is 0."""
+"""Asks for a sign of life. Its patience is 0, so the receiver need not fear for the connection."""

@@ -1,6 +1,6 @@
-"""The TCP listener: connections are accepted as long as there is room for them, and descriptors and memory.
+"""The TCP listener: accepts connections while there is room, and descriptors and memory, for them.
 
-Where there is none it looks away for a while instead of being woken again and again.
+When there is none, it stops listening for a while instead of being woken again and again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from penstock_proto import StartError
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Connections that are accepted in one turn of the loop."""
+"""Connections that are accepted in one step of the loop."""
 _FULL, _EXHAUSTED = 0.1, 1.0
-"""Seconds for which the listener looks away: there are too many connections; no descriptors or memory are left."""
+"""Seconds for which it stops listening: if there are too many connections; if no descriptors or memory are left."""
 _SILENT = 10.0
-"""Seconds between two complaints in the log."""
+"""Seconds between two warnings in the log."""
 _BACKLOG = 1024
 _RECEIVED = 256 * 1024
-"""Bytes that the kernel holds for a connection that is not read: messages of clients are small."""
+"""Bytes that the kernel holds for a connection while the daemon does not read it. Clients' messages are small."""
 
 
 class Acceptor:
@@ -33,9 +33,9 @@ class Acceptor:
 
     Args:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
-        full: tells whether there are as many connections as there may be.
-        make_room: closes the connection that is missed least; returns False if none can be spared.
-        on_connection: called with each new connection, which does not block and which it owns. It may raise OSError.
+        full: returns whether there are as many connections as there may be.
+        make_room: closes the least useful connection. Returns False if all are in use.
+        on_connection: called with each new connection, a non-blocking socket, which it owns. It may raise OSError.
 
     Raises:
         StartError: the address cannot be bound.
@@ -53,7 +53,7 @@ class Acceptor:
         self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
         self._socket = _bound(bind)
-        self._spare = -1  # a descriptor to be given up when there is no other
+        self._spare = -1  # a descriptor to give up when there is no other
         self._keep_spare()
         self._again: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
@@ -67,7 +67,7 @@ class Acceptor:
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._socket.fileno())
@@ -99,13 +99,13 @@ class Acceptor:
             self._look_away(_FULL)
 
     def _next(self) -> tuple[socket.socket, str]:
-        """The next connection that waits, and why there is no room for it, or ""."""
+        """Return the next connection that waits, and why there is no room for it, or ""."""
         try:
             connection, _ = self._socket.accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or self._spare < 0:
                 raise
-            os.close(self._spare)  # also to learn whether anybody waits: without descriptors that is not said
+            os.close(self._spare)  # without a free one, accept does not even say whether a connection waits
             self._spare = -1
             return self._socket.accept()[0], error.strerror or str(error)
         return connection, "there are too many" if self._full() else ""
@@ -117,7 +117,7 @@ class Acceptor:
             self._on_connection(connection)
         except OSError as error:
             connection.close()
-            if error.errno in (errno.ENOMEM, errno.ENOSPC):  # nothing is left to watch it with
+            if error.errno in (errno.ENOMEM, errno.ENOSPC):  # the loop cannot watch it
                 raise
 
     def _keep_spare(self) -> None:
@@ -141,7 +141,7 @@ class Acceptor:
 
 
 def _bound(bind: str) -> socket.socket:
-    """A listening socket at this address."""
+    """Return a socket that listens at this address."""
     try:
         scheme, _, place = bind.partition("://")
         host, _, port = place.rpartition(":")

@@ -1,6 +1,6 @@
-"""What a peer sends over TCP, taken apart: greeting, READY, then heartbeats and messages, each within bounds.
+"""What a TCP peer sends, as events: the end of the handshake, then heartbeats and messages, each within bounds.
 
-The daemon's end of ZMTP without I/O. A peer may announce an Identity; nobody looks at it.
+The receiving half of the daemon's ZMTP, without I/O. The Identity that a peer may announce is ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock_proto import ProtocolError, zmtp
 from penstock_proto.codec import MAX_MESSAGE
 
 MAX_FRAMES = 4
-"""Most frames of a message that are read. A message of a client has one; one of several is passed on as empty."""
+"""Most frames of a message that are read. A client's message has one; a message of several is reported as empty."""
 
 
 class Ready:
@@ -19,18 +19,19 @@ class Ready:
 
 
 class Ignored:
-    """A command that says nothing to us."""
+    """A command without meaning for the daemon."""
 
 
 READY: Final = Ready()
 IGNORED: Final = Ignored()
 
 Event: TypeAlias = bytes | zmtp.Ping | Ready | Ignored
-"""A message (empty if it has several frames), a heartbeat to be answered, the end of the handshake, or nothing."""
+"""A message (empty if it has several frames), a heartbeat, the end of the handshake, or an ignored command."""
 
 
 class Incoming:
-    """Bytes in with `feed`, one event after the other out with `next`. It holds one message and one `feed` at most."""
+    """Takes bytes with `feed`, and returns one event after another with `next`. Holds at most one message and the bytes
+    of one `feed`."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -39,16 +40,16 @@ class Incoming:
         self._frames = self._nbytes = 0  # of the message that has begun
 
     def feed(self, data: memoryview) -> None:
-        """Take what was received. `next` must have returned None since the call before."""
+        """Take received bytes. `next` must have returned None since the last call."""
         del self._held[: self._at]
         self._at = 0
         self._held += data
 
     def next(self) -> Event | None:
-        """The next event, or None if it has not come yet.
+        """Return the next event, or None if it is not complete.
 
         Raises:
-            ProtocolError: the peer breaks ZMTP, or a bound.
+            ProtocolError: the peer breaks ZMTP, or exceeds a bound.
         """
         if not self._greeted:
             if len(self._held) < len(zmtp.GREETING):
@@ -69,7 +70,7 @@ class Incoming:
         return None
 
     def _frame(self) -> tuple[zmtp.Head, bytes] | None:
-        """The next frame, if all of it has come."""
+        """Return the next frame, if it is complete."""
         head = zmtp.head(self._held[self._at : self._at + 9])
         if head is None:
             return None
@@ -85,14 +86,13 @@ class Incoming:
         return head, bytes(self._held[body : self._at])
 
     def _command(self, body: bytes) -> Event:
+        if not self._ready:
+            socket_type = zmtp.parse_ready(body)
+            if socket_type != b"DEALER":
+                raise ProtocolError(f"a socket of type {socket_type!r}; clients use a DEALER")
+            self._ready = True
+            return READY
         name, data = zmtp.parse_command(body)
         if name == b"ERROR":
             raise ProtocolError(f"it refuses the connection: {zmtp.reason(data)}")
-        if not self._ready:
-            if name != b"READY":
-                raise ProtocolError(f"{name!r} where READY belongs")
-            if zmtp.socket_type(data) != b"DEALER":
-                raise ProtocolError(f"a socket of type {zmtp.socket_type(data)!r}; clients use a DEALER")
-            self._ready = True
-            return READY
         return zmtp.parse_ping(data) if name == b"PING" else IGNORED

@@ -1,6 +1,6 @@
-"""The daemon's TCP side: consumers that speak ZMTP as DEALERs, messages in both directions, slabs out in pieces.
+"""The daemon's TCP side: receives and sends messages of consumers that are ZMTP DEALERs, and sends slabs in pieces.
 
-Peers are known by ids that are given here and never used again; what a peer says of its identity counts for nothing.
+The router gives each peer an id, which it never uses again. It ignores the identity that a peer claims.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .tcp_peer import TcpPeer
 log = logging.getLogger(__name__)
 
 LINGER = 0.5
-"""Seconds that what was sent last has to get out when the router is closed."""
+"""Seconds for sending what still waits when the router is closed."""
 
 _MOST = 16_384
-"""Most connections, where half the descriptors are more."""
+"""Most connections, even if half of the descriptors are more."""
 _ANSWERS = (Failed, Pong, Status, Welcome)
-"""What a peer gets as often as it asks."""
+"""Messages that a peer gets as often as it asks."""
 
 
 class Router:
@@ -39,9 +39,8 @@ class Router:
 
     Args:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
-        on_frame: called with (peer, frame) for each one-frame message that comes, and with an empty frame for any
-            other. A peer is an id.
-        on_end: called with a peer that is gone, once, from the loop.
+        on_frame: called with (peer id, frame) for each message of one frame, and with an empty frame for any other.
+        on_end: called once, from the loop, with the id of a peer whose connection has ended.
 
     Raises:
         StartError: the address cannot be bound.
@@ -53,8 +52,8 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._peers: dict[bytes, TcpPeer] = {}
-        self._half_open: dict[bytes, TcpPeer] = {}  # the handshake is not over; the oldest first
-        self._mute: dict[bytes, TcpPeer] = {}  # it is over, and they have said nothing yet
+        self._half_open: dict[bytes, TcpPeer] = {}  # they have not finished the handshake; the oldest first
+        self._mute: dict[bytes, TcpPeer] = {}  # they have finished it, and sent nothing since; the oldest first
         self._complained = False
         self._closed = False
         self._acceptor = Acceptor(bind, self._full, self._make_room, self._accepted)
@@ -66,7 +65,7 @@ class Router:
         return self._acceptor.endpoint
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """Send a message; False if the peer is gone."""
+        """Send a message. Return False if the peer is gone."""
         connection = self._peers.get(peer)
         if connection is None:
             return False
@@ -74,10 +73,10 @@ class Router:
         return connection.send(zmtp.head_of(len(data)) + data, answer=isinstance(message, _ANSWERS))
 
     def send_bytes(self, peer: bytes, seq: int, start: int, data: Bytes) -> bool:
-        """Send bytes of slab `seq`, from byte `start` of its slot, in pieces straight from `data`; False if the peer is
-        gone.
+        """Send bytes of slab `seq`, from byte `start` of its slot on, in pieces straight from `data`. Return False if
+        the peer is gone.
 
-        `data` stay referred to until they are sent, or the peer is gone.
+        The router refers to `data` until they are sent or the peer is gone.
         """
         connection = self._peers.get(peer)
         if connection is None:
@@ -98,7 +97,7 @@ class Router:
             connection.drop()
 
     def close(self) -> None:
-        """Close all connections; what was sent last still goes out for up to half a second."""
+        """Close all connections. Spend up to half a second on sending what still waits."""
         if not self._closed:
             self._closed = True
             self._clock.cancel()
@@ -108,7 +107,7 @@ class Router:
                 connection.close()
 
     def _linger(self, deadline: float) -> None:
-        """Send what waits, to all peers at once, blocking until `deadline`, and let them close their ends."""
+        """Send what waits, to all peers in parallel, and let them close their ends. Blocks until `deadline` at most."""
         poll = select.poll()
         left = {connection.fileno(): connection for connection in self._peers.values() if connection.open}
         for fd in left:
@@ -145,13 +144,14 @@ class Router:
             self._on_end(peer)
 
     def _full(self) -> bool:
-        """Whether there are as many connections as there may be: the other half of the descriptors is for workers,
-        slots and consumers on this host."""
+        """Whether there are as many connections as there may be. Half of the descriptors are kept for workers, slots
+        and consumers on this host."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return len(self._peers) >= (_MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft // 2))
 
     def _make_room(self) -> bool:
-        """Close the oldest connection that has not come to the end of its handshake, or else has said nothing since."""
+        """Close the oldest connection that has not finished the handshake, or else the oldest that has sent nothing
+        since."""
         for peers in (self._half_open, self._mute):
             for peer in peers:
                 peers.pop(peer).close()

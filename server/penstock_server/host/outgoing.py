@@ -1,8 +1,10 @@
-"""What waits to be sent to a peer over TCP: frames in order, the bytes of slabs referred to and never copied."""
+"""The bytes that wait to be sent to a TCP peer, in order. Slabs are sent from their slots and never copied.
+
+The sending half of the daemon's ZMTP, without I/O: `buffers` says what to send, and `sent` is told how much of it went.
+"""
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from itertools import islice
 from typing import NamedTuple
@@ -10,7 +12,7 @@ from typing import NamedTuple
 _BUFFERS = 64
 """Most buffers of one system call."""
 _OVERHEAD = 256
-"""Bytes that a piece costs beside its own."""
+"""Bytes that a queued piece costs in addition to its own."""
 
 
 class _Piece(NamedTuple):
@@ -20,7 +22,7 @@ class _Piece(NamedTuple):
     cost: int
     """Bytes of the daemon's own memory."""
     answer: int
-    """As many, if the piece answers what the peer asked, or 0."""
+    """The same number if the piece answers a question of the peer, otherwise 0."""
 
 
 class Outgoing:
@@ -28,7 +30,7 @@ class Outgoing:
 
     Attributes:
         cost: bytes of the daemon's own memory that the queue takes, without slots.
-        answers: as many of these as answer what the peer asked.
+        answers: how many of these bytes answer questions of the peer.
     """
 
     def __init__(self) -> None:
@@ -42,50 +44,45 @@ class Outgoing:
         return bool(self._pieces)
 
     def put(self, data: bytes, body: memoryview | None = None, *, answer: bool = False) -> None:
-        """Queue a message: its bytes, and behind them those of `body`, which are sent from where they lie."""
+        """Queue a message: its bytes, followed by those of `body`, which the queue refers to until they are sent."""
         self._pieces.append(self._piece(data, answer))
         if body is not None:
             self._pieces.append(_Piece(body, False, _OVERHEAD, 0))
             self.cost += _OVERHEAD
 
     def put_first(self, command: bytes, *, answer: bool = False) -> None:
-        """Queue a command before everything but the message whose sending has begun."""
+        """Queue a command before everything except the rest of a message of which a part was sent."""
         place = 0
         while place < len(self._pieces) and (not self._pieces[place].starts or (not place and self._sent)):
             place += 1
         self._pieces.insert(place, self._piece(command, answer))
 
-    def write(self, connection: socket.socket, most: int) -> int:
-        """Send up to `most` bytes, as far as there is room; returns how many.
-
-        Raises:
-            OSError: the connection broke.
-        """
-        buffers: list[bytes | memoryview] = []
+    def buffers(self, most: int) -> list[bytes | memoryview]:
+        """Return what to send next: up to `most` bytes, in as many buffers as one system call takes."""
+        found: list[bytes | memoryview] = []
         room, skip = most, self._sent
         for piece in islice(self._pieces, _BUFFERS):
             data = piece.data
             if skip or len(data) > room:
                 data = memoryview(data)[skip : skip + room]
-            buffers.append(data)
+            found.append(data)
             skip = 0
             room -= len(data)
             if not room:
                 break
-        try:
-            count = connection.sendmsg(buffers)
-        except BlockingIOError:
-            return 0
+        return found
+
+    def sent(self, count: int) -> None:
+        """Remove the first `count` bytes, which were sent."""
         self._sent += count
         while self._pieces and self._sent >= len(self._pieces[0].data):
             piece = self._pieces.popleft()
             self._sent -= len(piece.data)
             self.cost -= piece.cost
             self.answers -= piece.answer
-        return count
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Remove everything."""
         self._pieces.clear()
         self.cost = self.answers = self._sent = 0
 

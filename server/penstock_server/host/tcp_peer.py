@@ -1,6 +1,7 @@
-"""One TCP connection of a consumer on the event loop: bounded in time, memory, and in what it may do in one turn.
+"""One TCP connection of a consumer on the event loop: bounded in time, memory, and work in one step of the loop.
 
-A peer that does not read its answers is not read either. One that breaks a bound, or is silent, is closed.
+The I/O between a socket, `Incoming` and `Outgoing`. The daemon stops reading from a peer that does not read its
+answers, and closes one that exceeds a bound or is silent.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ HANDSHAKE = 10
 PING_EVERY = 5
 """Seconds between two heartbeats that a peer must answer."""
 PATIENCE = 30
-"""Seconds of silence after which it is given up."""
+"""Seconds of silence after which the connection is closed."""
 
 _EVENTS, _BUSY = 16, 0.001
-"""Messages of a peer that are handled in one turn of the loop, and seconds, before others have theirs."""
+"""Messages of a peer that are handled in one step of the loop, and seconds, before the other peers."""
 _PIECE = 1 << 20
-"""Bytes that are sent to a peer in one turn of the loop."""
+"""Bytes that are sent to a peer in one step of the loop."""
 _UNREAD = 256 * 1024
-"""Bytes of answers that a peer may leave unread before it is no longer read."""
+"""Bytes of answers that a peer may leave unread before the daemon stops reading from it."""
 _QUEUED = 64 << 20
 """Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below."""
 _LAST_WORDS = 2
-"""Seconds that a peer which is dropped has to read what waits for it."""
+"""Seconds that a dropped peer has to read what waits for it."""
 
 _read = memoryview(bytearray(64 * 1024))
-"""Where bytes arrive: they are taken over before anything else happens."""
+"""Where bytes arrive. They are copied on before anything else happens, so all peers share it."""
 
 
 class TcpPeer:
     """A connection.
 
     Args:
-        connection: it does not block; the peer owns it.
-        on_ready: called once the handshake is over.
+        connection: a non-blocking socket, which the peer owns from now on.
+        on_ready: called once, when the handshake is over.
         on_message: called with each message of one frame, and with b"" for any other.
-        on_end: called once, from the loop, when the connection has ended, with the reason if the peer broke the rules.
+        on_end: called once, from the loop, when the connection has ended; with the reason if the peer broke the rules.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class TcpPeer:
         self._reading = True
         self._writing = False
         self._more = False  # to be handled or received
-        self._goes_on = False  # with that, or with what is to be sent, in the loop's next turn
-        self._broken = False  # nothing can be sent; its last words may still be there to read
-        self._dropped = 0  # seconds that are left to send what waits
+        self._goes_on = False  # with that, or with sending, in the loop's next step
+        self._broken = False  # nothing can be sent; its last messages may still be unread
+        self._dropped = 0  # seconds left to send what waits
         self._finishing = False
         self._age = self._silence = 0  # seconds
         self._patience = PATIENCE
@@ -81,16 +82,17 @@ class TcpPeer:
 
     @property
     def open(self) -> bool:
-        """Whether the connection still stands."""
+        """Whether the connection is open."""
         return self._open
 
     def send(self, data: bytes, body: memoryview | None = None, *, answer: bool = False) -> bool:
-        """Queue a message; False if the peer is gone.
+        """Queue a message. Return False if the peer is gone.
 
         Args:
             data: the message as frames, up to the bytes of `body`.
-            body: bytes that belong to the last frame. They must not change before they are sent or the peer is gone.
-            answer: the peer asked for it, and is not read while it leaves too much of that unread.
+            body: the rest of the last frame. It must not change before it is sent or the peer is gone.
+            answer: whether the peer asked for it. The daemon stops reading from a peer that leaves too much of this
+                unread.
         """
         if not self._open or self._broken or self._dropped:
             return False
@@ -102,7 +104,7 @@ class TcpPeer:
         return True
 
     def tick(self) -> None:
-        """A second has passed. Seconds in which the loop stood still do not count: a peer may have spoken in them."""
+        """Count a second. Seconds in which the loop stood still do not count: a peer may have sent something then."""
         self._age += 1
         self._silence += 1
         if self._dropped:
@@ -116,7 +118,7 @@ class TcpPeer:
             self._soon()
 
     def close(self, why: str = "") -> None:
-        """Close the connection; `on_end` is called in the loop's next turn."""
+        """Close the connection. `on_end` is called in the loop's next step."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._fd)
@@ -126,7 +128,7 @@ class TcpPeer:
             self._loop.call_soon(self._on_end, why)
 
     def drop(self) -> None:
-        """Read nothing more, and close the connection when what waits has been sent, or after some seconds."""
+        """Stop reading, and close the connection when what waits has been sent, or after 2 seconds."""
         if self._open and not self._dropped:
             self._dropped = _LAST_WORDS
             self._more = False
@@ -139,15 +141,16 @@ class TcpPeer:
         return self._fd
 
     def finish(self) -> int:
-        """Send some of what waits; behind it say that nothing more comes, and read until the peer closes its end.
-        (Closed with bytes unread, the connection would be reset, and what the peer has not read yet be lost.)
+        """Send some of what waits. When all is sent, shut down that direction, and read until the peer closes its end.
+        (If the connection were closed with unread bytes, it would be reset, and the peer would lose what it has not
+        read.)
 
         Returns:
-            The events of poll(2) at which to call it again; 0: that was all.
+            The events of poll(2) at which to call it again; 0 when all is done.
         """
         try:
             if self._outgoing:
-                self._outgoing.write(self._socket, _PIECE)
+                self._send_some()
                 return select.POLLOUT
             if not self._finishing:
                 self._finishing = True
@@ -161,7 +164,7 @@ class TcpPeer:
         return select.POLLIN
 
     def _soon(self) -> None:
-        """Go on in the loop's next turn, when all of this one's messages can be sent at once."""
+        """Continue in the loop's next step, so that all messages of this one are sent with one system call."""
         if not self._goes_on:
             self._goes_on = True
             self._loop.call_soon(self._go_on)
@@ -181,12 +184,12 @@ class TcpPeer:
             self._read()
 
     def _read(self) -> None:
-        """Handle what the peer says, as far as this turn goes: until nothing more is here, as the loop may tell of the
-        end of a connection only once."""
+        """Handle what the peer sent, within the bounds of one step. Read until nothing more has come, because the loop
+        may report the end of a connection only once."""
         until = time.monotonic() + _BUSY
         for _ in range(_EVENTS):
             if self._outgoing.answers > _UNREAD:
-                self._read_on(False)  # until they are read
+                self._read_on(False)  # until the peer reads them
                 return
             try:
                 event = self._incoming.next()
@@ -204,7 +207,7 @@ class TcpPeer:
         self._soon()
 
     def _receive(self) -> bool:
-        """Receive what is here; False if that is nothing, or the end."""
+        """Receive what has come. Return False if that is nothing, or the end of the connection."""
         try:
             count = self._socket.recv_into(_read)
         except BlockingIOError:
@@ -246,7 +249,7 @@ class TcpPeer:
         if not self._open:
             return
         try:
-            sent = self._outgoing.write(self._socket, _PIECE)
+            sent = self._send_some()
         except OSError:
             self._broken = True
             self._outgoing.clear()
@@ -255,7 +258,7 @@ class TcpPeer:
             self.close()
             return
         if not self._reading:
-            if sent:  # it takes its answers: a sign of life
+            if sent:  # it reads its answers: a sign of life
                 self._silence = 0
             if self._outgoing.answers <= _UNREAD // 2:
                 self._soon()
@@ -265,3 +268,16 @@ class TcpPeer:
                 self._loop.add_writer(self._fd, self._write)
             else:
                 self._loop.remove_writer(self._fd)
+
+    def _send_some(self) -> int:
+        """Send as much as one system call takes. Return the number of bytes, 0 if there is no room.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        try:
+            count = self._socket.sendmsg(self._outgoing.buffers(_PIECE))
+        except BlockingIOError:
+            return 0
+        self._outgoing.sent(count)
+        return count
