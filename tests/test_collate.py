@@ -126,7 +126,7 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
         (Leaf("float32", ()), IMAGE, "crop or pad"),
         (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),
         (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; yield numeric"),
-        (Leaf("float32", (2,)), [[1], [1, 2]], "where lengths differ, pad them"),
+        (Leaf("float32", (2,)), [[1], [1, 2]], "pad parts of different lengths"),
         (Leaf("int64", ()), "text", "text and bytes cannot be served yet"),
         (Leaf("int64", ()), None, "dtype object"),
         (Leaf("int64", (2,)), (1, 2), "same structure"),

@@ -55,7 +55,7 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
         (np.broadcast_to(np.zeros(()), (2**40, 2**15)), "a sample takes .* bytes, more than any machine has"),
         (([np.zeros(3), np.zeros(3)], 1), r"sample\[0\] is a list of 2 arrays: yield a tuple of them, .* or np.stack"),
         ({"x": [[np.zeros(3)], [np.zeros(3)]]}, r"sample\['x'\] is a list of 2 arrays"),
-        ([[1], [1, 2]], "pad them"),
+        ([[1], [1, 2]], "pad parts"),
         ((), "0 leaves"),
         (np.zeros((1,) * 17), "17 dimensions"),
     ],

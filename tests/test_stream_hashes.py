@@ -2,7 +2,7 @@
 
 **A hash that changes means that the streams of users change**: a run that is resumed reads other samples than the run
 that was interrupted, and a result can no longer be reproduced. No test can allow that. If the change is wanted, it is
-a new version of the stream: raise `VERSION` in penstock_proto/messages.py, the version of states in
+a new version of the stream: raise `VERSION` in penstock_proto/messages/base.py, the version of states in
 the client and `SCHEMA` of state files, so that old states are refused, say it in CHANGELOG.md,
 and only then delete the files in tests/data that `python tests/test_stream_hashes.py` writes, and run it. The script
 records what is missing. It changes nothing that is recorded, and refuses if today's code reads another stream.

@@ -1,8 +1,8 @@
 """Small NumPy arrays inside control messages: msgpack-numpy behind a guard.
 
-msgpack-numpy by itself unpickles arrays of dtype object (any peer could run code), takes any map with a key `nd` for an
-array, and reads raw pointers for a descriptor such as `|O`. So both ways here allow only the dtypes of the element
-spec, check every size before NumPy sees it, and refuse all else. Batches never pass through here.
+msgpack-numpy alone unpickles arrays of dtype object (so any peer could run code), takes any map with a key `nd` for an
+array, and reads raw pointers for a descriptor such as `|O`. So packing and unpacking allow only plain numeric dtypes
+here, check every size before NumPy sees it, and refuse everything else. Batches never pass through here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NATIVE = frozenset(
 
 
 def pack(value: Any) -> bytes:
-    """`value` (None, bools, numbers, text, bytes, lists, dicts with text keys, small arrays) as bytes.
+    """Pack `value`: None, bools, numbers, text, bytes, lists, dicts with text keys, small arrays.
 
     Raises:
         ProtocolError: something in it is not allowed, or the whole is over 64 KiB.
@@ -39,7 +39,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given; arrays come back read-only, tuples as lists.
+    """Unpack what `pack` made. Arrays come back read-only, tuples as lists.
 
     Raises:
         ProtocolError: `data` was not made by `pack`.

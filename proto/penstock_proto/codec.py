@@ -1,4 +1,4 @@
-"""Messages to bytes and back, strictly: whatever is not exactly a message of the expected set is a ProtocolError."""
+"""Encodes and decodes messages, strictly: anything but a message of the expected set is a ProtocolError."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message, most: int = MAX_MESSAGE) -> bytes:
-    """The bytes of `message`.
+    """Encode `message`.
 
     Raises:
-        ProtocolError: they are more than `most`, or a value in it cannot be sent. Nothing else.
+        ProtocolError: it takes more than `most` bytes, or has a value that cannot be sent. Nothing else is raised.
     """
     try:
         data = _encoder.encode(message)
@@ -46,7 +46,7 @@ _typed = msgspec.msgpack.Decoder(_Typed)
 
 
 def _type_of(data: bytes | memoryview) -> str:
-    """The type that a malformed message claims, for an error's text."""
+    """Return the type that a malformed message claims, for the text of an error."""
     try:
         return f" of type {shown(_typed.decode(data).type, 40)}"
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -54,7 +54,7 @@ def _type_of(data: bytes | memoryview) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    """The decoder's text, which may hold names that the peer chose, as something that can be logged."""
+    """Make the decoder's text safe to log: it may hold names that the peer chose."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(error)[:400])
 
 
@@ -65,10 +65,10 @@ class Decoder(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
 
     def __call__(self, data: bytes | memoryview) -> M:
-        """The message in `data`.
+        """Decode a message.
 
         Raises:
-            ProtocolError: `data` is no message of this set, breaks a bound, or is too large.
+            ProtocolError: `data` are not a message of this set, exceed a bound, or are too many.
         """
         if len(data) > MAX_STATUS:
             raise ProtocolError(f"a message of {len(data)} bytes; at most {MAX_STATUS} are read")

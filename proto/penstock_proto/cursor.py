@@ -1,6 +1,6 @@
-"""A position that moves: the one way in which both ends add up what was read, batch by batch and lane by lane.
+"""The cursor moves a position forward: the one place that adds up what was read, batch by batch and lane by lane.
 
-A client counts by it what it was handed (track.py), a daemon with a state file what a group was. Plain state, no I/O.
+A client moves it by what it handed over, a daemon with a state file by what a group did. Plain state, no I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .position import EndedLane, Place, Position
 class Cursor:
     """A position that moves. Its attributes are those of Position, with lanes by number.
 
-    `ahead`: of each lane of which batches may lie within `skip`, a later record.
+    `ahead`: a later record of each lane that may have batches within `skip`.
     """
 
     __slots__ = ("ahead", "batches", "digest", "ended", "epoch", "merged", "places", "rows", "skip")
@@ -33,7 +33,7 @@ class Cursor:
         self.skip = position.skip
 
     def copy(self) -> Cursor:
-        """Another that stands here."""
+        """Return another cursor at the same position."""
         other = Cursor.__new__(Cursor)
         for name in self.__slots__:
             value = getattr(self, name)
@@ -41,35 +41,35 @@ class Cursor:
         return other
 
     def begin(self, epoch: int) -> None:
-        """Move to the first batch of an epoch, if it is a later one."""
+        """Move to the start of an epoch, if it is a later one."""
         if epoch > self.epoch:
             self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
             self.places, self.ended, self.ahead = {}, {}, {}
 
     def read(self, some: Slab | SentElsewhere) -> None:
-        """Move behind batches that were read, or passed over."""
+        """Move behind batches that were read, or sent elsewhere."""
         self.batches += some.batches
         self.rows += some.rows
         self.stand(some)
 
     def stand(self, some: Slab | SentElsewhere) -> None:
-        """Stand behind these batches of their lane, without counting them."""
+        """Move their lane's place behind these batches, without counting them."""
         if some.lane < 0:
             self.merged = max(self.merged, some.index + some.batches)
-        elif some.record and some.lane not in self.ended:  # an indexable feed has none, and no lanes
+        elif some.record and some.lane not in self.ended:  # an indexable feed has no records, and no lanes
             index, _ = self.places.get(some.lane, (0, b""))
             if some.index + some.batches > index:  # a rank's own batch comes behind those of its round
                 self.places[some.lane] = (some.index + some.batches, some.record)
                 self.ahead.pop(some.lane, None)
 
     def end(self, lane: LaneEnded) -> None:
-        """A lane ended here."""
+        """Note that a lane ended here."""
         self.places.pop(lane.lane, None)
         self.ahead.pop(lane.lane, None)
         self.ended[lane.lane] = (lane.number, lane.index, lane.leftover, lane.record)
 
     def position(self, info: FeedInfo, more: int = 0, through: Iterable[Slab] = ()) -> Position:
-        """The position here, and `more` batches on, which are of these slabs."""
+        """Return the position here, or `more` batches further on, which belong to the slabs `through`."""
         ahead = self.ahead | {slab.lane: slab.record for slab in through if slab.record and slab.lane not in self.ended}
         places = dict.fromkeys(ahead, (0, b"")) | self.places
         return Position(

@@ -7,19 +7,19 @@
     ├── ConnectionLost           the daemon, or the way to it, is gone while a stream was open
     ├── DaemonStopped            the daemon said that it stops
     ├── StreamClosed             the connection, or another rank's, was closed, a newer iterator took the stream, or a
-    │                            group's stream that was read is not there any more
+    │                            group's stream that was read does not exist any longer
     ├── EndOfStream              the feed has `epochs=` and all of them were read
-    ├── MemoryBound              the memory that is allowed (or there) does not suffice
+    ├── MemoryBound              the memory that is allowed (or free) does not suffice
     ├── StartError               `serve` cannot start: what was asked for does not exist or cannot work
     └── FeedError                the feed itself is wrong or failed
         ├── UnknownFeed          the daemon serves no feed of that name
         ├── SpecError            samples do not fit the element spec, or have none that can be served
         ├── GeneratorError       user code raised; carries the worker's traceback
-        ├── WorkerDied           a split ended its worker process again and again, or no worker can start any more
-        ├── StateMismatch        a position cannot be gone on from: it was made with another feed
+        ├── WorkerDied           a split ended its worker process again and again, or no worker can start
+        ├── StateMismatch        the stream cannot continue from a position, which was made with another feed
         └── IncompleteEpoch      an epoch's counts are not what they must be
 
-An error crosses the wire as an `ErrorReport` (see messages.py) and is raised at the other end as the same class.
+An error crosses the wire as an `ErrorReport` (see messages/base.py) and is raised at the other end as the same class.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DaemonStopped(PenstockError):
 
 class StreamClosed(PenstockError):
     """The connection, or that of another rank, was closed, a newer iterator took its stream over, or a group's stream
-    that was read is not there any more."""
+    that was read does not exist any longer."""
 
 
 class EndOfStream(PenstockError):
@@ -123,11 +123,11 @@ class GeneratorError(FeedError):
 
 
 class WorkerDied(FeedError):
-    """A split ended its worker process again and again, or no worker process can start any more."""
+    """A split ended its worker process again and again, or no worker process can start."""
 
 
 class StateMismatch(FeedError):
-    """A position cannot be gone on from: the feed or its splits are not those that it was made with."""
+    """The stream cannot continue from a position: the feed or its splits are not those that it was made with."""
 
 
 class IncompleteEpoch(FeedError):

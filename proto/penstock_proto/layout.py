@@ -1,16 +1,16 @@
 """How batches lie in a slot: their headers, then leaf by leaf, each leaf of all batches one after another.
 
-So a leaf of consecutive batches is one array [batches, batch size, ...], which TensorFlow takes apart without a look at
-each batch. `tf.data.Dataset.from_generator` takes an array without a copy only where its address is a multiple of 64,
-so each leaf begins at one. A slot with room for n batches is
+So a leaf of consecutive batches is one array [batches, batch size, ...], which TensorFlow splits without work for each
+batch. `tf.data.Dataset.from_generator` takes an array without a copy only if its address is a multiple of 64, so each
+leaf begins at one. A slot with room for n batches is
 
     0     headers, 64 bytes each: int64 (native order) rows, epoch, lane, index in its lane; the rest is the consumer's
     64 n  leaf 0 of batch 0, of batch 1, ...; padded to a multiple of 64 behind the last
     ...   leaf 1, ...
 
 A slab is a run of those batches, from place `first` on. Only the last batch of an epoch may have fewer rows than the
-others, and then it is a slab by itself. A *fixed* feed (batch size and every sample dimension known) has room for a
-turn in each slot. Any other feed has one batch in a slot, laid out by the shapes that its message carries.
+others, and then it is a slab of its own. Each slot of a *fixed* feed (batch size and every sample dimension known) has
+room for a turn. Any other feed has one batch in a slot, and the message carries its shapes.
 
 This file knows no memfd and no message.
 """
@@ -35,13 +35,13 @@ TAIL_LANE = -1
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to a multiple of 64."""
+    """Round `nbytes` up to a multiple of 64."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 @dataclass(frozen=True, slots=True)
 class LeafPlace:
-    """Where one leaf lies in a slot: byte offset of the first batch's; dtype, whole shape and bytes of each batch's."""
+    """Where a leaf lies in a slot: the byte offset in the first batch; dtype, whole shape and bytes in each batch."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -58,18 +58,18 @@ class SlotLayout:
     nbytes: int
 
     def headers(self, slot: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """The headers over the bytes of a slot, [batches, 8]."""
+        """Return a slot's headers as an array [batches, 8] over its bytes."""
         return slot[: self.batches * HEADER].view(np.int64).reshape(self.batches, -1)
 
     def leaves(self, slot: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-        """One array [batches, ...] for each leaf over the bytes of a slot; no copy."""
+        """Return an array [batches, ...] for each leaf, over the bytes of a slot."""
         return [
             slot[p.offset : p.offset + self.batches * p.nbytes].view(p.dtype).reshape(self.batches, *p.shape)
             for p in self.places
         ]
 
     def regions(self, first: int, batches: int) -> list[tuple[int, int]]:
-        """Where the bytes of a slab lie in its slot, as (start, stop), in order."""
+        """Return where the bytes of a slab lie in its slot, as (start, stop), in order."""
         if batches == self.batches:
             return [(0, self.nbytes)]
         found = [(HEADER * first, HEADER * (first + batches))]
@@ -79,14 +79,14 @@ class SlotLayout:
         return found
 
     def nbytes_of(self, batches: int) -> int:
-        """Bytes of a slab of so many batches: what its regions add up to."""
+        """Return the bytes of a slab of `batches` batches: the sum of its regions."""
         if batches == self.batches:
             return self.nbytes
         return batches * (HEADER + sum(p.nbytes for p in self.places))
 
 
 def lay_out(dtypes: Sequence[str], shapes: Sequence[Sequence[int]], batches: int = 1) -> SlotLayout:
-    """The layout of a slot for batches whose leaves have these dtypes and whole shapes."""
+    """Lay out a slot for batches whose leaves have these dtypes and whole shapes."""
     places = []
     offset = batches * HEADER
     for name, shape in zip(dtypes, shapes, strict=True):
@@ -98,12 +98,12 @@ def lay_out(dtypes: Sequence[str], shapes: Sequence[Sequence[int]], batches: int
 
 
 def is_fixed(spec: Spec, batch_size: int | None) -> bool:
-    """Whether all batches of the feed but the last of an epoch have one shape."""
+    """Whether all batches of the feed except for the last of an epoch have the same shape."""
     return batch_size is not None and all(leaf.static for leaf in leaf_list(spec))
 
 
 def fixed_layout(spec: Spec, batch_size: int, turn: int) -> SlotLayout:
-    """The layout of the slots of a fixed feed, of which `spec` describes one sample, with room for `turn` batches."""
+    """Lay out the slots of a fixed feed, with room for `turn` batches. `spec` describes one sample."""
     sample = leaf_list(spec)
     return lay_out([leaf.dtype for leaf in sample], [(batch_size, *_static(leaf)) for leaf in sample], turn)
 
@@ -115,7 +115,7 @@ def _static(leaf: Leaf) -> tuple[int, ...]:
 
 
 def batch_spec(spec: Spec, batch_size: int | None, drop_remainder: bool) -> Spec:
-    """The spec of a batch: that of a sample behind the batch dimension, or, for ready batches, as it is.
+    """Return the spec of a batch: `spec` with a batch dimension in front, or, for ready batches, `spec` itself.
 
     The batch dimension is `batch_size` with `drop_remainder`, otherwise None, since the last batch may be smaller.
     """

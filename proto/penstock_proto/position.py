@@ -1,9 +1,9 @@
-"""Where a consumer stands in a stream: enough to go on behind any batch, with other workers or in another daemon.
+"""Where a consumer stands in a stream: enough to continue behind any batch, with other workers or in another daemon.
 
-A position is what a reader of the stream can add up by itself: the last restart record of each lane, which lanes have
-ended with what left over, and counts. A client sends it when it comes back after a cut or to another daemon, and a
-checkpoint holds it (with `skip`, as a training loop stands between two slabs). Nothing of it is trusted: it is decoded
-strictly, and records are checked by the worker that gets them.
+A consumer can add a position up by itself: the last restart record of each lane, which lanes have ended with how many
+rows left over, and counts. A client sends it when it comes back after a cut or to another daemon, and a checkpoint
+holds it (with `skip`, as a training loop may stand within a slab). The daemon trusts nothing in it: it decodes a
+position strictly, and the worker that gets a record checks it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MAX_SKIP = 512
 """Most batches of several slabs that a position may pass over. Those of one slab come on top."""
 
 MAX_SKIP_FAST = 2**20
-"""The same in fast order, where a reader that goes on within a slab again and again passes over more each time."""
+"""The same in fast order, where a consumer that resumes within a slab again and again passes over more each time."""
 
 
 class Place(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """How far a lane was read: `index` batches of it, and the restart record behind the last of them.
 
-    `ahead`: where batches of it lie within the position's `skip`, a later restart record of the lane, behind these or
-    further on. Who goes on comes by there, and so finds out whether they are what they were. (`index` may be 0, and
-    `record` empty: the lane's start.)
+    `ahead`: if batches of it lie within the position's `skip`, a later restart record of the lane, behind these or
+    further on. A run that continues here passes that record, and so finds out whether the batches are what they were.
+    (`index` may be 0, and `record` empty: the lane's start.)
     """
 
     lane: Index
@@ -60,8 +60,8 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
 
     `batches` and `rows` of epoch `epoch` come before it; of these, `merged` batches were merged from leftovers.
     `places`: the lanes that have begun and not ended; none for an indexable feed. `ended`: the lanes that have ended,
-    in the order in which their leftovers count. `digest`: the SHA-256 of the epoch's list of splits, or empty where
-    nothing of it was read. `skip` batches more behind all that were read too: whoever goes on makes and drops them.
+    in the order in which their leftovers count. `digest`: the SHA-256 of the epoch's list of splits, or empty if
+    nothing of it was read. `skip` batches behind all that were read too: the daemon makes them again and drops them.
     They lie within one slab, or are few: in exact order at most `MAX_SKIP` more than a slab can hold.
     """
 
@@ -84,7 +84,7 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def differences(was: FeedInfo, now: FeedInfo) -> Iterator[str]:
-    """What of a feed decides over its stream and is not the same, both sides named."""
+    """Name what decides the stream and differs between two feeds, with both values."""
     for field in _DECIDING:
         before, after = getattr(was, field), getattr(now, field)
         if before != after:
@@ -110,7 +110,7 @@ _decoder = msgspec.msgpack.Decoder(Position)
 
 
 def pack(position: Position) -> bytes:
-    """The bytes of `position`.
+    """Encode `position`.
 
     Raises:
         ProtocolError: they are more than `MAX_POSITION`.
@@ -122,10 +122,10 @@ def pack(position: Position) -> bytes:
 
 
 def unpack(data: bytes | bytearray) -> Position:
-    """What `pack` was given.
+    """Decode a position.
 
     Raises:
-        ProtocolError: `data` was not made by `pack`.
+        ProtocolError: `data` are not those of a position, or are too many.
     """
     if len(data) > MAX_POSITION:
         raise ProtocolError(f"a position of {len(data)} bytes; at most {MAX_POSITION} are read")

@@ -1,6 +1,6 @@
 """Messages and fds over a unix SOCK_SEQPACKET connection: datagrams, and end of file when the peer is gone.
 
-Used between the daemon and its workers (an inherited socketpair) and between the daemon and clients on its host.
+The daemon talks like this to its workers (over an inherited socketpair) and to clients on its host.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ROOM_FOR_FDS = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 
 
 class _Buffer(threading.local):
-    """Where a thread's datagrams arrive. Room for the largest, asked for anew, would cost each of them 10 us and more:
-    malloc maps that much memory apart."""
+    """Where a thread's datagrams arrive. Allocating room for the largest each time would cost 10 us and more, because
+    malloc maps blocks of that size separately."""
 
     def __init__(self) -> None:
         self.bytes = bytearray(MAX_MESSAGE + 1)
@@ -46,12 +46,12 @@ def send(connection: socket.socket, data: bytes, fd: int | None = None) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, int | None]:
-    """The next datagram and the fd that came with it (close-on-exec), or (b"", None) at end of file.
+    """Return the next datagram and the fd that came with it (close-on-exec), or (b"", None) at end of file.
 
     Raises:
-        BlockingIOError: the connection is non-blocking and nothing is there.
+        BlockingIOError: the connection is non-blocking and nothing has come.
         OSError: the peer is gone.
-        ProtocolError: a datagram larger than a message may be, or with more than one fd.
+        ProtocolError: the datagram is larger than a message may be, or has more than one fd.
     """
     arrived = _buffer.bytes
     count, control, flags, _ = connection.recvmsg_into([arrived], _ROOM_FOR_FDS, _CLOSE_ON_EXEC)
@@ -68,7 +68,7 @@ def receive(connection: socket.socket) -> tuple[bytes, int | None]:
 
 
 def _fds(control: list[tuple[int, int, bytes]]) -> list[int]:
-    """The fds in ancillary data, which is cut where there was no room for all."""
+    """Return the fds in ancillary data, which is cut off if there was no room for all."""
     fds = array.array("i")
     for level, kind, data in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

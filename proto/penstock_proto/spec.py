@@ -1,7 +1,7 @@
 """The element spec: the structure, dtypes and shapes of what a feed yields, as a small frozen tree.
 
-A spec is a `Leaf`, a `TupleSpec` or a `DictSpec` of specs. It crosses the wire as it stands here, so that no container
-type of msgpack decides whether a tuple stays a tuple. The order of leaves is that of the tree, dictionary keys sorted.
+A spec is a `Leaf`, a `TupleSpec` or a `DictSpec` of specs. It crosses the wire in this form, because msgpack does not
+tell tuples from lists. The order of leaves is that of the tree, dictionary keys sorted.
 
 This file knows no slab, no batch and no TensorFlow.
 """
@@ -29,7 +29,7 @@ MAX_DIMS = 16
 MAX_DIM = 2**40
 MAX_KEY = 256
 MAX_SPEC = 80 * 1024
-"""Bytes that a spec may take in a message, which it shares with others and with restart records."""
+"""Bytes that a spec may take in a message, in which other specs and restart records need room too."""
 MAX_NBYTES = 2**50
 """Bytes of a sample."""
 
@@ -43,10 +43,10 @@ Dim: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DIM)] | None
 
 
 class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True):
-    """One array: its dtype's name (one of `DTYPES`) and its shape, None where a dimension varies.
+    """One array: its dtype's name (one of `DTYPES`) and its shape, with None for each dimension that varies.
 
-    Who writes one may give whatever NumPy takes for a dtype that has such a name (`np.float32`), and a list or a single
-    number for the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
+    Users may give anything that NumPy takes for a dtype of such a name (`np.float32`), and a list or a single number
+    for the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
     """
 
     dtype: Annotated[str, Meta(max_length=32)]
@@ -57,7 +57,7 @@ class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True):
         def __init__(self, dtype: npt.DTypeLike, shape: int | Sequence[int | None]) -> None: ...
 
     def __post_init__(self) -> None:
-        # What comes off the wire is text and a tuple already: that is checked before this runs.
+        # The decoder has checked that these are text and a tuple before this runs.
         if not isinstance(self.dtype, str):
             force_setattr(self, "dtype", _dtype_name(self.dtype))
         if not isinstance(self.shape, tuple):
@@ -116,10 +116,10 @@ Spec: TypeAlias = Leaf | TupleSpec | DictSpec
 
 
 def check_size(spec: Spec | None) -> None:
-    """Refuse a spec that is deeper or wider than any that `infer` makes, so that functions may recurse into all others.
+    """Refuse a spec that is deeper or wider than any that `infer` makes, so that functions can recurse into the others.
 
     Raises:
-        ValueError: it is; the message says in what.
+        ValueError: it is deeper or wider; the message says which.
     """
     level: list[Spec] = [] if spec is None else [spec]
     ends = 0
@@ -140,7 +140,7 @@ def check_size(spec: Spec | None) -> None:
 
 
 def leaves(spec: Spec) -> Iterator[tuple[str, Leaf]]:
-    """Each leaf with its path, such as `['x'][0]`, in order."""
+    """Yield each leaf with its path, such as `['x'][0]`, in order."""
     yield from _leaves(spec, "")
 
 
@@ -156,12 +156,12 @@ def _leaves(spec: Spec, path: str) -> Iterator[tuple[str, Leaf]]:
 
 
 def leaf_list(spec: Spec) -> list[Leaf]:
-    """The leaves in order."""
+    """Return the leaves in order."""
     return [leaf for _, leaf in leaves(spec)]
 
 
 def unflatten(spec: Spec, flat: Sequence[Any]) -> Any:
-    """The structure of `spec` (tuples and dicts) with `flat`'s items, in order, for leaves."""
+    """Build the structure of `spec` (tuples and dicts) with the items of `flat`, in order, as leaves."""
     return _unflatten(spec, iter(flat))
 
 
@@ -174,7 +174,7 @@ def _unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
 
 
 def map_leaves(change: Callable[[Leaf], Leaf], spec: Spec) -> Spec:
-    """`spec` with `change(leaf)` for each leaf."""
+    """Return `spec` with `change(leaf)` in place of each leaf."""
     if isinstance(spec, Leaf):
         return change(spec)
     if isinstance(spec, TupleSpec):
@@ -183,7 +183,7 @@ def map_leaves(change: Callable[[Leaf], Leaf], spec: Spec) -> Spec:
 
 
 def flatten(spec: Spec, sample: Any) -> list[Any]:
-    """The leaves of `sample` in order.
+    """Return the leaves of `sample` in order.
 
     Raises:
         SpecError: the structure of `sample` is not that of `spec`.
@@ -215,13 +215,13 @@ def _flatten(spec: Spec, sample: Any, path: str, flat: list[Any]) -> None:
 
 
 def infer(sample: Any) -> Spec:
-    """The spec of one sample: nested tuples and dicts (with text keys) of arrays and scalars.
+    """Infer the spec of one sample: nested tuples and dicts (with text keys) of arrays and scalars.
 
     Lists of numbers are arrays, as in tf.data. A Python int becomes int64, a float float64, a bool bool, as in NumPy.
 
     Raises:
         SpecError: something in it cannot be served; the message says what to yield instead.
-        Exception: whatever the objects in it raise, which are the user's.
+        Exception: anything that the user's objects in it raise.
     """
     spec = _infer(sample, "", 0)
     check(spec)
@@ -273,7 +273,7 @@ def _infer(sample: Any, path: str, depth: int) -> Spec:
 def _key(key: Any, path: str) -> str:
     if not isinstance(key, str):
         raise SpecError(f"sample{path} is a dict with a key that is not text, {shown(key)}: use str keys")
-    text = str.__str__(key)  # of a subclass, an Enum's for one
+    text = str.__str__(key)  # of a subclass, such as an Enum's
     if len(text) > MAX_KEY or not _is_unicode(text):
         what = f"of {len(text)} characters" if len(text) > MAX_KEY else "that is not valid Unicode"
         raise SpecError(
@@ -287,7 +287,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _refuse_list_of_arrays(value: Any, path: str) -> None:
-    """A list of numbers is an array. Of a list of arrays nobody knows whether it should be one array or several."""
+    """Refuse a list of arrays: it could mean one array or several. (A list of numbers is an array.)"""
     item = value
     for _ in range(MAX_DIMS):
         if not isinstance(item, list) or not item:
@@ -295,34 +295,34 @@ def _refuse_list_of_arrays(value: Any, path: str) -> None:
         item = item[0]
     if item is not value and len(getattr(item, "shape", ())):
         raise SpecError(
-            f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), where they "
-            "are leaves of their own, or np.stack() of them where they are one array"
+            f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "
+            "are separate leaves, or np.stack() of them if they are one array"
         )
 
 
 def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
-    """`value` as an array of a dtype that can be served.
+    """Convert `value` to an array of a dtype that can be served.
 
     Raises:
         SpecError: its dtype cannot be served; the message says what to yield instead.
-        Exception: whatever the object raises when it is made an array, unless it is a list.
+        Exception: anything that the object raises during the conversion, unless it is a list.
     """
     if isinstance(value, np.ma.MaskedArray):
-        text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask apart"
+        text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask separately"
         raise SpecError(f"sample{path} {text}")
     try:
         array = np.asarray(value)
     except ValueError as error:
         if not isinstance(value, list):
             raise
-        mend = "a list is read as one array: yield a tuple, such as (X, y), and where lengths differ, pad them"
-        raise SpecError(f"sample{path} is no array ({error}); {mend}") from None
+        hint = "a list is read as one array: yield a tuple, such as (X, y), and pad parts of different lengths"
+        raise SpecError(f"sample{path} is not an array ({error}); {hint}") from None
     if _can_be_served(array.dtype):
         return array
     if array.dtype.kind in "SU":
         hint = "text and bytes cannot be served yet: yield ids, or np.frombuffer(value, np.uint8) padded to one length"
     elif array.dtype.kind == "O":
-        hint = "yield numeric arrays; where lengths differ, pad them"
+        hint = "yield numeric arrays; if their lengths differ, pad them"
     elif array.dtype.kind in "mM":
         hint = "yield .astype('int64') of it"
     else:
@@ -332,13 +332,13 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
 
 @functools.cache
 def _can_be_served(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in DTYPES  # which NumPy makes up anew each time, in more time than all else takes
+    return dtype.name in DTYPES  # NumPy builds the name each time, which takes longer than everything else here
 
 
 def shown(value: Any, limit: int = 120) -> str:
-    """A short text that shows `value` in a message: arrays by dtype and shape, others by their repr.
+    """Show `value` as a short text for a message: arrays by dtype and shape, others by their repr.
 
-    It can be sent. Whatever the methods of `value` raise, this does not.
+    The text can be sent. This never raises, whatever the methods of `value` do.
     """
     try:
         text = _shown(value)
@@ -361,13 +361,13 @@ def _shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` as it can be sent and printed: lone surrogates, as undecodable file names hold them, are escaped."""
+    """Escape what cannot be sent or printed: lone surrogates, which undecodable file names contain."""
     return text.encode(errors="backslashreplace").decode()
 
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a name in `DTYPES`, in native byte order.
+    """Return the NumPy dtype of a name in `DTYPES`, in native byte order.
 
     Raises:
         SpecError: bfloat16 without the package ml_dtypes.

@@ -1,8 +1,8 @@
 """Sessions that were greeted and are not open yet: how many there may be, for how long, and how much they may send.
 
-A position comes before its stream has a share of memory, so what all of them send together has a bound of its own.
-Where it is reached the largest one goes, the oldest of several: a client that opens its stream at once, behind a
-position of the usual size, is not kept from it by others that send much and never do.
+A position comes before its stream has a share of memory, so there is a bound for all positions together. When it is
+reached, the session with the largest position ends, the oldest of several. So clients that send much and never open a
+stream do not keep out one that opens its stream at once, with a position of the usual size.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from .sessions import Session
 
 MOST = 4096
-"""Sessions that may wait to be opened."""
+"""Most sessions that wait for Open."""
 
 MOST_BYTES = 8 * MAX_POSITION
-"""Bytes that their positions may have together."""
+"""Most bytes of all their positions together."""
 
 SECONDS = 60.0
-"""Seconds that a session has from Welcome to Open."""
+"""Seconds from Welcome to Open after which a session ends."""
 
 _LANE = 33 * 1024
-"""Bytes of a lane's place in a position: a record, and what comes with it."""
+"""Bytes of a lane's place in a position: a record, and its fields."""
 _LARGE = 1 << 20
-"""Bytes of a position with which malloc would keep more than a little when it is given up."""
+"""Bytes from which on malloc would keep much of a position's memory when it is dropped."""
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _HEAD = 128 * 1024
 """Bytes of the rest: no more than a message has, as the feed in it came in one."""
 
 
 class Greeted:
-    """See the file's head.
+    """The sessions that wait for Open.
 
     Attributes:
-        nbytes: what all positions have together.
+        nbytes: bytes of all their positions together.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class Greeted:
         return len(self._since)
 
     def add(self, session: Session, now: float) -> Session | None:
-        """One more waits. Returns one that has to go for it."""
+        """Add a session. Return one that must end to make room, or None."""
         oldest = next(iter(self._since)) if len(self._since) >= MOST else None
         self._since[session] = now
         return oldest
 
     def remove(self, session: Session) -> None:
-        """It does not wait any longer; its position is given up."""
+        """Remove a session, if it is here, and drop its position."""
         if self._since.pop(session, None) is not None:
             self.nbytes -= len(session.position)
             large, session.position = len(session.position) >= _LARGE, bytearray()
@@ -64,7 +64,7 @@ class Greeted:
                 _malloc_trim(0)
 
     def sent(self, session: Session, data: bytes, feed: FeedInfo) -> Session | None:
-        """A piece of its position came. Returns the session that has to go for it, which may be this one.
+        """Add a piece to a session's position. Return the session that must end to make room, if any.
 
         Raises:
             ProtocolError: no position of this feed is that large.
@@ -79,15 +79,15 @@ class Greeted:
         return max(self._since, key=lambda other: len(other.position))
 
     def late(self, now: float) -> list[Session]:
-        """Those that have waited for too long."""
+        """Return the sessions that have waited too long."""
         return [session for session, since in self._since.items() if now - since > SECONDS]
 
 
 def too_late() -> PenstockError:
-    """What a session is told that was not opened in time."""
+    """Make the error for a session that was not opened in time."""
     return ConnectionLost(f"the session was not opened within {SECONDS:.0f} s: connect again")
 
 
 def too_many() -> PenstockError:
-    """What a session is told that has to go for another."""
+    """Make the error for a session that must end to make room for another."""
     return MemoryBound("too many clients send positions, or wait, and do not open their streams: connect again")

@@ -1,7 +1,7 @@
 """Malformed messages: counted, logged a few times a minute, and answered at most once a second for each connection.
 
-The answer tells whoever writes a client what is wrong. There are so few because a peer may answer each error with
-another malformed message, or send very many small ones for the sake of the answers.
+The answer tells the author of a client what is wrong. There are few answers because a peer may answer each error with
+another malformed message, or send many small ones to get many answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .rate_limited_log import RateLimitedLog
 
 
 class Malformed:
-    """See the file's head.
+    """Counts malformed messages and decides which of them to answer.
 
     Attributes:
         count: how many came.
@@ -35,5 +35,5 @@ class Malformed:
         return not answered
 
     def look_at_the_clock(self) -> None:
-        """A second has passed: each connection may be answered again."""
+        """Let each connection be answered again. Called once a second."""
         self._answered.clear()

@@ -1,0 +1,138 @@
+"""Messages from a client to the daemon, over ZMTP or a unix connection."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from .base import MAX_WORLD, Batches, Count, Epoch, Lane, Line, Message, Progress, Token, Version
+
+
+class Hello(Message, frozen=True):
+    """Begins a session: which feed, which version. `client` names the consumer in status and logs."""
+
+    version: Version
+    feed: Line
+    client: Line = ""
+
+
+class PositionPart(Message, frozen=True):
+    """A piece of the position at which the session's stream begins. All pieces come in order, before Open and on the
+    same transport; together they are a packed `Position`. Without any the stream begins at epoch 0."""
+
+    session: Token
+    data: Annotated[bytes, Meta(max_length=64 * 1024)]
+
+
+class Had(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Batches of a slab that was handed over: `batches` of lane `lane` (-1: merged ones) from number `index` on."""
+
+    epoch: Epoch
+    lane: Lane
+    index: Progress
+    batches: Batches
+
+
+class Open(Message, frozen=True):
+    """Opens the session's stream, at the position that was sent, on the transport that this message comes by.
+
+    Over a unix connection it is the first message, and `proof` repeats the nonce in the ledger. Over ZeroMQ `proof` is
+    empty. At most `credit` slabs and `credit_bytes` bytes (but always one slab) are under way: sent, and not handed
+    over. The client keeps at most `quota` slabs that were handed over aliased, and copies others (0 over ZeroMQ).
+
+    `consumer` is the same in all sessions of one consumer: a session ends older ones with the same, of any feed.
+    `again`: the consumer read this stream before, and its position is where it was cut off.
+
+    With a `group` alone the stream is shared by all consumers of that group, and each batch goes to one of them. If one
+    comes `again`, `handed` says how many slabs of its session `last` were handed over, and `had` names the newest of
+    them, as many as a daemon may not have been told of: another daemon counts them as handed over.
+
+    With a `world_size` the stream is that of all ranks 0 to `world_size` - 1 of the `group` together, and batch j of an
+    epoch goes to rank j mod `world_size`. It begins when all of them are there. `pad`: repeats fill up an epoch's last
+    round if it has fewer batches than there are ranks; without, it is left out.
+    """
+
+    session: Token
+    proof: Annotated[bytes, Meta(max_length=16)]
+    credit: Annotated[int, Meta(ge=1, le=4096)]
+    credit_bytes: Count
+    quota: Annotated[int, Meta(ge=0, le=4096)]
+    consumer: Annotated[bytes, Meta(max_length=16)] = b""
+    again: bool = False
+    group: Annotated[str, Meta(max_length=128)] = ""
+    rank: Annotated[int, Meta(ge=0, lt=MAX_WORLD)] = 0
+    world_size: Annotated[int, Meta(ge=0, le=MAX_WORLD)] = 0
+    last: Annotated[bytes, Meta(max_length=16)] = b""
+    handed: Count = 0
+    pad: bool = False
+    had: Annotated[tuple[Had, ...], Meta(max_length=4096)] = ()
+
+
+class Begin(Message, frozen=True):
+    """The client wants this epoch from its first batch on. Epochs only go up."""
+
+    epoch: Epoch
+
+
+class Ack(Message, frozen=True):
+    """The first `handed` slabs of the session were handed over, or are void with their epoch.
+
+    `released` (unix only): sequence numbers of slabs over which no tensor lives any longer. `ended`: the number of End
+    messages that came.
+    """
+
+    handed: Count
+    released: Annotated[tuple[Count, ...], Meta(max_length=4096)] = ()
+    ended: Count = 0
+
+
+class Leave(Message, frozen=True):
+    """The client leaves this epoch before its end. Slabs of it that were sent and not handed over are void.
+
+    `handed`: how many of the slabs sent so far were handed over, or were void before.
+    """
+
+    epoch: Epoch
+    handed: Count = 0
+
+
+class Ping(Message, frozen=True):
+    """A sign of life. Answered by Pong."""
+
+
+class Close(Message, frozen=True):
+    """Ends the session. `handed` as in Leave."""
+
+    handed: Count = 0
+
+
+class StatusRequest(Message, frozen=True):
+    """Asks for the daemon's status. Needs no session. `version` as in Hello."""
+
+    version: Version
+
+
+class StopRequest(Message, frozen=True):
+    """Asks the daemon to stop: when the epochs that are being read have ended, or `now`.
+
+    Only over a unix connection, from the daemon's own user or root.
+    """
+
+    now: bool = False
+
+
+class ScaleRequest(Message, frozen=True):
+    """Asks the daemon to run this number of workers. Answered by Scaled. Only over a unix connection, as StopRequest.
+
+    With `now`, surplus workers end at once and their work is done again elsewhere. Otherwise they first hand over what
+    they do.
+    """
+
+    workers: Annotated[int, Meta(ge=1, le=4096)]
+    now: bool = False
+
+
+ClientMessage: TypeAlias = (
+    Hello | PositionPart | Open | Begin | Ack | Leave | Ping | Close | StatusRequest | StopRequest | ScaleRequest
+)

@@ -1,0 +1,86 @@
+"""What a consumer, and what the daemon, must know of a feed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ..spec import Spec, check_size
+from .base import Count, Line, Name, Seed
+
+
+class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a consumer must know of a feed.
+
+    `spec` describes one sample, or one batch if `batch_size` is None. `turn` is the most batches in a slab. `batches`
+    and `samples` are those of an epoch, or None if they are not known. `shuffle`, `interleave` and `segment` are as in
+    FeedPlan.
+    """
+
+    name: Name
+    spec: Spec
+    batch_size: Annotated[int, Meta(ge=1, le=2**31)] | None
+    turn: Annotated[int, Meta(ge=1, le=2**16)]
+    drop_remainder: bool
+    order: Annotated[str, Meta(pattern="^(exact|fast)$")]
+    lanes: Annotated[int, Meta(ge=1, le=2**16)]
+    seed: Seed
+    epochs: Count | None
+    batches: Count | None
+    samples: Count | None
+    shuffle: Count = 0
+    interleave: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch has no end."""
+        return self.segment is not None and self.samples is None
+
+
+class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the daemon must know of a feed: its options after defaults that need no data.
+
+    `spec` is the declared one or None. `turn` is None if its default depends on the spec. `length` is the number of
+    samples of an indexable feed, otherwise None. `static_splits`: `splits` is not a function, so all epochs have the
+    same list. `lanes` is 1 if the generator cannot be divided. `on_error`: what happens to a split in which user code
+    raises, or that has ended its worker `attempts` times. `warnings` are for the log. `segment`: the most samples of
+    one run of a generator that is run again and again, for segment 0, 1, ...; segments are its splits. Without
+    `samples` they have no end.
+    """
+
+    name: Name
+    spec: Spec | None
+    batch_size: Annotated[int, Meta(ge=1, le=2**31)] | None
+    turn: Annotated[int, Meta(ge=1, le=2**16)] | None
+    lanes: Annotated[int, Meta(ge=1, le=2**16)]
+    order: Annotated[str, Meta(pattern="^(exact|fast)$")]
+    shuffle: Count
+    interleave: Annotated[int, Meta(ge=1, le=2**16)]
+    seed: Seed
+    epochs: Count | None
+    samples: Count | None
+    length: Count | None
+    drop_remainder: bool
+    static_splits: bool
+    on_error: Annotated[str, Meta(pattern="^(raise|skip|retry)$")] = "raise"
+    attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
+    warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+    segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch has no end."""
+        return self.segment is not None and self.samples is None
+
+    @property
+    def piece(self) -> str:
+        """The word for one of its splits: "split" or "segment"."""
+        return "split" if self.segment is None else "segment"

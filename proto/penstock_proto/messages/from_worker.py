@@ -1,0 +1,126 @@
+"""Messages from a worker to the daemon, over the socketpair that the worker inherits."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from ..spec import Spec, check_size
+from .base import Count, Digest, Digests, ErrorReport, Line, Message, Record, Shapes
+from .feeds import FeedPlan
+
+
+class Imported(Message, frozen=True):
+    """The user's modules are imported. `feeds` are those of the command line, in order."""
+
+    feeds: Annotated[tuple[FeedPlan, ...], Meta(max_length=256)]
+    imports_seconds: Annotated[float, Meta(ge=0)]
+    tensorflow: bool
+
+
+class StartFailed(Message, frozen=True):
+    """The worker cannot serve what it was asked for, and ends."""
+
+    error: ErrorReport
+
+
+class FirstSample(Struct, frozen=True, forbid_unknown_fields=True):
+    """The look at a feed's first sample: the `index` of its split, a digest of 8 bytes for each leaf (none if the
+    sample is large), how many `seconds` it took to make, and `warnings` for the log."""
+
+    index: Count
+    digests: Digests
+    seconds: Annotated[float, Meta(ge=0)]
+    warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+
+
+class SplitsListed(Message, frozen=True):
+    """Answers ListSplits; its fd holds the list. `digest` is the SHA-256 of the list.
+
+    Without an fd `nbytes` is 0: an indexable feed has no splits (`count` 0), and segments are numbers, 2**62 of them if
+    they have no end.
+
+    `spec` is that of the first sample of the first split, and `sample_nbytes` the size of that sample (or ready batch).
+    Both come only with the answer to the first listing of a feed (epoch 0 and no spec known), otherwise they are None
+    and 0. `first` says more about that sample, if one was made.
+    """
+
+    run: Count
+    count: Count
+    nbytes: Count
+    digest: Digest
+    spec: Spec | None = None
+    sample_nbytes: Count = 0
+    first: FirstSample | None = None
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+
+
+class Compared(Message, frozen=True):
+    """Answers Compare: what is wrong with the feed, for the log, or nothing."""
+
+    run: Count
+    warning: Line = ""
+
+
+class Made(Message, frozen=True):
+    """Batches of a turn are in the slot: `batches` of them, from position `first` in the turn (0, 1, ...).
+
+    `last` closes the turn and the ticket. `ended` (only with `last`): the lane has no further full batch and holds
+    `leftover` rows. A message can have 0 batches only with `last`. `rows`: rows in these batches. `record`: the restart
+    record behind the last of them. `border`: a run that continues from there reads next to nothing again (a split or a
+    block has just begun), so the lane can move to another worker. `shapes` as in Slab.
+    """
+
+    run: Count
+    ticket: Count
+    first: Count
+    batches: Count
+    rows: Count
+    last: bool
+    ended: bool = False
+    leftover: Count = 0
+    shapes: Shapes = ()
+    record: Record = b""
+    border: bool = False
+
+
+class NeedRoom(Message, frozen=True):
+    """The run's next batch needs `nbytes` bytes, more than the slot of `ticket` has. The worker keeps the batch and
+    waits for a new Fill of the same ticket with a larger slot."""
+
+    run: Count
+    ticket: Count
+    nbytes: Count
+
+
+class RowsWritten(Message, frozen=True):
+    """Answers WriteRows."""
+
+    run: Count
+    ticket: Count
+
+
+class SplitSkipped(Message, frozen=True):
+    """The rest of a split is left out, as the feed says `on_error="skip"`: user code raised in it (`error`), or
+    StartRun asked for it. `number`: of the split within the lane. `split` shows it. `samples` of it were read."""
+
+    run: Count
+    number: Count
+    split: Line
+    samples: Count
+    error: ErrorReport | None = None
+
+
+class RunFailed(Message, frozen=True):
+    """User code raised, or what it yielded cannot be served. The run is closed, with all of its tickets."""
+
+    run: Count
+    error: ErrorReport
+
+
+FromWorker: TypeAlias = (
+    Imported | StartFailed | SplitsListed | Compared | Made | NeedRoom | RowsWritten | SplitSkipped | RunFailed
+)

@@ -1,0 +1,184 @@
+"""Messages from the daemon to a client, over ZMTP or a unix connection."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from .base import (
+    MAX_WORLD,
+    Batches,
+    Count,
+    Digest,
+    ErrorReport,
+    Index,
+    Lane,
+    Line,
+    Message,
+    Record,
+    Shapes,
+    Token,
+    Version,
+)
+from .feeds import FeedInfo
+from .memory import Map, Unmap
+
+
+class Welcome(Message, frozen=True):
+    """Answers Hello. `unix` is the daemon's abstract unix address for clients on the same host."""
+
+    session: Token
+    feed: FeedInfo
+    unix: Line
+
+
+class Greeting(Message, frozen=True):
+    """First message on a unix connection, which the daemon sends at once, with the ledger's fd. See ledger.py."""
+
+    version: Version
+
+
+class Opened(Message, frozen=True):
+    """The stream exists. `credit` and `quota` are what was granted: at most what Open asked for, or, if several
+    consumers share the stream, what the first of them asked for.
+
+    It comes again, with less, when slots had to grow and there is no memory for as many: from then on the client copies
+    while it aliases `quota` slabs or more. `epoch` is the first that the client can begin.
+    """
+
+    credit: Annotated[int, Meta(ge=1, le=4096)]
+    quota: Annotated[int, Meta(ge=0, le=4096)]
+    epoch: Count = 0
+
+
+class MissingRanks(Message, frozen=True):
+    """The stream has not begun, because these ranks are missing. None: it begins now."""
+
+    ranks: Annotated[tuple[Index, ...], Meta(max_length=MAX_WORLD)]
+
+
+class Begun(Message, frozen=True):
+    """The epoch's splits are known: `digest` is the SHA-256 of their list. Comes before the epoch's first slab."""
+
+    epoch: Count
+    digest: Digest
+
+
+class LaneEnded(Message, frozen=True):
+    """All batches of a lane have been sent: `index` full ones, with `leftover` rows behind them.
+
+    `number` counts the epoch's ended lanes from 0 in the order in which their leftovers are merged; in exact order
+    that is the order of these messages. `record`: as in Slab, behind the lane's last full batch. (Not sent for
+    indexable feeds, which have no lanes.)
+    """
+
+    epoch: Count
+    number: Count
+    lane: Index
+    index: Count
+    leftover: Count
+    record: Record
+
+
+class Slab(Message, frozen=True):
+    """One slab: `batches` consecutive batches of one turn, `nbytes` bytes in all.
+
+    `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
+    leftovers). The batches begin at place `first` of a slot (layout.py). Over unix that slot is `memfd`; over ZeroMQ
+    `memfd` is 0 and the bytes follow in Chunks. `shapes`: whole shapes of the leaves if the feed is not fixed
+    (`batches` is 1 then), otherwise empty. `rows`: the number of rows in all its batches; if there are several, each is
+    full. `record`: the lane's restart record behind its last batch (empty for merged batches and for indexable feeds).
+    `repeat`: the batch repeats one that another rank gets, to fill up the last round. It is a slab like any other, but
+    moves no position and does not count in End's `batches` and `rows`.
+    """
+
+    seq: Count
+    epoch: Count
+    lane: Lane
+    index: Count
+    batches: Batches
+    rows: Count
+    nbytes: Count
+    memfd: Index = 0
+    first: Count = 0
+    shapes: Shapes = ()
+    record: Record = b""
+    repeat: bool = False
+
+
+class SentElsewhere(Message, frozen=True):
+    """Batches of the stream that are not sent to this consumer, for its position. Fields as in Slab.
+
+    They lie within the position's `skip`, or another rank gets them. They count in End's `batches` and `rows`.
+    """
+
+    epoch: Count
+    lane: Lane
+    index: Count
+    batches: Batches
+    rows: Count
+    record: Record = b""
+
+
+class Chunk(Message, frozen=True):
+    """Announces a piece of slab `seq`, from byte `start` of its slot on. The bytes are the next frame. (ZeroMQ only)"""
+
+    seq: Count
+    start: Count
+
+
+class End(Message, frozen=True):
+    """The epoch's last batch has been sent: totals as the daemon counted them.
+
+    `slabs`: of this session. `batches`, `rows`: of the whole epoch, with what came before the position at which the
+    session began. The totals of each lane stand in its LaneEnded.
+    """
+
+    epoch: Count
+    slabs: Count
+    batches: Count
+    rows: Count
+
+
+class Failed(Message, frozen=True):
+    """The session, or what was asked for, failed. An open session stays failed."""
+
+    error: ErrorReport
+
+
+class Pong(Message, frozen=True):
+    """Answers Ping."""
+
+
+class Scaled(Message, frozen=True):
+    """Answers ScaleRequest: how many workers there were, and how many there will be."""
+
+    before: Index
+    after: Index
+
+
+class Status(Message, frozen=True):
+    """The daemon's status as JSON text."""
+
+    json: Annotated[str, Meta(max_length=1000 * 1024)]
+
+
+ServerMessage: TypeAlias = (
+    Welcome
+    | Greeting
+    | Opened
+    | MissingRanks
+    | Map
+    | Unmap
+    | Begun
+    | Slab
+    | SentElsewhere
+    | Chunk
+    | LaneEnded
+    | End
+    | Failed
+    | Pong
+    | Scaled
+    | Status
+)

@@ -1,0 +1,117 @@
+"""Messages from the daemon to a worker, over the socketpair that the worker inherits."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from ..spec import Spec, check_size
+from .base import Batches, Count, Digests, Index, Message, Name, Record
+from .memory import Map, Unmap
+
+
+class ListSplits(Message, frozen=True):
+    """Run the feed's `splits`. Answered by SplitsListed, whose fd holds the list, or by RunFailed with `run`."""
+
+    run: Count
+    feed: Name
+    epoch: Count
+
+
+class Compare(Message, frozen=True):
+    """Make the first sample of the split with this `index` again, which had these `digests` in another process.
+    Answered by Compared. `splits` as in StartRun."""
+
+    run: Count
+    feed: Name
+    splits: Count
+    index: Count
+    digests: Digests
+
+
+class ShareSplits(Message, frozen=True):
+    """A list of splits, `nbytes` long, with its fd. StartRun refers to it by `splits`."""
+
+    splits: Count
+    nbytes: Count
+
+
+class ForgetSplits(Message, frozen=True):
+    """No run will refer to this list again."""
+
+    splits: Count
+
+
+class StartRun(Message, frozen=True):
+    """Open a run: one lane of one epoch of one stream, or, for an indexable feed, the whole epoch.
+
+    `record` is empty for a fresh start, or the restart record behind which to continue. `spec` is the feed's if it is
+    not declared: the worker that answered the feed's first ListSplits saw it, and only that one knows it otherwise.
+    `skip`: numbers (within the lane) of splits of which nothing more is read from the record on, or, if the record
+    stands within a block, from the next block on. `careful`: report each of the first `careful` batches of the run at
+    once, because a worker died at this lane and the next death is to be found where it happens, or because batches are
+    delivered one by one. `ahead`: empty, or a later record of the lane. The batches up to there were consumed (see
+    Position), and the run must pass that record.
+    """
+
+    run: Count
+    feed: Name
+    epoch: Count
+    lane: Annotated[int, Meta(ge=0, lt=2**31)]
+    splits: Count
+    record: Record = b""
+    spec: Spec | None = None
+    skip: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
+    careful: Count = 0
+    ahead: Record = b""
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+
+
+class Fill(Message, frozen=True):
+    """Make the run's next turn: up to `batches` batches, the first being number `index` of the lane. They go into the
+    slot that is `memfd`, of `nbytes` bytes, from place `first` on. Answered by Made messages, the last of which has
+    `last` set."""
+
+    run: Count
+    ticket: Count
+    index: Count
+    batches: Batches
+    memfd: Index
+    nbytes: Count
+    first: Count = 0
+
+
+class WriteRows(Message, frozen=True):
+    """Write `count` leftover rows of an ended run, from its row `start` on, to row `row` of the first batch in a slot.
+
+    `rows`, `index`: the merged batch's number of rows, and its number among the epoch's merged batches, for its header.
+    Answered by RowsWritten.
+    """
+
+    run: Count
+    ticket: Count
+    memfd: Index
+    nbytes: Count
+    start: Count
+    count: Count
+    row: Count
+    rows: Count
+    index: Count
+
+
+class DropRun(Message, frozen=True):
+    """Forget the run. Fills of it that are not answered are answered with no batches."""
+
+    run: Count
+
+
+class Shutdown(Message, frozen=True):
+    """End the process."""
+
+
+ToWorker: TypeAlias = (
+    ListSplits | Compare | ShareSplits | ForgetSplits | StartRun | Fill | WriteRows | DropRun | Map | Unmap | Shutdown
+)
