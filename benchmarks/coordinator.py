@@ -51,7 +51,7 @@ from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.feeds import SplitsInfo
 from penstock_server.permutation import make_key, permute
-from penstock_server.worker.splits import SplitList, write_list
+from penstock_server.worker.splits import SharedSplits, write_list
 
 PLENTY = 1 << 50
 SPLITS = 1_000_000
@@ -336,7 +336,7 @@ def opening(lanes: int, shuffle: int) -> dict[str, float]:
     coordinator.handle(on.SlotFound(wish.ticket), 0.0)
     opened = time.process_time() - began
     began = time.process_time()
-    read = SplitList(fd, nbytes)
+    read = SharedSplits(fd, nbytes)
     read[permute(make_key(0, 0, "splits"), SPLITS, 0) if shuffle else 0]
     found = time.process_time() - began
     os.close(fd)

@@ -21,7 +21,7 @@ from clock import Clock
 from fake_daemon import Fail, FakeDaemon, Stall, Vanish, feed_info, numbers, slab
 
 import penstock
-from penstock import _counters, _receiver, _tcp_transport
+from penstock import _counters, _handoff, _receiver, _stream_handle, _tcp_transport
 from penstock_proto import Leaf, TupleSpec
 from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.messages import (
@@ -53,8 +53,8 @@ def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", 1000.0)
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", 1000.0)
     monkeypatch.setattr(_receiver, "IDLE", 1000.0)
-    monkeypatch.setattr(_receiver, "STEP", 1000.0)
-    monkeypatch.setattr("penstock.batches.STEP", 1000.0)
+    monkeypatch.setattr(_handoff, "STEP", 1000.0)
+    monkeypatch.setattr(_stream_handle, "STEP", 1000.0)
 
 
 def first(batch: tuple[np.ndarray, np.ndarray]) -> int:
@@ -574,7 +574,7 @@ def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() ->
 STOPPED = """
 import sys
 import penstock
-from penstock import _counters, _receiver, _tcp_transport
+from penstock import _counters, _handoff, _receiver, _stream_handle, _tcp_transport
 _counters.SLOW, _receiver.STOOD, _tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER = 2.5, 1.5, 2.5, 0.3
 for batch in penstock.connect(sys.argv[1], transport=sys.argv[2]).batches():
     print("got", flush=True)

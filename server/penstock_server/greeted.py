@@ -8,14 +8,12 @@ stream do not keep out one that opens its stream at once, with a position of the
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError
 from penstock_proto.messages import FeedInfo
 from penstock_proto.position import MAX_POSITION
 
-if TYPE_CHECKING:
-    from .sessions import Session
+from .session import Session
 
 MOST = 4096
 """Most sessions that wait for Open."""

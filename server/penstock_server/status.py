@@ -11,7 +11,7 @@ from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
 from .coordinator.stream import Stream
 from .host.worker_handle import WorkerHandle
-from .sessions import Session
+from .session import Session
 
 _MOST_STREAMS = 200
 _MOST_SPEC = 1000

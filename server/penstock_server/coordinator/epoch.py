@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock_proto import PenstockError
+from penstock_proto import IncompleteEpoch, PenstockError, StateMismatch
 from penstock_proto.position import Position
 
 from .feeds import ServedFeed, SplitsInfo
@@ -114,3 +114,28 @@ class Epoch:
         if not lane.ended and lane.run is not None:
             self.loads[lane.run[0]] -= 1
         lane.ended = True
+
+    def fault_at_end(self, feed: ServedFeed) -> PenstockError | None:
+        """What is wrong with the epoch now that all of it was delivered, or None."""
+        plan, name = feed.plan, feed.name
+        assert self.order is not None
+        if self.skip:  # of what was consumed some was not made again
+            return StateMismatch(
+                f"{self.batches + self.skip} batches of epoch {self.number} were consumed before, and only "
+                f"{self.batches} were there when it was read again: the splits have fewer samples now. Bring them "
+                "back, or begin again from the start",
+                feed=name,
+            )
+        seen = self.batches if plan.batch_size is None else self.rows + self.order.dropped_rows
+        wanted = self.rows if plan.length is not None and plan.drop_remainder else feed.info.samples
+        if not seen and wanted != 0:
+            return IncompleteEpoch(f"epoch {self.number} is empty: the generator yielded nothing", feed=name)
+        if wanted is not None and seen != wanted:
+            what = "batches" if plan.batch_size is None else "samples"
+            said = f"epoch {self.number} had {seen} {what}, but the feed says samples={wanted}"
+            return IncompleteEpoch(f"{said}: correct it, or leave it out", feed=name)
+        if seen and not self.batches and plan.length is None:  # an indexable feed so short is refused beforehand
+            said = f"epoch {self.number} had {seen} samples, less than a batch of {plan.batch_size}"
+            advice = "make batch_size= smaller, or leave drop_remainder= out"
+            return IncompleteEpoch(f"{said}, and drop_remainder=True drops them all: {advice}", feed=name)
+        return None

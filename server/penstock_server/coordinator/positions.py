@@ -40,7 +40,7 @@ def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
         raise StateMismatch(
             f"the list of splits of epoch {position.epoch} is another one now: its SHA-256 was "
             f"{position.digest.hex()[:16]} and is {splits.digest.hex()[:16]}, of {splits.count} splits. The stream can "
-            "only go on with the same splits in the same order: bring them back, or begin anew",
+            "only go on with the same splits in the same order: bring them back, or begin again from the start",
             feed=name,
         )
     lanes = [place.lane for place in position.places] + [lane.lane for lane in position.ended]

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from penstock_proto import (
     DaemonStopped,
     EndOfStream,
-    IncompleteEpoch,
     PenstockError,
     StateMismatch,
 )
@@ -477,7 +476,7 @@ class Stream:
                 self._lane_ended(epoch, turn)
                 self.production.settle(epoch, turn)
         if order.finished and self._delivery.ends(epoch):
-            self._end(epoch, order)
+            self._end(epoch)
 
     def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part) -> None:
         """See Outlet."""
@@ -534,37 +533,17 @@ class Stream:
         ended = m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record)
         self._delivery.lane_ended(epoch, ended)
 
-    def _end(self, epoch: Epoch, order: EpochOrder) -> None:
-        plan, wanted = self.feed.plan, self.feed.info.samples
-        seen = epoch.batches if plan.batch_size is None else epoch.rows + order.dropped_rows
-        if plan.length is not None and plan.drop_remainder:
-            wanted = epoch.rows
-        name, what = self.feed.name, "batches" if plan.batch_size is None else "samples"
-        if epoch.skip:  # of what was consumed some was not made again
-            self.fail(
-                StateMismatch(
-                    f"{epoch.batches + epoch.skip} batches of epoch {epoch.number} were consumed before, and only "
-                    f"{epoch.batches} were there when it was read again: the splits have fewer samples now. Bring them "
-                    "back, or begin anew",
-                    feed=name,
-                )
-            )
-        elif not seen and wanted != 0:
-            self.fail(IncompleteEpoch(f"epoch {epoch.number} is empty: the generator yielded nothing", feed=name))
-        elif wanted is not None and seen != wanted:
-            said = f"epoch {epoch.number} had {seen} {what}, but the feed says samples={wanted}"
-            self.fail(IncompleteEpoch(f"{said}: correct it, or leave it out", feed=name))
-        elif seen and not epoch.batches and plan.length is None:  # an indexable feed so short is refused beforehand
-            said = f"epoch {epoch.number} had {seen} samples, less than a batch of {plan.batch_size}"
-            mend = "make batch_size= smaller, or leave drop_remainder= out"
-            self.fail(IncompleteEpoch(f"{said}, and drop_remainder=True drops them all: {mend}", feed=name))
-        else:
-            for consumer in self.reading(epoch):
-                self.tell(self._delivery.end_of(epoch, consumer), [consumer])
-                consumer.ends += 1
-                consumer.leave()
-            self._epochs.popleft()
-            self._close_epoch(epoch)
+    def _end(self, epoch: Epoch) -> None:
+        """All of the epoch was delivered: end it, or fail if it is not what it should be."""
+        if (error := epoch.fault_at_end(self.feed)) is not None:
+            self.fail(error)
+            return
+        for consumer in self.reading(epoch):
+            self.tell(self._delivery.end_of(epoch, consumer), [consumer])
+            consumer.ends += 1
+            consumer.leave()
+        self._epochs.popleft()
+        self._close_epoch(epoch)
 
     # --- production ---
 
