@@ -205,5 +205,5 @@ def test_a_group_has_no_state_and_says_so(serve: Serve) -> None:
 
 
 def test_a_group_over_a_private_daemon_is_refused() -> None:
-    with pytest.raises(ValueError, match="private daemon's"):
+    with pytest.raises(ValueError, match="starts a private daemon"):
         penstock.connect("scenes.py:feed", group="g")
