@@ -216,11 +216,15 @@ class Slot:
     fillers: set[tuple[Worker, int]] = field(default_factory=set)
     readers: set[tuple[Consumer, int]] = field(default_factory=set)
 
-    def write(self, ticket: int, position: int, samples: Sequence[Sample], row: int = 0, rows: int = 0) -> None:
+    def write(
+        self, ticket: int, position: int, samples: Sequence[Sample], row: int = 0, rows: int = 0, *, skips: bool = False
+    ) -> None:
         """Write samples to the rows of a batch from `row` on, on behalf of a ticket. What a dead worker had not told
-        is written again, and is the same."""
+        is written again, and is the same; unless the feed `skips` what raised for that worker alone."""
         hold(self.ticket == ticket, f"ticket {ticket} writes into a slot that ticket {self.ticket} has now")
         hold(position not in self.sent, f"batch {position} of ticket {ticket} is written after it was sent")
+        if skips:
+            self.content.pop(position, None)
         batch = self.content.setdefault(position, [None] * (rows or len(samples)))
         for number, sample in enumerate(samples, row):
             hold(batch[number] in (None, sample), f"row {number} of batch {position} of ticket {ticket} changes")
@@ -477,7 +481,8 @@ class Worker:
                     fill.slot.fillers.remove((self, fill.run))
                     self._answer(m.NeedRoom(fill.run, fill.ticket, run.feed.nbytes(batch)))
                     return
-                fill.slot.write(fill.ticket, fill.base + fill.made + len(parts), batch)
+                skips = run.feed.on_error == "skip"
+                fill.slot.write(fill.ticket, fill.base + fill.made + len(parts), batch, skips=skips)
                 parts.append(batch)
         except PenstockError as error:
             self._made(fill, run, parts, last=False)
