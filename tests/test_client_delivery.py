@@ -53,6 +53,7 @@ def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", 1000.0)
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", 1000.0)
     monkeypatch.setattr(_receiver, "IDLE", 1000.0)
+    monkeypatch.setattr(_receiver, "STEP", 1000.0)
     monkeypatch.setattr(_handoff, "STEP", 1000.0)
     monkeypatch.setattr(_stream_handle, "STEP", 1000.0)
 
