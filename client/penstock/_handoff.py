@@ -95,7 +95,7 @@ class HandOff:
         self._state = ConsumerState(link.info, start, consumed, link.epoch if identity.shares else None)
         self._lost = LostTransports()
         self._outbox: collections.deque[bytes] = collections.deque()
-        self._said_bye = False
+        self._said_close = False
         self._pool = Pool(keep=2)
         self._counters = Counters(asked)
         fresh = start is None and not identity.shares and _repeats.may_repeat(link.info)
@@ -303,7 +303,7 @@ class HandOff:
             self._leave_dropped_epochs()
             self._lost.close_unused()
             if last:
-                self._said_bye = True
+                self._said_close = True
                 self._outbox.append(encode(Close(self._state.given if self._state.closed else self._state.handed)))
             self._flush()
 
@@ -426,7 +426,7 @@ class HandOff:
         self._release()
         while True:
             if not self._outbox:
-                if self._state.closed is not None and not self._said_bye:
+                if self._state.closed is not None and not self._said_close:
                     return  # Close comes first: it tells how many slabs were handed over before the rest became void
                 ack = self._state.ack()
                 if ack is None:
