@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from enum import Enum
 
 from msgspec import Struct
 
@@ -12,7 +11,7 @@ from penstock_proto import ProtocolError
 
 from .memory import Share
 from .slots import Lease
-from .transitions import Table, check
+from .transitions import States, Table, impossible
 from .turn import Part, Source
 
 
@@ -26,7 +25,7 @@ class Sent(Struct, frozen=True):
     part: Part
 
 
-class ConsumerState(Enum):
+class ConsumerState(States):
     """What a consumer wants."""
 
     IDLE = "it reads no epoch"
@@ -116,7 +115,8 @@ class Consumer:
         Raises:
             ImpossibleTransition: the table has no such transition.
         """
-        check(CONSUMER_STATES, self.state, state)
+        if state not in CONSUMER_STATES[self.state]:
+            raise impossible(self.state, state)
         self.state = state
 
     @property

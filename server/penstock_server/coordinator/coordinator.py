@@ -77,6 +77,8 @@ class Coordinator:
         slots: int = MANY,
         patience: float | None = None,
     ) -> None:
+        self._commands: list[do.Command] = []
+        self._do = self._commands.append
         self.workers = Workers(workers)
         self.streams: dict[int, Stream] = {}
         self.consumers: dict[int, Consumer] = {}
@@ -85,7 +87,6 @@ class Coordinator:
         self.budget = Budget(memory, slots, self.streams)
         self.starting = Starting(self.workers, self.budget, self.timers, self._do)
         self.feeds = self.starting.feeds
-        self._commands: list[do.Command] = []
         self._read: dict[int, Stream] = {}
         """The stream that each consumer reads, also when that has ended."""
         self._touched: dict[Stream, None] = {}
@@ -143,12 +144,13 @@ class Coordinator:
             Exception: a bug showed that is about no stream. Nobody knows then where the coordinator stands.
         """
         self.timers.now = now
-        self._handle(event)
+        try:
+            self._handlers[type(event)](event)
+        except Exception as error:
+            self._failed(event, error)
         self._settle()
-        if not self._looks_around and (self._groups.any or self._admission.waiting):
-            self._looks_around = True
-            self.timers.later(LOOK_AROUND, self._look_around)
-        commands, self._commands = self._commands, []
+        commands = self._commands.copy()
+        self._commands.clear()
         return commands
 
     @property
@@ -160,19 +162,11 @@ class Coordinator:
         """What is wrong with the state, in words: promises that a bug broke. It is slow: for tests and debugging."""
         return check(self.budget, self.streams)
 
-    def _handle(self, event: on.Event) -> None:
-        try:
-            self._handlers[type(event)](event)
-        except PenstockError as error:
-            if isinstance(event, on.Open | on.ConsumerEvent):
-                self._do(do.Refuse(event.consumer, error))
-                return
-            self._failed(event, error)
-        except Exception as error:
-            self._failed(event, error)
-
     def _failed(self, event: on.Event, error: Exception) -> None:
-        """Let the stream fail that the event is about."""
+        """Refuse what a consumer has said, or let the stream fail that the event is about."""
+        if isinstance(error, PenstockError) and isinstance(event, on.Open | on.ConsumerEvent):
+            self._do(do.Refuse(event.consumer, error))
+            return
         match event:
             case on.Begin() | on.Acknowledge() | on.Leave() | on.Close() | on.Cut() | on.Lost():
                 stream = self._read.get(event.consumer)
@@ -189,15 +183,14 @@ class Coordinator:
 
     def _settle(self) -> None:
         """Let the streams that the event has touched send and grant what they can."""
-        failed: set[Stream] = set()
+        failed = None
         while self._touched:
-            stream = next(iter(self._touched))
-            del self._touched[stream]
+            stream, _ = self._touched.popitem()
             try:
                 stream.settle()
             except Exception as error:
-                if stream not in failed:
-                    failed.add(stream)
+                if stream is not failed:
+                    failed = stream
                     self._fail(stream, error)
             if stream.done and self.streams.get(stream.number) is stream:
                 del self.streams[stream.number]
@@ -247,6 +240,7 @@ class Coordinator:
             raise a_bug(error) from error
         finally:
             self._touch_new(before, event.feed, event.ask)
+        self._watch()
         self.consumers[consumer.number] = consumer
         self._read[consumer.number] = self.streams[consumer.stream]
         share = consumer.share
@@ -388,6 +382,7 @@ class Coordinator:
         if not self.starting.imported(event.worker, event.feeds):
             self._do(do.RejectWorker(event.worker))
             return
+        self._watch()  # for saved groups
         self._do(do.AcceptWorker(event.worker))
         if event.worker in self.workers.away:
             self.workers.is_ready(event.worker)
@@ -464,6 +459,7 @@ class Coordinator:
 
     def _not_saved(self, event: on.NotSaved) -> None:
         stream = self._groups.not_saved(event.feed, event.group, event.saved)
+        self._watch()
         if stream is not None:
             self._touch(stream)
             stream.fail(event.error)
@@ -481,9 +477,16 @@ class Coordinator:
         for call in self.timers.due():
             call()
 
+    def _watch(self) -> None:
+        """Look around from now on, as long as something waits for consumers."""
+        if not self._looks_around and (self._groups.any or self._admission.waiting):
+            self._looks_around = True
+            self.timers.later(LOOK_AROUND, self._look_around)
+
     def _look_around(self) -> None:
         """Look at what waits for consumers: groups that nobody reads, and ranks that have not all come."""
         self._looks_around = False
+        self._watch()
         now = self.timers.now
         if self.starting.done:
             for stream in self._groups.given_up(now):
@@ -528,9 +531,9 @@ class Coordinator:
 
     def _of(self, number: int) -> Stream | None:
         """The stream of a run or a ticket, which is about to change."""
-        stream = self.stream_of(number)
+        stream = self.streams.get(number // IDS_PER_STREAM)
         if stream is not None:
-            self._touch(stream)
+            self._touched[stream] = None
         return stream
 
     def _read_by(self, number: int) -> tuple[Consumer, Stream]:
@@ -547,9 +550,6 @@ class Coordinator:
 
     def _touch(self, stream: Stream) -> None:
         self._touched[stream] = None
-
-    def _do(self, command: do.Command) -> None:
-        self._commands.append(command)
 
 
 def a_bug(error: Exception) -> PenstockError:

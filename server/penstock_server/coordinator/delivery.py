@@ -45,8 +45,8 @@ class Outlet(Protocol):
     def listening(self, epoch: Epoch) -> list[Consumer]:
         """Those of them that have not heard before of what comes next in it."""
 
-    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part) -> None:
-        """Send a slab with this part of the source."""
+    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
+        """Send a slab with this part of the source, of `nbytes` bytes."""
 
     def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
         """Send a message to these consumers."""
@@ -142,9 +142,10 @@ class SingleDelivery:
         """See Delivery."""
         outlet = self._outlet
         consumer = outlet.consumers[0]
-        if not consumer.has_credit_for(outlet.feed.nbytes_of(part)):
+        nbytes = outlet.feed.nbytes_of(part)
+        if not consumer.has_credit_for(nbytes):
             return False
-        outlet.send(epoch, consumer, turn, part)
+        outlet.send(epoch, consumer, turn, part, nbytes)
         outlet.count(epoch, part)
         return True
 
@@ -282,7 +283,8 @@ class RankDelivery(SingleDelivery):
                 receivers.append(consumer)
         self._tell_round(epoch, receivers)
         for consumer in receivers:
-            outlet.send(epoch, consumer, *batches[consumer.rank])
+            source, part = batches[consumer.rank]
+            outlet.send(epoch, consumer, source, part, outlet.feed.nbytes_of(part))
         self.forget(epoch)
         epoch.rounds += 1
         return True
@@ -344,7 +346,7 @@ class GroupDelivery(SingleDelivery):
             consumer = self._ready_for(epoch, part)
             if consumer is None:
                 return False
-            self._outlet.send(epoch, consumer, turn, part)
+            self._outlet.send(epoch, consumer, turn, part, self._outlet.feed.nbytes_of(part))
             self._returned.popleft()
             self._outlet.let_go(turn)
         return True
@@ -364,7 +366,8 @@ class GroupDelivery(SingleDelivery):
             rest = replace(part, first=part.first + 1, batches=part.batches - 1, rows=part.rows - rows)
             turn.parts.insert(1, rest)
         if consumer is not None:
-            self._outlet.send(epoch, consumer, turn, replace(batch, record=b""))
+            batch_only = replace(batch, record=b"")
+            self._outlet.send(epoch, consumer, turn, batch_only, self._outlet.feed.nbytes_of(batch))
         elif self.group_log is not None:
             self.group_log.passed(turn, batch)
         self._outlet.count(epoch, batch)

@@ -52,10 +52,10 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
             yield f"epoch {epoch.number}: a turn is {turn.state.name} with the fillers {turn.fillers}"
         if not turn.merged and len(turn.fillers) > 1:
             yield f"epoch {epoch.number}: a turn of lane {turn.lane} has two writers: {turn.fillers}"
-        if turn.lease is not None:
-            if turn.lease.ticket in tickets or turn.lease.ticket not in stream.slots:
-                yield f"epoch {epoch.number}: ticket {turn.lease.ticket} is not the turn's own"
-            tickets.add(turn.lease.ticket)
+        if turn.state is not TurnState.PLANNED:
+            if turn.slot.ticket in tickets or turn.slot.ticket not in stream.slots:
+                yield f"epoch {epoch.number}: ticket {turn.slot.ticket} is not the turn's own"
+            tickets.add(turn.slot.ticket)
     head = next(iter(epoch.order.window), None)
     if head is not None and epoch is stream.epochs[0] and stream.feed.plan.order == "exact":
         yield from _head(epoch, head)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TypeAlias
 
 from penstock_proto import PenstockError
 
-from .transitions import Table, check
+from .transitions import States, Table, impossible
 from .turn import Turn
 
 REMEMBERED = 1024
@@ -20,7 +19,7 @@ Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
 
 
-class LaneState(Enum):
+class LaneState(States):
     """Who makes a lane now."""
 
     FREE = "no run makes it"
@@ -110,7 +109,8 @@ class Lane:
             ImpossibleTransition: the table has no such transition.
         """
         if state is not self.state:
-            check(LANE_STATES, self.state, state)
+            if state not in LANE_STATES[self.state]:
+                raise impossible(self.state, state)
             self.state = state
 
     def start(self, run: Filler) -> None:

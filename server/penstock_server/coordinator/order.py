@@ -28,9 +28,12 @@ from .turn import Leftover, Turn
 class LaneVisits:
     """The visits to the lanes of an epoch, in stream order, as far as the lanes' ends are known.
 
-    Lane i belongs to group i mod `groups`, and each group has its own order: one group for exact order, one for each
+    Lane i belongs to set i mod `sets`, and each set of lanes has its own order: one set for exact order, one for each
     worker where any lane may be next. From a position it goes on where that stands: a turn that was begun is completed
     first, and of the lanes those come next that have had fewest visits.
+
+    Attributes:
+        exhausted: whether every lane is known to have ended.
     """
 
     def __init__(self, lanes: int, turn: int, groups: int = 1, position: Position | None = None) -> None:
@@ -46,11 +49,7 @@ class LaneVisits:
             group.rotate(-self._first(group))
         self._ended = {*range(lanes)} - live
         self._lanes = lanes
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every lane is known to have ended."""
-        return len(self._ended) == self._lanes
+        self.exhausted = len(self._ended) == lanes
 
     def next(self, group: int = 0) -> Turn | None:
         """The next visit to a lane of the group; None if all of them have ended."""
@@ -68,6 +67,7 @@ class LaneVisits:
     def ended(self, lane: int) -> None:
         """The lane has ended: it is not visited again."""
         self._ended.add(lane)
+        self.exhausted = len(self._ended) == self._lanes
 
     def _first(self, live: Collection[int]) -> int:
         """Where in `live` the next visit goes."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from penstock_proto import GeneratorError, PenstockError, ProtocolError
+from penstock_proto.layout import TAIL_LANE
 from penstock_proto.messages import Made
 
 from . import commands as do
@@ -24,7 +25,7 @@ from .epoch import Epoch
 from .feeds import ServedFeed, Skipped
 from .lane import Filler, Lane
 from .slots import Slots
-from .turn import Leftover, Part, Repeat, Turn, TurnState
+from .turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Leftover, Part, Repeat, Turn, TurnState
 from .workers import Workers
 
 
@@ -77,23 +78,23 @@ class Production(ABC):
 
     def begin(self, epoch: Epoch, turn: Turn) -> None:
         """Get a slot for the turn, and then have it filled."""
-        turn.become(TurnState.WAITING)
-        turn.lease = self._slots.acquire(self.slot_nbytes)
-        self._open[turn.lease.ticket] = epoch, turn
+        turn.become(WAITING)
+        turn.slot = self._slots.acquire(self.slot_nbytes)
+        self._open[turn.slot.ticket] = epoch, turn
         self.turns += 1
-        if not turn.merged:
+        if turn.lane != TAIL_LANE:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.begins(turn.lane_set)
             epoch.lane(self._key(turn)).turns.append(turn)
 
     def settle(self, epoch: Epoch, turn: Turn) -> None:
         """The order has done with the turn: all of it was delivered, or its epoch is closed."""
-        if turn.state is TurnState.FILLING:
-            turn.become(TurnState.ABANDONED)
-        elif turn.state is TurnState.COMPLETE:
+        if turn.state is FILLING:
+            turn.become(ABANDONED)
+        elif turn.state is COMPLETE:
             self._done(turn)
-        elif turn.state is not TurnState.PLANNED:
-            self._complete(epoch, turn, TurnState.DONE)
+        elif turn.state is not PLANNED:
+            self._complete(epoch, turn, DONE)
 
     def repeat(self, turn: Turn, part: Part) -> Repeat:
         """A copy of this batch, to be made in a slot of its own. The caller holds that slot, and keeps the original."""
@@ -126,7 +127,7 @@ class Production(ABC):
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return
-        turn.become(TurnState.IDLE)
+        turn.become(IDLE)
         if turn.merged:
             self._write_leftovers(epoch, turn, set(turn.leftovers))
         else:
@@ -141,8 +142,8 @@ class Production(ABC):
 
     def made(self, made: Made) -> None:
         """A part of a turn is in its slot, or the run has no more for it (`last`)."""
-        epoch, turn = self._turn_of(made.ticket)
-        if epoch is None or turn is None or not any(run == made.run for _, run in turn.fillers):
+        epoch, turn = self._open.get(made.ticket, (None, None))
+        if epoch is None or turn is None or not turn.fillers or turn.fillers[0][1] != made.run:
             return
         lane = epoch.lane(self._key(turn))
         if made.batches:
@@ -159,15 +160,15 @@ class Production(ABC):
             if made.ended:
                 self._lane_ended(epoch, lane)
             if turn.settled:
-                self._complete(epoch, turn, TurnState.DONE)
+                self._complete(epoch, turn, DONE)
             elif made.ended or turn.made == turn.batches:
-                self._complete(epoch, turn, TurnState.COMPLETE)
+                self._complete(epoch, turn, COMPLETE)
             elif lane.dropped is not None:
-                turn.become(TurnState.IDLE)
+                turn.become(IDLE)
             else:
                 said = f"a worker made {turn.made} of {turn.batches} batches and did not say that the lane has ended"
                 self._fail_turn(epoch, turn, ProtocolError(said, feed=self.feed.name))
-                self._complete(epoch, turn, TurnState.COMPLETE)
+                self._complete(epoch, turn, COMPLETE)
             self._answered(epoch, lane)
 
     def _add(self, turn: Turn, part: Part) -> None:
@@ -193,11 +194,11 @@ class Production(ABC):
         if turn.fillers:
             return
         if turn.settled:
-            self._complete(epoch, turn, TurnState.DONE)
+            self._complete(epoch, turn, DONE)
         else:
             if turn.error is None:
                 turn.parts.append(Part(0, 1, sum(part.count for part in turn.leftovers), ()))
-            self._complete(epoch, turn, TurnState.COMPLETE)
+            self._complete(epoch, turn, COMPLETE)
         for leftover in turn.leftovers:
             self._consider_moving(epoch, epoch.lane(leftover.lane))
 
@@ -210,7 +211,7 @@ class Production(ABC):
         """The next batch of the ticket's turn did not fit into its slot. New slots are large enough by now."""
         epoch, turn = self._open[ticket]
         turn.fillers = []
-        turn.become(TurnState.WAITING)
+        turn.become(WAITING)
         self._slots.enlarge(turn.slot, self.slot_nbytes)
         self._answered(epoch, epoch.lane(self._key(turn)))
 
@@ -349,18 +350,18 @@ class Production(ABC):
                 continue
             if lane.error is not None:
                 self._fail_turn(epoch, turn, lane.error)
-                self._complete(epoch, turn, TurnState.COMPLETE)
+                self._complete(epoch, turn, COMPLETE)
                 continue
-            if turn.state is TurnState.WAITING:
+            if turn.state is WAITING:
                 break
             if lane.ended:  # the visit finds nothing
                 turn.ended = True
-                self._complete(epoch, turn, TurnState.COMPLETE)
+                self._complete(epoch, turn, COMPLETE)
                 continue
             worker, run = lane.run or self._start(epoch, key, lane)
             turn.fillers = [(worker, run)]
             turn.base = turn.made
-            turn.become(TurnState.FILLING)
+            turn.become(FILLING)
             ticket, left = turn.slot.ticket, turn.batches - turn.made
             self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made))
 
@@ -407,8 +408,8 @@ class Production(ABC):
     def _take_from(self, turn: Turn, gone: Callable[[Filler], bool]) -> None:
         """These fillers of the turn are gone."""
         turn.fillers = [filler for filler in turn.fillers if not gone(filler)]
-        if not turn.fillers and turn.state is TurnState.FILLING:
-            turn.become(TurnState.IDLE)
+        if not turn.fillers and turn.state is FILLING:
+            turn.become(IDLE)
 
     def _lane_failed(self, epoch: Epoch, key: int, lane: Lane, run: Filler, error: PenstockError) -> None:
         self._drop(epoch, lane)
@@ -424,7 +425,7 @@ class Production(ABC):
                 self._take_from(turn, lambda filler: filler == run)
                 self._fail_turn(epoch, turn, error)
                 if not turn.fillers:
-                    self._complete(epoch, turn, TurnState.COMPLETE)
+                    self._complete(epoch, turn, COMPLETE)
 
     def _pause(self, lane: Lane, run: int, times: int) -> None:
         """Let the lane wait before the next try. Where tries are limited, or it got further since the last one, the
@@ -442,16 +443,16 @@ class Production(ABC):
             lane = epoch.lane(part.lane)
             if lane.error is not None:
                 self._fail_turn(epoch, turn, lane.error)
-            elif part in wanted and turn.state is not TurnState.WAITING and turn.error is None:
+            elif part in wanted and turn.state is not WAITING and turn.error is None:
                 worker, run = lane.run or self._start(epoch, part.lane, lane)
                 turn.fillers.append((worker, run))
-                if turn.state is TurnState.IDLE:
-                    turn.become(TurnState.FILLING)
+                if turn.state is IDLE:
+                    turn.become(FILLING)
                 ticket = turn.slot.ticket
                 self._do(do.WriteRows(worker, run, ticket, part.start, part.count, row, rows, turn.index))
             row += part.count
-        if turn.state is not TurnState.WAITING and not turn.fillers:
-            self._complete(epoch, turn, TurnState.COMPLETE)
+        if turn.state is not WAITING and not turn.fillers:
+            self._complete(epoch, turn, COMPLETE)
 
     def _merges(self, epoch: Epoch) -> Iterator[Turn]:
         """The merged batches of the epoch that are wanted and not complete."""
@@ -474,11 +475,11 @@ class Production(ABC):
     def _complete(self, epoch: Epoch, turn: Turn, state: TurnState) -> None:
         """No run fills the turn's slot any longer. `state` is DONE if the order has done with it, else COMPLETE."""
         del self._open[turn.slot.ticket]
-        if not turn.merged:
+        if turn.lane != TAIL_LANE:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.ends(turn.lane_set)
             epoch.lane(self._key(turn)).turns.remove(turn)
-        if state is TurnState.DONE:
+        if state is DONE:
             self._done(turn)
         else:
             turn.become(state)
@@ -487,7 +488,7 @@ class Production(ABC):
 
     def _done(self, turn: Turn) -> None:
         """The turn leaves production. Its slot is free unless a consumer still has slabs in it."""
-        turn.become(TurnState.DONE)
+        turn.become(DONE)
         self.turns -= 1
         self._slots.release(turn.slot)
 
@@ -497,7 +498,7 @@ class Production(ABC):
             if turn.settled and any(map(lost, turn.fillers)):
                 self._take_from(turn, lost)
                 if not turn.fillers:
-                    self._complete(epoch, turn, TurnState.DONE)
+                    self._complete(epoch, turn, DONE)
 
     def _fail_turn(self, epoch: Epoch, turn: Turn, error: PenstockError) -> None:
         """The stream fails when this turn is next."""

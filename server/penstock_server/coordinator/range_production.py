@@ -8,7 +8,7 @@ from . import failures
 from .epoch import Epoch
 from .lane import Lane
 from .production import Production
-from .turn import Turn, TurnState
+from .turn import COMPLETE, Turn
 
 
 class RangeProduction(Production):
@@ -56,7 +56,7 @@ class RangeProduction(Production):
             epoch.lane(turn.worker).turns.append(turn)
         if error is not None:  # of the turn that was being made
             self._fail_turn(epoch, turns[0], error)
-            self._complete(epoch, turns[0], TurnState.COMPLETE)
+            self._complete(epoch, turns[0], COMPLETE)
         for other in sorted({turn.worker for turn in turns}):
             self._fill(epoch, other)
 

@@ -28,6 +28,10 @@ class Lease:
     holders: int = 1
 
 
+NO_SLOT = Lease(-1, 0, 0)
+"""In place of the lease of a turn that has none yet."""
+
+
 class Slots:
     """The leases of one stream.
 

@@ -347,17 +347,15 @@ class Stream:
 
     def settle(self) -> None:
         """Send what can be sent, then grant what can be granted; tell the state file if the stream has ended."""
-        self._advance()
-        if self.group_log is not None and (self._closing or self.error is not None):
-            self.group_log.end(forget=not isinstance(self.error, DaemonStopped))
-
-    def _advance(self) -> None:
         if self._live:
             self._deliver()
         if self._live:
             self._grant()
         if self._live and self._epochs and self._epochs[0].failing:
             self._deliver()  # what could not be granted may be next
+        log = self._delivery.group_log
+        if log is not None and (self._closing or self.error is not None):
+            log.end(forget=not isinstance(self.error, DaemonStopped))
 
     @property
     def _deserted(self) -> bool:
@@ -478,9 +476,8 @@ class Stream:
         if order.finished and self._delivery.ends(epoch):
             self._end(epoch)
 
-    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part) -> None:
+    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
         """See Outlet."""
-        nbytes = self.feed.nbytes_of(part)
         self.slots.hold(source.slot)
         self._do(
             do.SendSlab(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -13,8 +12,8 @@ from penstock_proto import PenstockError
 from penstock_proto.layout import TAIL_LANE
 from penstock_proto.messages import Shapes
 
-from .slots import Lease
-from .transitions import Table, check
+from .slots import NO_SLOT, Lease
+from .transitions import States, Table, impossible
 
 
 class Part(Struct, frozen=True):
@@ -38,7 +37,7 @@ class Leftover(Struct, frozen=True):
     count: int
 
 
-class TurnState(Enum):
+class TurnState(States):
     """Where a turn is on its way."""
 
     PLANNED = "it stands in the order, and has no slot"
@@ -50,38 +49,41 @@ class TurnState(Enum):
     DONE = "the order has done with it, and no run fills it"
 
 
+PLANNED, WAITING, IDLE, FILLING, COMPLETE, ABANDONED, DONE = TurnState
+
 TURN_STATES: Table[TurnState] = {
-    TurnState.PLANNED: {
-        TurnState.WAITING: "production grants it a slot",
+    PLANNED: {
+        WAITING: "production grants it a slot",
     },
-    TurnState.WAITING: {
-        TurnState.IDLE: "SlotFound",
-        TurnState.COMPLETE: "its lane has failed",
-        TurnState.DONE: "its epoch is closed",
+    WAITING: {
+        IDLE: "SlotFound",
+        COMPLETE: "its lane has failed",
+        DONE: "its epoch is closed",
     },
-    TurnState.IDLE: {
-        TurnState.FILLING: "a run is told to fill it",
-        TurnState.COMPLETE: "its lane has ended or failed",
-        TurnState.DONE: "its epoch is closed",
+    IDLE: {
+        FILLING: "a run is told to fill it",
+        COMPLETE: "its lane has ended or failed",
+        DONE: "its epoch is closed",
     },
-    TurnState.FILLING: {
-        TurnState.IDLE: "the worker died, or the run was dropped or failed",
-        TurnState.WAITING: "NeedRoom: the slot is too small",
-        TurnState.COMPLETE: "Made (last) or RowsWritten (last)",
-        TurnState.ABANDONED: "its epoch is closed",
+    FILLING: {
+        IDLE: "the worker died, or the run was dropped or failed",
+        WAITING: "NeedRoom: the slot is too small",
+        COMPLETE: "Made (last) or RowsWritten (last)",
+        ABANDONED: "its epoch is closed",
     },
-    TurnState.COMPLETE: {
-        TurnState.DONE: "all of it was delivered, or its epoch is closed",
+    COMPLETE: {
+        DONE: "all of it was delivered, or its epoch is closed",
     },
-    TurnState.ABANDONED: {
-        TurnState.DONE: "Made (last), or the run is gone",
+    ABANDONED: {
+        DONE: "Made (last), or the run is gone",
     },
-    TurnState.DONE: {},
+    DONE: {},
 }
 """From which state a turn goes to which other, and by what."""
 
-COMPLETE_STATES = frozenset({TurnState.COMPLETE, TurnState.DONE})
-SETTLED_STATES = frozenset({TurnState.ABANDONED, TurnState.DONE})
+
+_COMPLETE = frozenset({COMPLETE, DONE})
+_SETTLED = frozenset({ABANDONED, DONE})
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +102,9 @@ class Turn:
         number: of a turn that ended its lane: how many lanes had ended before it in the stream; else -1.
         lane_set: in fast order: the set of lanes of which it is a visit.
         worker: of an indexable feed: who makes it. (What others call its lane is then this worker.)
-        lease: its slot, from WAITING on.
+        slot: the lease of its slot, from WAITING on.
+        complete: whether no run fills it, or will: COMPLETE or DONE.
+        settled: whether the order has done with it: ABANDONED or DONE.
         made: how many batches are made.
         base: how many of them its present run found made.
         fillers: the (worker, run)s that fill it.
@@ -111,7 +115,7 @@ class Turn:
     index: int
     batches: int
     leftovers: tuple[Leftover, ...] = ()
-    state: TurnState = TurnState.PLANNED
+    state: TurnState = PLANNED
     parts: deque[Part] = field(default_factory=deque)
     ended: bool = False
     leftover: int = 0
@@ -119,7 +123,9 @@ class Turn:
     number: int = -1
     lane_set: int = 0
     worker: int = 0
-    lease: Lease | None = None
+    slot: Lease = NO_SLOT
+    complete: bool = False
+    settled: bool = False
     made: int = 0
     base: int = 0
     fillers: list[tuple[int, int]] = field(default_factory=list)
@@ -131,8 +137,11 @@ class Turn:
         Raises:
             ImpossibleTransition: the table has no such transition.
         """
-        check(TURN_STATES, self.state, state)
+        if state not in TURN_STATES[self.state]:
+            raise impossible(self.state, state)
         self.state = state
+        self.complete = state in _COMPLETE
+        self.settled = state in _SETTLED
 
     @property
     def merged(self) -> bool:
@@ -140,25 +149,9 @@ class Turn:
         return self.lane == TAIL_LANE
 
     @property
-    def complete(self) -> bool:
-        """Whether no run fills it, or will."""
-        return self.state in COMPLETE_STATES
-
-    @property
-    def settled(self) -> bool:
-        """Whether the order has done with it."""
-        return self.state in SETTLED_STATES
-
-    @property
     def shows(self) -> bool:
         """Whether something of it can be delivered: a part, its error or its end."""
         return bool(self.parts) or self.complete or self.error is not None
-
-    @property
-    def slot(self) -> Lease:
-        """Its slot, which it must have."""
-        assert self.lease is not None
-        return self.lease
 
 
 @dataclass(slots=True, eq=False)
