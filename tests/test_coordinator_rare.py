@@ -11,12 +11,14 @@ from itertools import islice, product
 import pytest
 from simulation import PATIENCE, SimFeed, World
 
-from penstock_proto import DaemonStopped, GeneratorError, StreamClosed, WorkerDied
+from penstock_proto import DaemonStopped, GeneratorError, MemoryBound, StreamClosed, WorkerDied
 from penstock_proto import messages as m
+from penstock_server.coordinator import Coordinator
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.failures import LAST_PAUSE
+from penstock_server.coordinator.feeds import SplitsInfo
 from penstock_server.coordinator.stream import Stream
 
 
@@ -274,3 +276,34 @@ def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Ite
                     (worker, run), before = lane.run, lane.dropped[0]
                     if worker != before and before in (writer for writer, _ in turn.fillers):
                         yield run, before
+
+
+def test_slots_come_back_when_a_copy_of_a_batch_cannot_be_made() -> None:
+    failed = 0
+    for seed in range(40):
+        world = World(SimFeed(splits=(6,), lanes=1, batch_size=2), workers=1, seed=seed)
+        ranks = [world.open(reads=[(0, None)], rank=rank, world_size=2, pad=True) for rank in range(2)]
+        while world.step() and not world._copies:
+            pass
+        for copy in world._copies:
+            failed += 1
+            for ticket in (copy.ticket, copy.source):
+                world.arena.used[ticket].copying -= 1
+            world.handle(on.NoSlot(copy.ticket, MemoryBound("the disk of the memory is full")))
+        world._copies.clear()
+        world._carry_out()
+        world.run()  # which holds that nothing is left
+        for rank in ranks:
+            assert [type(error) for error in rank.failures] in ([MemoryBound], [])
+    assert failed
+
+
+def test_a_worker_that_lists_splits_may_be_told_to_leave() -> None:
+    coordinator = Coordinator(workers=2, memory=1 << 30)
+    feed = SimFeed()
+    commands = coordinator.handle(on.Imported(1, (feed.plan(),)), 0.0)
+    assert commands[0] == do.ListSplits(1, 0, "train", 0)
+    assert coordinator.handle(on.RetireWorker(1), 0.0) == []  # its answer is awaited
+    assert coordinator.handle(on.WorkerDied(1, "was killed"), 0.0) == [do.ListSplits(0, 0, "train", 0), do.Retire(1)]
+    found = coordinator.handle(on.SplitsListed(0, SplitsInfo(1, 4, bytes(32)), feed.spec(), 8), 0.0)
+    assert do.FeedReady("train", 4) in found

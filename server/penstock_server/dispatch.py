@@ -17,7 +17,7 @@ from penstock_proto import PenstockError, codec
 from penstock_proto import messages as m
 
 from .bugs import Bugs
-from .coordinator import Coordinator
+from .coordinator import Coordinator, a_bug
 from .coordinator import commands as do
 from .coordinator import events as on
 from .group_file import GroupFile
@@ -192,7 +192,10 @@ class Dispatch:
                     self._bugs.note(error)
                 else:
                     self.tell(on.StreamFailed(stream, error))
-            case do.FindSlot() | do.Copy() | do.Free() | do.Fill() | do.WriteRows():
+            case do.Copy():
+                self._bugs.note(error)
+                self.tell(on.NoSlot(command.ticket, a_bug(error)))
+            case do.FindSlot() | do.Free() | do.Fill() | do.WriteRows():
                 self.stream_failed(command.ticket, error)
             case do.StartRun() | do.DropRun() | do.ListSplits():
                 self.stream_failed(command.run, error)

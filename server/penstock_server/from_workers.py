@@ -71,7 +71,7 @@ class FromWorkers:
             self._dispatch.stream_failed(getattr(message, "run", 0), error)
 
     def died(self, worker: int, how: str, doing: Activity | None) -> None:
-        """A worker's process has ended; `doing`: what its status page said."""
+        """A worker's process has ended; `doing`: what its activity page said."""
         self._to_workers.anew(worker)
         blamed = None
         where = ""

@@ -1,8 +1,8 @@
 """The state file of a daemon: the positions of its groups, in SQLite, so that the next daemon continues them.
 
-Each `Keep` is one transaction, and written when `keep` returns. So a daemon that is killed at any instant loses nothing
-that it had written. After a power failure the file is consistent, but may be a little old: SQLite does not wait for the
-disk each time.
+Each `SaveGroup` is one transaction, and written when `keep` returns. So a daemon that is killed at any instant loses
+nothing that it had written. After a power failure the file is consistent, but may be a little old: SQLite does not wait
+for the disk each time.
 """
 
 from __future__ import annotations

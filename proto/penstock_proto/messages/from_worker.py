@@ -66,7 +66,7 @@ class Compared(Message, frozen=True):
 
 
 class Made(Message, frozen=True):
-    """Batches of a turn are in the slot: `batches` of them, from position `first` in the turn (0, 1, ...).
+    """Batches of a turn are in the slot: `batches` of them, from number `first` of what Fill asked for (0, 1, ...).
 
     `last` closes the turn and the ticket. `ended` (only with `last`): the lane has no further full batch and holds
     `leftover` rows. A message can have 0 batches only with `last`. `rows`: rows in these batches. `record`: the restart

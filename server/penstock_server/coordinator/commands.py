@@ -144,7 +144,7 @@ class Tell(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """What the consumer said last cannot be, and has changed nothing: end its session with this error."""
+    """What the consumer said last cannot be, and has changed nothing for it: end its session with this error."""
 
     consumer: int
     error: PenstockError

@@ -1,4 +1,4 @@
-"""What one consumer of a stream may be sent, was sent, was handed, and has released. Counts only."""
+"""What one consumer of a stream may be sent, was sent, was handed, and has released. No I/O."""
 
 from __future__ import annotations
 

@@ -299,16 +299,17 @@ class Coordinator:
 
     def _lost(self, event: on.Lost) -> None:
         consumer, stream = self._read_by(event.consumer)
+        with self._alone(stream):
+            handed = consumer.believed(event.handed)
+            self._admission.leave(consumer)
+            group = self._groups.of(stream)
+            if group is not None:
+                group.lost(consumer)
+            stream.lost(consumer, handed)
+            self._groups.parted(consumer, stream)
+            if group is not None:
+                stream.part(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
         del self.consumers[event.consumer], self._read[event.consumer]
-        handed = consumer.believed(event.handed)
-        self._admission.leave(consumer)
-        group = self._groups.of(stream)
-        if group is not None:
-            group.lost(consumer)
-        stream.lost(consumer, handed)
-        self._groups.parted(consumer, stream)
-        if group is not None:
-            stream.part(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
 
     # --- tickets and runs ---
 
@@ -340,6 +341,7 @@ class Coordinator:
         stream = self._of(event.ticket)
         if stream is not None and event.ticket in stream.slots:
             stream.fail(event.error)
+            stream.production.no_slot(event.ticket)
 
     def _copied(self, event: on.Copied) -> None:
         if (stream := self._of(event.ticket)) is not None:
@@ -348,6 +350,7 @@ class Coordinator:
     def _splits_listed(self, event: on.SplitsListed) -> None:
         if self.starting.lists(event.run):
             self.starting.listed(event)
+            self._retire()
         elif (stream := self._of(event.run)) is not None:
             stream.splits_listed(event.run, event.splits)
         else:
@@ -356,6 +359,7 @@ class Coordinator:
     def _run_failed(self, event: on.RunFailed) -> None:
         if self.starting.lists(event.run):
             self.starting.failed(event.run, event.error)
+            self._retire()
         elif (stream := self._of(event.run)) is not None:
             stream.run_failed(event.run, event.error)
 
@@ -395,6 +399,7 @@ class Coordinator:
         for stream in self._each():
             with self._alone(stream):
                 stream.worker_died(event.worker, event.how, event.blamed)
+        self._retire()
 
     def _worker_added(self, event: on.WorkerAdded) -> None:
         self.workers.add(event.worker)
@@ -441,7 +446,8 @@ class Coordinator:
     def _retire(self) -> None:
         """End the workers that are to leave and do nothing any more."""
         for worker in sorted(self.workers.leaving):
-            if not any(stream.uses(worker) for stream in self.streams.values()):
+            uses = any(stream.uses(worker) for stream in self.streams.values()) or self.starting.uses(worker)
+            if not uses:
                 self.workers.gone(worker)
                 self.starting.checks.worker_away(worker)
                 self._do(do.Retire(worker))

@@ -151,7 +151,7 @@ class SlotFound(Struct, frozen=True):
 
 
 class NoSlot(Struct, frozen=True):
-    """The machine has no memory for the ticket's slot."""
+    """The machine has no memory for the ticket's slot, or the copy into it failed."""
 
     ticket: int
     error: PenstockError

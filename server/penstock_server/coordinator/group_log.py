@@ -2,8 +2,8 @@
 
 No consumer of a group knows its position, so the delivery says here what it deals, in stream order, and what was handed
 over, in any. From that comes the position behind the longest beginning of the stream of which all was handed over, and
-what was handed over beyond it (*ahead*). What changes goes out as `Keep`, at once: before the credit that it frees is
-used, before the End that it makes possible, before a consumer hears that it is open.
+what was handed over beyond it (*ahead*). What changes goes out as `SaveGroup`, at once: before the credit that it frees
+is used, before the End that it makes possible, before a consumer hears that it is open.
 
 So what a consumer was handed and the file does not know was under way to it when the daemon ended, and the consumer
 remembers that much and says it when it comes back. A stream that begins from a file therefore deals nothing before all

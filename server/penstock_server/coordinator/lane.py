@@ -32,12 +32,12 @@ class LaneState(States):
 LANE_STATES: Table[LaneState] = {
     LaneState.FREE: {
         LaneState.RUNNING: "StartRun",
-        LaneState.RELEASING: "DropRun, with turns that its run has not answered for",
+        LaneState.RELEASING: "its run was dropped just now, and has not answered for all of its turns",
         LaneState.PAUSED: "user code failed, or a worker died again",
         LaneState.FAILED: "user code failed, or ended workers too often",
     },
     LaneState.RUNNING: {
-        LaneState.FREE: "DropRun, or the worker died",
+        LaneState.FREE: "DropRun, as it moves or user code failed; or the worker died",
     },
     LaneState.RELEASING: {
         LaneState.FREE: "Made (last) for each of its turns, or the worker died",

@@ -137,8 +137,13 @@ class Production(ABC):
         """The copy in the ticket's slot is there."""
         repeat = self._repeats.pop(ticket)
         repeat.made = True
-        self._slots.release(repeat.slot)
-        self._slots.release(repeat.original.slot)
+        self._stop_copying(repeat)
+
+    def no_slot(self, ticket: int) -> None:
+        """The ticket has no slot, or a copy could not be made in it."""
+        repeat = self._repeats.pop(ticket, None)
+        if repeat is not None and repeat.copying:
+            self._stop_copying(repeat)
 
     def made(self, made: Made) -> None:
         """A part of a turn is in its slot, or the run has no more for it (`last`)."""
@@ -464,11 +469,17 @@ class Production(ABC):
         return any(filler[1] == run for turn in self._merges(epoch) for filler in turn.fillers)
 
     def _copy(self, repeat: Repeat) -> None:
+        repeat.copying = True
         for slot in (repeat.slot, repeat.original.slot):  # while they are written and read
             self._slots.hold(slot)
         regions = self.feed.layout(repeat.part.shapes).regions(repeat.part.first, repeat.part.batches)
         tickets = repeat.slot.ticket, repeat.original.slot.ticket
         self._do(do.Copy(*tickets, repeat.part.first, tuple(regions)))
+
+    def _stop_copying(self, repeat: Repeat) -> None:
+        repeat.copying = False
+        for slot in (repeat.slot, repeat.original.slot):
+            self._slots.release(slot)
 
     # --- the end of a turn ---
 

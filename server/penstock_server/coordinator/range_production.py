@@ -63,9 +63,9 @@ class RangeProduction(Production):
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
         """See Production. The work that goes elsewhere is a turn, so what counts is how often that ended its worker."""
         plan, (_, split, name) = self.feed.plan, blamed
-        lane.careful = failures.batches_at_stake(plan)
-        lane.failures += 1
-        turn = next((turn.index for turn in lane.turns if turn.fillers), 0)
+        turn = next((turn.index for turn in lane.turns if turn.fillers), None)
+        if turn is None:  # what it worked on was reported
+            return
         epoch.deaths[turn] += 1
         if epoch.deaths[turn] >= plan.attempts and plan.on_error != "retry":
             lane.fail(failures.deadly(plan, epoch.number, split, epoch.deaths[turn], how, worker, name))

@@ -121,9 +121,18 @@ class Starting:
         self._listings[run] = NOBODY, name
         self._timers.later(pause(times), lambda: self._retry(run))
 
+    def uses(self, worker: int) -> bool:
+        """Whether the worker lists the splits of a feed."""
+        return any(lister == worker for lister, _ in self._listings.values())
+
     def worker_died(self, worker: int, how: str) -> None:
-        """A worker's process is gone."""
+        """A worker's process is gone. If that was asked to leave, another one does what it was to do."""
         self.checks.worker_away(worker)
+        if worker in self._workers.leaving:
+            for run, (lister, feed) in list(self._listings.items()):
+                if lister == worker:
+                    self._list(self._workers.pick(0), run, feed)
+            return
         if not self._plans or (self._listings and not self.retries):
             error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
             self._do(do.FailStart(error))

@@ -1,4 +1,4 @@
-"""What is due later, as values: the coordinator has no clock of its own, but says when it wants the next tick."""
+"""What is due later. The coordinator has no clock of its own, but says when it wants the next tick."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import TypeAlias, TypeVar
 
 
 class States(Enum):
-    """Base of the enums of states. Their members are keys of tables that are read for each batch, so hashing one must not
-    call Python, as Enum's own does."""
+    """Base of the enums of states. Their members are keys of tables that are read for each batch, so hashing one must
+    not call Python, as Enum's own does."""
 
     __hash__ = object.__hash__
 

@@ -68,7 +68,7 @@ TURN_STATES: Table[TurnState] = {
     FILLING: {
         IDLE: "the worker died, or the run was dropped or failed",
         WAITING: "NeedRoom: the slot is too small",
-        COMPLETE: "Made (last) or RowsWritten (last)",
+        COMPLETE: "Made (last), or the last RowsWritten",
         ABANDONED: "its epoch is closed",
     },
     COMPLETE: {
@@ -162,12 +162,14 @@ class Repeat:
         original: the turn of the batch.
         part: the batch.
         slot: the copy's slot.
+        copying: whether the batch is being copied; the copy holds both slots then.
         made: whether the batch has been copied.
     """
 
     original: Turn
     part: Part
     slot: Lease
+    copying: bool = False
     made: bool = False
 
     @property
