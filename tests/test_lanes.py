@@ -667,7 +667,7 @@ def test_a_sample_that_does_not_fit_is_never_skipped() -> None:
         yield np.array([split]), 0.0
 
     lanes = only_lane(unfit, [0, 1])
-    with pytest.raises(SpecError, match="number 1 of its split"):
+    with pytest.raises(SpecError, match="sample 1 of its split"):
         lanes.next_batch(lanes.lane(0))
     assert lanes.told == []
 

@@ -661,7 +661,7 @@ def test_a_sample_that_changes_is_an_error_that_names_it(worker: Start) -> None:
     error = started.failure()
     assert error.kind == "SpecError"
     assert "float64 array of shape (3,), but the feed's spec has float32[3] there" in error.message
-    assert "number 2 of its split" in error.message
+    assert "sample 2 of its split" in error.message
     assert (error.split, error.worker) == ("'a'", 3)
 
 
