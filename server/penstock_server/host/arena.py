@@ -1,11 +1,11 @@
 """The arena: the shared memory in which slabs are built.
 
-Every slot is a memfd of its own, sealed in its size and handed to workers and local clients with SCM_RIGHTS. So there
-are no names to leak, docker's small /dev/shm does not matter, a slot can be given back to the system by itself, and
-slots of different sizes do not fragment one another. A free slot is used again for the next ticket that it fits.
+Every slot is a memfd of its own, with a sealed size, and passed to workers and local clients with SCM_RIGHTS. So there
+are no names to leak, docker's small /dev/shm does not matter, each slot can be returned to the system separately, and
+slots of different sizes do not fragment one another. The arena reuses a free slot for the next ticket that it fits.
 
-Growing takes time (0.3 s a GiB), so pages are reserved on a thread, after a look at what the machine has left. So does
-copying from one slot to another.
+Growing takes time (0.3 s per GiB), so the arena checks how much memory is left and then reserves the pages on a thread.
+Copies from one slot to another run on threads too.
 """
 
 from __future__ import annotations
@@ -33,24 +33,30 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 _PAGE = mmap.PAGESIZE
 _PIECE = 1 << 20
 _SPARE = 64 << 20
-"""Bytes that are left to the machine, so that processes can go on when the arena cannot."""
+"""Bytes that the arena leaves to the machine, so that other processes can go on."""
 
 
 @dataclass(slots=True, eq=False)
 class Memfd:
-    """One slot's memory: `number` names it in messages (and is never used again), `fd` is its memfd."""
+    """The memory of one slot.
+
+    Attributes:
+        number: identifies it in messages; never used again.
+        nbytes: its size.
+        fd: the file.
+        retired: it must not be written again: its bytes may still wait to be sent for a session that is gone, or a
+            consumer on this host, to which the daemon has closed the connection, may have tensors in it.
+    """
 
     number: int
     nbytes: int
     fd: int
     retired: bool = False
-    """It must not be written again: its bytes may still wait to be sent for a session that is gone, or tensors lie in
-    it of a consumer on this host to which we have closed the connection."""
     _memory: Bytes | None = None
 
     def view(self, start: int, stop: int) -> Bytes:
-        """Some of the memfd's bytes, mapped into this process at first use (only slabs for the network need that).
-        Where there is no descriptor or room left for a mapping: a copy of them."""
+        """Return bytes of the memfd, which is mapped at first use (only slabs for the network need that); a copy if
+        there is no descriptor or address space left for a mapping."""
         if self._memory is None:
             try:
                 mapped = mmap.mmap(self.fd, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -67,19 +73,19 @@ class Memfd:
         return copy
 
     def copy_from(self, other: Memfd, regions: Iterable[tuple[int, int]]) -> None:
-        """Copy these regions, (start, stop), of another memfd to the same places of this one; on any thread."""
+        """Copy regions, (start, stop), of another memfd to the same places of this one. Safe on any thread."""
         for at, stop in regions:
             while at < stop:
                 at += os.pwrite(self.fd, os.pread(other.fd, min(_PIECE, stop - at), at), at)
 
     def drop(self) -> None:
-        """Close the fd. A mapping goes when the last bytes that are still to be sent from it have gone."""
+        """Close the fd. A mapping lasts until the last bytes that wait in it have been sent."""
         self._memory = None
         os.close(self.fd)
 
 
 class Arena:
-    """Memfds in use and free ones: `count` of them, of `nbytes` in all. What it may hold, its user decides."""
+    """Memfds in use and free: `count` of them with `nbytes` bytes in all. Its caller decides how much it may hold."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -94,7 +100,7 @@ class Arena:
         return bool(self._free)
 
     def reuse(self, nbytes: int) -> Memfd | None:
-        """A free memfd that holds `nbytes` and is not more than twice as large, the smallest, or None."""
+        """Return the smallest free memfd that holds `nbytes` and is at most twice as large, or None."""
         fits = [s for s in self._free if nbytes <= s.nbytes <= max(2 * nbytes, _PAGE)]
         if not fits:
             return None
@@ -103,10 +109,10 @@ class Arena:
         return memfd
 
     async def grow(self, nbytes: int) -> Memfd:
-        """A new memfd of at least `nbytes`, its pages reserved.
+        """Make a memfd of at least `nbytes`, with its pages reserved.
 
         Raises:
-            MemoryBound: the machine or the cgroup has not that much left, or no file descriptor.
+            MemoryBound: the machine or the cgroup does not have that much left, or there is no file descriptor.
         """
         nbytes = -(-nbytes // _PAGE) * _PAGE
         self.nbytes += nbytes
@@ -146,18 +152,21 @@ class Arena:
         return Memfd(number, nbytes, fd)
 
     def free(self, memfd: Memfd) -> None:
-        """Nobody uses the memfd any more."""
+        """Take back a memfd that is no longer used."""
         self._free.append(memfd)
 
     def retire(self, memfd: Memfd) -> None:
-        """Give the memfd back to the system; bytes of it that still wait to be sent keep its memory."""
+        """Return the memfd to the system; its memory lasts while bytes of it wait to be sent."""
         self.nbytes -= memfd.nbytes
         self.count -= 1
         memfd.drop()
 
     def trim(self, reserved: int, count: int) -> list[Memfd]:
-        """Give free memfds back to the system until no more than `reserved` bytes in `count` memfds are held;
-        returns them."""
+        """Return free memfds to the system until at most `reserved` bytes in `count` memfds are held.
+
+        Returns:
+            The memfds that are gone.
+        """
         gone = []
         while self._free and (self.nbytes > reserved or self.count > count):
             memfd = self._free.pop(0)

@@ -1,11 +1,12 @@
 """The unix listener: consumers on this host, each on one SOCK_SEQPACKET connection.
 
-The address is in the abstract namespace, so no file is left behind. Such an address has no permissions: who connects is
-asked of the kernel (SO_PEERCRED), and only our own user and root are let in. We speak first, with a ledger whose nonce
-proves that the other side maps our memory.
+The address is in the abstract namespace, so no file is left behind. Such an address has no permissions. So the listener
+asks the kernel for the user of each connection (SO_PEERCRED), and accepts only our own user and root. The daemon sends
+first: a ledger whose nonce proves that the other side maps its memory.
 
-A connection without a session may stay for a while, and only so many at once, the latest; one that does not read what
-it is sent is closed. So what others leave open by mistake takes no descriptors and no memory from those who read.
+Connections without a session are limited in time and number; when there are too many, the oldest is closed. A
+connection that does not read its messages is closed too. So connections that a program leaves open by mistake take no
+descriptors and no memory from consumers that read.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ MOST_WAITING = 128
 """Connections that may wait to open one."""
 
 MOST_UNREAD = 16 << 20
-"""Bytes that may wait for a consumer to read them. What the daemon says of the slabs that it has credit for is less."""
+"""Bytes that may wait for a consumer to read them. The messages about slabs within its credit need less."""
 
 
 class LocalPeer:
-    """One connection of a consumer on this host: its ledger, and the memfds it has been told of."""
+    """One connection of a consumer on this host: its ledger, and the memfds that it knows."""
 
     def __init__(
         self,
@@ -76,22 +77,22 @@ class LocalPeer:
             self._peer.send(encode(Map(memfd.number, memfd.nbytes)), memfd.fd)
 
     def gone(self, memfd: arena.Memfd) -> None:
-        """The memfd was given back to the system."""
+        """Tell the consumer that a memfd was returned to the system."""
         if self._known.pop(memfd.number, None) is not None:
             self._peer.send(encode(Unmap(memfd.number)))
 
     def opened(self) -> None:
-        """A session was opened on the connection, which may stay for as long as it likes."""
+        """Note that a session was opened, so that the connection may stay open."""
         self._on_opened(self)
 
     @property
     def handed(self) -> int:
-        """How many slabs the client has marked as handed over."""
+        """The number of slabs that the client has marked as handed over."""
         return ledger.handed(self._page)
 
     def forsake(self) -> None:
-        """The connection has ended. If that was our doing, tensors of the consumer may live on: nothing is written
-        again where they lie."""
+        """The connection has ended. If this side closed it, tensors of the consumer may live on: retire its memfds, so
+        that nothing overwrites them."""
         if self._peer.cut:
             for memfd in self._known.values():
                 memfd.retired = True
@@ -123,7 +124,7 @@ class Listener:
         self.name = f"penstock-{secrets.token_hex(16)}"
         self.peers: set[LocalPeer] = set()
         self._waiting: dict[LocalPeer, float] = {}
-        """Since when each has been without a session."""
+        """By connection: since when it has had no session."""
         self._said = False
         self._on_data = on_data
         self._on_end = on_end
@@ -180,7 +181,7 @@ class Listener:
             self._pause(error)
 
     def _pause(self, why: OSError | str) -> None:
-        """No file descriptors or memory are left for another connection: look again in a second."""
+        """Stop accepting for a second: there is no file descriptor or memory for another connection."""
         if not self._said:  # once, until another connection was accepted
             self._said = True
             log.error("cannot take a connection on this host (%s): close others, or %s", why, descriptors.HOW_TO_RAISE)

@@ -1,4 +1,4 @@
-"""Slots for tickets: which memfd a ticket has, and the tickets that wait for one, those of one stream in order."""
+"""Assigns memfds to tickets. Tickets of one stream that wait for a memfd get one in order."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Slots:
         self._freed = asyncio.Event()
 
     def memfd(self, ticket: int) -> Memfd:
-        """The memfd that the ticket has."""
+        """Return the memfd of the ticket."""
         return self._memfds[ticket]
 
     def request(self, wish: FindSlot) -> None:
-        """Get a memfd for the ticket, then call `found`; at once where a free one fits."""
+        """Find a memfd for the ticket, then call `found`; at once if a free one fits."""
         stream = wish.ticket // IDS_PER_STREAM
         queue = self._waiting.get(stream)
         if queue is not None:
@@ -67,11 +67,11 @@ class Slots:
             self._begin(self._serve(stream))
 
     def copy(self, command: Copy) -> None:
-        """Copy from one ticket's memfd to another's on a thread, then call `copied`. Both must be kept until then."""
+        """Copy from one ticket's memfd to another's on a thread, then call `copied`. Both must stay until then."""
         self._begin(self._copy(command, self._memfds[command.source], self._memfds[command.ticket]))
 
     def free(self, ticket: int) -> None:
-        """The ticket is not needed any more. It may have a memfd, wait for one, or wait for a larger one."""
+        """Drop a ticket, which may have a memfd, wait for one, or wait for a larger one."""
         for queue in self._waiting.values():
             for wish in [wish for wish in queue if wish.ticket == ticket]:
                 queue.remove(wish)
@@ -86,13 +86,13 @@ class Slots:
             self._freed.set()
 
     def trim(self) -> None:
-        """Give back what the streams' shares do not need."""
+        """Return memory to the system that the streams' shares do not need."""
         if self._arena.spare:
             for memfd in self._arena.trim(*self._reserved()):
                 self._gone(memfd)
 
     async def stop(self) -> None:
-        """Grant and copy nothing more."""
+        """Cancel all requests and copies."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -161,7 +161,7 @@ class Slots:
         del self._waiting[stream]
 
     async def _slot_comes_free(self, stream: int, deadline: float) -> bool:
-        """Wait for a slot to come free: the stream then lives in a smaller window. False if none does in time."""
+        """Wait for a slot to become free, so that the stream goes on with fewer. Return False if none does in time."""
         left = deadline - time.monotonic()
         if left <= 0 or not any(ticket // IDS_PER_STREAM == stream for ticket in self._memfds):
             return False

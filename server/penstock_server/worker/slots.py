@@ -30,7 +30,7 @@ class SlotArrays:
 
 
 class Memfds:
-    """The memfds that are mapped."""
+    """The mapped memfds."""
 
     def __init__(self) -> None:
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
@@ -44,12 +44,12 @@ class Memfds:
             os.close(fd)
 
     def remove(self, memfd: int) -> None:
-        """Let go of a memfd; it is unmapped with the last array over it."""
+        """Forget a memfd; it is unmapped with the last array over it."""
         del self._memory[memfd]
         self._batches.pop(memfd, None)
 
     def abandon(self) -> None:
-        """In a forked child: what it writes from now on goes nowhere."""
+        """In a forked process: replace the mappings by private memory."""
         libc = ctypes.CDLL(None)
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
@@ -57,7 +57,7 @@ class Memfds:
             libc.mmap(memory.ctypes.data, memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
 
     def batches(self, layout: SlotLayout, memfd: int) -> SlotArrays:
-        """Arrays over the slot that is this memfd. They are kept, as making them takes some 10 us.
+        """Return arrays over the slot in this memfd. They are cached, as making them takes about 10 us.
 
         Raises:
             ProtocolError: the memfd is smaller than the slot, or not mapped.
