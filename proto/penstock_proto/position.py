@@ -79,7 +79,7 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
         most = self.feed.turn + (MAX_SKIP if self.feed.order == "exact" else MAX_SKIP_FAST)
         if self.skip > most:
             raise ValueError(
-                f"it passes over {self.skip} batches, and no reader of this feed passes over more than {most}"
+                f"it passes over {self.skip} batches, but a consumer of this feed passes over at most {most}"
             )
 
 

@@ -48,8 +48,8 @@ class StartRun(Message, frozen=True):
 
     `record` is empty for a fresh start, or the restart record behind which to continue. `spec` is the feed's if it is
     not declared: the worker that answered the feed's first ListSplits saw it, and only that one knows it otherwise.
-    `skip`: numbers (within the lane) of splits of which nothing more is read from the record on, or, if the record
-    stands within a block, from the next block on. `careful`: report each of the first `careful` batches of the run at
+    `skip`: numbers (within the lane) of splits that are not read beyond the record, or, if it stands within a block,
+    not beyond that block. `careful`: report each of the first `careful` batches of the run at
     once, because a worker died at this lane and the next death is to be found where it happens, or because batches are
     delivered one by one. `ahead`: empty, or a later record of the lane. The batches up to there were consumed (see
     Position), and the run must pass that record.

@@ -51,7 +51,7 @@ class Outgoing:
             self.cost += _OVERHEAD
 
     def put_first(self, command: bytes, *, answer: bool = False) -> None:
-        """Queue a command before everything except the rest of a message of which a part was sent."""
+        """Queue a command before everything except the rest of a message that was sent in part."""
         place = 0
         while place < len(self._pieces) and (not self._pieces[place].starts or (not place and self._sent)):
             place += 1
