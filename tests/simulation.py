@@ -1369,7 +1369,7 @@ class World:
 
     def _do_KillWorker(self, command: do.KillWorker) -> None:
         if self.workers[command.worker].alive:
-            self.workers[command.worker].die()
+            self.workers[command.worker]._end(None)  # nothing that it worked on is to blame
 
     def _do_AcceptWorker(self, command: do.AcceptWorker) -> None:
         """It had begun already."""

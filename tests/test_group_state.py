@@ -123,7 +123,7 @@ def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path
 
 def test_without_a_state_file_the_error_tells_of_it() -> None:
     ask = Ask(credit=4, credit_bytes=0, quota=0, again=True, group="g")
-    with pytest.raises(StreamClosed, match=r"'g' is not here any more.*`penstock serve --state FILE`"):
+    with pytest.raises(StreamClosed, match=r"'g' no longer exists.*`penstock serve --state FILE`"):
         World(SimFeed()).ask("train", ask)
 
 
