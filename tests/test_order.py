@@ -17,13 +17,20 @@ from penstock_server.coordinator.turn import Leftover, Part, Turn, TurnState
 
 quick = settings(derandomize=True, deadline=None, max_examples=300)
 
+
+def complete(turn: Turn) -> None:
+    """No run fills it any longer."""
+    turn.become(TurnState.WAITING)
+    turn.become(TurnState.COMPLETE)
+
+
 lengths_of_lanes = st.lists(st.integers(0, 20), max_size=8)
 
 
 def close(order: EpochOrder, turn: Turn, length: int, batch_size: int) -> None:
     """What a worker would tell of this visit to a lane of so many samples."""
     full, rest = divmod(length, batch_size)
-    turn.state = TurnState.COMPLETE
+    complete(turn)
     turn.ended = full < turn.index + turn.batches
     turn.leftover = rest if turn.ended else 0
     order.completed(turn)
@@ -60,7 +67,7 @@ def play(
         if open_turns:
             turn = chance.choice(open_turns)
             if turn.lane == TAIL_LANE:
-                turn.state = TurnState.COMPLETE
+                complete(turn)
                 order.completed(turn)
             else:
                 close(order, turn, lengths[turn.lane], batch_size)
@@ -122,7 +129,7 @@ def test_in_fast_order_visits_come_as_they_are_ready_and_merged_batches_one_afte
         order.taken(turn)
     first, second = order.ungranted
     assert [part.lane for part in (*first.leftovers, *second.leftovers)] == [3, 2, 1, 0]
-    second.state = TurnState.COMPLETE
+    complete(second)
     order.completed(second)
     assert order.next() is None
     first.parts.append(Part(0, 1, 2, ()))
@@ -130,7 +137,7 @@ def test_in_fast_order_visits_come_as_they_are_ready_and_merged_batches_one_afte
     assert order.next() is first
     first.parts.clear()
     assert order.next() is None
-    first.state = TurnState.COMPLETE
+    complete(first)
     order.completed(first)
     for turn in (first, second):
         assert order.next() is turn
@@ -165,7 +172,7 @@ def test_nothing_is_merged_behind_an_error(kind: type[ExactOrder | FastOrder]) -
     assert second is not None
     close(order, second, 3, 4)
     first.error = GeneratorError("no")
-    first.state = TurnState.COMPLETE
+    complete(first)
     order.completed(first)
     assert list(order.window) == [first, second]
     assert order.more
