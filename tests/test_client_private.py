@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from trainers import children
 
 import penstock
 from penstock import _private_daemon, _receiver
@@ -60,7 +61,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 def daemons() -> list[psutil.Process]:
-    return psutil.Process().children()
+    return children()
 
 
 def test_a_private_daemon_serves_and_ends_with_the_connection(server: Fake, capfd: pytest.CaptureFixture[str]) -> None:

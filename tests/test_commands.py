@@ -17,6 +17,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from conftest import Daemon, Serve
+from trainers import children
 
 import penstock
 from penstock_server import control
@@ -336,10 +337,10 @@ def write_module(folder: Path) -> str:
 
 def test_one_line_starts_a_private_daemon_that_ends_with_its_connection(tmp_path: Path) -> None:
     with penstock.connect(write_module(tmp_path), workers=2) as connection:
-        children = psutil.Process().children(recursive=True)
-        assert sum(child.name() in {"penstock-w0", "penstock-w1"} for child in children) == 2
+        started = children(recursive=True)
+        assert sum(child.name() in {"penstock-w0", "penstock-w1"} for child in started) == 2
         assert sum(len(batch) for batch in connection.batches()) == 200
-    _gone, alive = psutil.wait_procs(children, timeout=50)
+    _gone, alive = psutil.wait_procs(started, timeout=50)
     assert not alive
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from trainers import children
 
 from penstock_proto import codec
 from penstock_proto import messages as m
@@ -431,7 +432,7 @@ def test_a_stop_ends_workers_that_are_stuck_leaving_or_about_to_start(watch: Wat
         watched.supervisor.kill(2)
         await watched.until(lambda: watched.count("died", 2) == 1)
         await watched.supervisor.stop(FAREWELL, patience=0.1)
-        assert psutil.Process().children() == []
+        assert children() == []
         watched.supervisor.stop = lambda *_: asyncio.sleep(0)  # type: ignore[method-assign]
 
     watch(body, files=f"Path({str(inside)!r}).touch(); time.sleep(3600)", count=3)

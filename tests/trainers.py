@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+import psutil
+
 Start = Callable[..., "Trainer"]
 
 
@@ -86,6 +88,23 @@ class Trainer:
         self.wait(60)
         self.stdout.close()
         self.stderr.close()
+
+
+def children(recursive: bool = False) -> list[psutil.Process]:
+    """The processes that this one has started, but for the one from which trainers are forked, and what that did."""
+    found = psutil.Process().children()
+    launchers = [child for child in found if _launches(child)]
+    if recursive:
+        others = [child for child in found if child not in launchers]
+        return [*others, *(one for child in others for one in child.children(recursive=True))]
+    return [child for child in found if child not in launchers]
+
+
+def _launches(process: psutil.Process) -> bool:
+    try:
+        return any(word.endswith("trainers.py") for word in process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
 
 
 class Launcher:
