@@ -392,3 +392,16 @@ def test_a_slot_has_one_owner_at_a_time_and_is_freed_by_the_last() -> None:
     assert (slots.nbytes, len(slots)) == (0, 0)
     with pytest.raises(AssertionError, match="the slot of ticket 7 was freed"):
         slots.release(lease)
+
+
+def test_a_bug_before_a_stream_exists_is_reported_and_refuses_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    machine = Machine()
+    monkeypatch.setattr(machine.coordinator._admission, "open", broken)
+    reported, refused = machine.tell(on.Open(2, "train", Ask(1, 1 << 40, 2)))
+    assert isinstance(reported, do.ReportBug)
+    assert isinstance(refused, do.Refuse)
+    assert refused.consumer == 2
+    assert machine.coordinator.streams[1].error is None

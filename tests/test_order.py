@@ -179,7 +179,7 @@ def test_nothing_is_merged_behind_an_error(kind: type[ExactOrder | FastOrder]) -
 
 
 def test_each_group_of_lanes_has_its_own_order() -> None:
-    visits = LaneVisits(5, 3, groups=2)
+    visits = LaneVisits(5, 3, sets=2)
     visits.ended(2)
     made = [visits.next(group) for group in (0, 0, 0, 1, 1, 1)]
     assert [(turn.lane, turn.index, turn.batches) for turn in made if turn] == [

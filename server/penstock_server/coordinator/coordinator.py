@@ -167,15 +167,14 @@ class Coordinator:
         if isinstance(error, PenstockError) and isinstance(event, on.Open | on.ConsumerEvent):
             self._do(do.Refuse(event.consumer, error))
             return
-        match event:
-            case on.Begin() | on.Acknowledge() | on.Leave() | on.Close() | on.Cut() | on.Lost():
-                stream = self._read.get(event.consumer)
-            case Made() | RowsWritten() | NeedRoom() | on.SlotFound() | on.NoSlot() | on.Copied():
-                stream = self.stream_of(event.ticket)
-            case on.RunFailed() | on.SplitSkipped() | on.SplitsListed() if event.run >= IDS_PER_STREAM:
-                stream = self.stream_of(event.run)
-            case _:
-                raise error
+        if isinstance(event, on.ConsumerEvent):
+            stream = self._read.get(event.consumer)
+        elif isinstance(event, on.TicketEvent):
+            stream = self.stream_of(event.ticket)
+        elif isinstance(event, on.RunEvent) and event.run >= IDS_PER_STREAM:
+            stream = self.stream_of(event.run)
+        else:
+            raise error
         if stream is not None:
             self._fail(stream, error)
         else:  # it has ended
@@ -264,6 +263,8 @@ class Coordinator:
             if new:
                 with contextlib.suppress(Exception):
                     stream.end()  # nobody reads it
+        if shared is None and before.issuperset(self.streams):  # else a stream has told of it
+            self._do(do.ReportBug(error))
 
     def _begin(self, event: on.Begin) -> None:
         consumer, stream = self._read_by(event.consumer)

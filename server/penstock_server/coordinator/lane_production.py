@@ -54,6 +54,9 @@ class LaneProduction(Production):
             return
         self._let_go(epoch, lane)
 
+    def _merges_of(self, epoch: Epoch, run: int) -> bool:
+        return any(filler[1] == run for turn in self._merges(epoch) for filler in turn.fillers)
+
     def _let_go(self, epoch: Epoch, lane: Lane) -> None:
         if lane.ended:
             return  # its turns are all that it still does

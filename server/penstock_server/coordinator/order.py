@@ -36,7 +36,7 @@ class LaneVisits:
         exhausted: whether every lane is known to have ended.
     """
 
-    def __init__(self, lanes: int, turn: int, groups: int = 1, position: Position | None = None) -> None:
+    def __init__(self, lanes: int, turn: int, sets: int = 1, position: Position | None = None) -> None:
         self._turn = turn
         self._next = [0] * lanes
         live = set(range(lanes))
@@ -44,16 +44,16 @@ class LaneVisits:
             live -= {lane.lane for lane in position.ended}
             for place in position.places:
                 self._next[place.lane] = place.index
-        self._live = [deque(lane for lane in range(group, lanes, groups) if lane in live) for group in range(groups)]
-        for group in self._live:
-            group.rotate(-self._first(group))
+        self._live = [deque(lane for lane in range(number, lanes, sets) if lane in live) for number in range(sets)]
+        for visited in self._live:
+            visited.rotate(-self._first(visited))
         self._ended = {*range(lanes)} - live
         self._lanes = lanes
         self.exhausted = len(self._ended) == lanes
 
-    def next(self, group: int = 0) -> Turn | None:
-        """The next visit to a lane of the group; None if all of them have ended."""
-        live = self._live[group]
+    def next(self, lane_set: int = 0) -> Turn | None:
+        """The next visit to a lane of the set; None if all of them have ended."""
+        live = self._live[lane_set]
         while live:
             lane = live.popleft()
             if lane not in self._ended:
@@ -91,8 +91,8 @@ class RangeVisits:
         """Whether every batch has been given out."""
         return self._made >= self._batches
 
-    def next(self, group: int = 0) -> Turn | None:
-        """The next range, whatever the group: any worker can make it."""
+    def next(self, lane_set: int = 0) -> Turn | None:
+        """The next range, whatever the set: any worker can make it."""
         first = self._made
         count = min(self._turn - first % self._turn, self._batches - first)
         self._made += count
@@ -153,9 +153,9 @@ class EpochOrder(ABC):
         """Whether every turn of the epoch has been taken from the window."""
         return self._flushed and not self.window
 
-    def visit(self, group: int = 0) -> Turn | None:
-        """Make the next visit of the group, and put it at the window's end; None if its lanes have ended."""
-        turn = self._visits.next(group)
+    def visit(self, lane_set: int = 0) -> Turn | None:
+        """Make the next visit of the set, and put it at the window's end; None if its lanes have ended."""
+        turn = self._visits.next(lane_set)
         if turn is not None:
             self._visited(turn)
         return turn

@@ -465,9 +465,6 @@ class Production(ABC):
             if other is epoch and turn.merged and not turn.complete and not turn.settled:
                 yield turn
 
-    def _merges_of(self, epoch: Epoch, run: int) -> bool:
-        return any(filler[1] == run for turn in self._merges(epoch) for filler in turn.fillers)
-
     def _copy(self, repeat: Repeat) -> None:
         repeat.copying = True
         for slot in (repeat.slot, repeat.original.slot):  # while they are written and read

@@ -41,7 +41,7 @@ class RangeProduction(Production):
     def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
         if not epoch.moved or lane.run is None:
             return
-        if lane.run[0] in self._workers.leaving and not lane.busy and not self._merges_of(epoch, lane.run[1]):
+        if lane.run[0] in self._workers.leaving and not lane.busy:
             self._drop(epoch, lane)
 
     def _let_go(self, epoch: Epoch, lane: Lane) -> None:
