@@ -4,6 +4,7 @@ What a consumer logs (reading.py) is a list of events:
 
     ["batch", [[epoch, split, number, checksum], ...]]    it was handed this
     ["end", epoch]  ["break"]  ["resumed"]                the epoch ended; it left it; it went on from a state
+    ["not left"]                                          the stream had failed, so the epoch that it left goes on
     ["closed"]  ["over"]                                  it closed; the feed has no further epoch
     ["failed", kind, text]                                the stream failed
     ["wrong", text]                                       a batch that is not what it says
@@ -59,6 +60,17 @@ class Known:
                 cuts[split] = min(number, cuts.get(split, number))
             found.append(cuts)
         return found
+
+
+def without_refused(log: Iterable[Event]) -> list[Event]:
+    """The log without each "break" that a "not left" takes back."""
+    out: list[Event] = []
+    for event in log:
+        if event[0] == "not left":
+            del out[max(at for at, earlier in enumerate(out) if earlier[0] == "break")]
+        else:
+            out.append(event)
+    return out
 
 
 def words(batch: Batch) -> str:

@@ -97,6 +97,7 @@ class Reading:
         self._consumed = self._loaded = 0
         self._kept: list[tuple[Any, list[list[int]]]] = []
         self._failures = 0
+        self._left: int | None = None
 
     def run(self) -> None:
         """Read to the end of the plan; an error of Penstock is logged."""
@@ -167,7 +168,7 @@ class Reading:
                     raise self.connection.error from None
                 if "EndOfStream: " in str(error):  # nothing was left of the last epoch
                     raise penstock.EndOfStream("in TensorFlow's words") from error
-                if not self._goes_on_after(error):
+                if not self._goes_on_after(error, refused=count == 0):
                     raise self.connection.error or error from None
                 if step.batches is not None:
                     self._steps.insert(0, Step(step.batches - count, step.then))
@@ -209,6 +210,7 @@ class Reading:
             return False
         if then == "break":
             self._epochs += 1
+            self._left = self.connection.stats()["epoch"]
             self.emit(["break"])
             if self.plan.how in ("eager", "mapped"):
                 self._count_what_was_left()
@@ -241,8 +243,11 @@ class Reading:
         self._connect(state, load)
         self.emit(["resumed"])
 
-    def _goes_on_after(self, error: Exception) -> bool:
-        """Go on from the state of a failed stream, if its cause is one that passes."""
+    def _goes_on_after(self, error: Exception, refused: bool) -> bool:
+        """Go on from the state of a failed stream, if its cause is one that passes.
+
+        A stream that failed begins no epoch, so its state is within the epoch that was left before it was `refused`.
+        """
         assert self.connection is not None
         failed = self.connection.error
         if not isinstance(failed, penstock.GeneratorError) or self.case.on_error != "raise":
@@ -252,6 +257,10 @@ class Reading:
         if self._failures > 3 * passing or any(not failure.times for failure in self.case.failures):
             return False
         self.emit(["raised", str(failed)[:200]])
+        if refused and self._left == self.connection.stats()["epoch"]:
+            self._left = None
+            self._epochs -= 1
+            self.emit(["not left"])
         self._again(self._place())
         return True
 

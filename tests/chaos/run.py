@@ -450,7 +450,7 @@ class Run:
         for number, job in enumerate(self.scenario.jobs):
             readers = self.readers[at : at + len(job.consumers)]
             at += len(job.consumers)
-            logs = [reader.log for reader in readers]
+            logs = [compare.without_refused(reader.log) for reader in readers]
             name = f"feed{number}: " if len(self.scenario.jobs) > 1 else ""
             turn = job.feed.turn or max((reader.turn for reader in readers), default=0) or self._asked_turn(number)
             if job.feed.batch_size is None:
@@ -459,7 +459,7 @@ class Run:
                 found += [
                     f"{name}consumer {reader.number} failed: {event[1]}: {event[2]}"
                     for event in reader.log
-                    if event[0] == "failed" and not (hung or _may_fail(job, event))
+                    if event[0] == "failed" and not (hung or _may_fail(job, reader.plan, event, self.scenario.faults))
                 ]
             if job.together == "group":
                 killed = [place for place, reader in enumerate(readers) if reader.killed]
@@ -530,8 +530,11 @@ class Run:
         self.result.log += log
 
 
-def _may_fail(job: Job, event: list[Any]) -> bool:
-    """Whether this error is what the feed's failures promise: one that stays and is to be raised."""
+def _may_fail(job: Job, plan: Consumer, event: list[Any], faults: tuple[Fault, ...]) -> bool:
+    """Whether this error is promised: a failure that stays and is to be raised, or a private daemon that was killed
+    before it was ready."""
+    if event[1] == "StartError":
+        return plan.private and any(fault.what == "kill private daemon" for fault in faults)
     stays = any(not failure.times and failure.what == "raise" for failure in job.feed.failures)
     return bool(stays and job.feed.on_error == "raise" and event[1] == "GeneratorError")
 
