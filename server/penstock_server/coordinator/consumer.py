@@ -33,16 +33,18 @@ class ConsumerState(States):
     GONE = "it wants nothing more; tensors may still live over its slots"
 
 
+IDLE, READING, GONE = ConsumerState
+
 CONSUMER_STATES: Table[ConsumerState] = {
-    ConsumerState.IDLE: {
-        ConsumerState.READING: "Begin",
-        ConsumerState.GONE: "Close, or its connection is cut",
+    IDLE: {
+        READING: "Begin",
+        GONE: "Close, or its connection is cut",
     },
-    ConsumerState.READING: {
-        ConsumerState.IDLE: "Leave, or End was sent, or the stream failed",
-        ConsumerState.GONE: "Close, or its connection is cut",
+    READING: {
+        IDLE: "Leave, or End was sent, or the stream failed",
+        GONE: "Close, or its connection is cut",
     },
-    ConsumerState.GONE: {},
+    GONE: {},
 }
 """From which state a consumer goes to which other, and by what."""
 
@@ -90,7 +92,7 @@ class Consumer:
         self.share = share
         self.rank = rank
         self.epoch = 0
-        self.state = ConsumerState.IDLE
+        self.state = IDLE
         self.begun: int | None = None
         self.slabs = self.batches = self.rows = 0
         self.first = (0, 0)
@@ -122,12 +124,12 @@ class Consumer:
     @property
     def reading(self) -> bool:
         """Whether it has begun its epoch."""
-        return self.state is ConsumerState.READING
+        return self.state is READING
 
     @property
     def gone(self) -> bool:
         """Whether it wants nothing more."""
-        return self.state is ConsumerState.GONE
+        return self.state is GONE
 
     @property
     def under_way(self) -> int:
@@ -160,24 +162,24 @@ class Consumer:
         """
         if self.gone or self.reading or epoch < self.epoch:
             raise ProtocolError(f"epoch {epoch} cannot begin: epochs begin one after another", feed=self._feed)
-        self.become(ConsumerState.READING)
+        self.become(READING)
         self.epoch = self.begun = epoch
         self.slabs = self.batches = self.rows = 0
 
     def leave(self) -> None:
         """It has read its epoch, or wants no more of it."""
-        self.become(ConsumerState.IDLE)
+        self.become(IDLE)
         self.epoch += 1
 
     def stop_reading(self) -> None:
         """The stream has failed, or has ended."""
         if self.reading:
-            self.become(ConsumerState.IDLE)
+            self.become(IDLE)
 
     def go(self) -> None:
         """It wants nothing more."""
         if not self.gone:
-            self.become(ConsumerState.GONE)
+            self.become(GONE)
 
     def has_credit_for(self, nbytes: int) -> bool:
         """Whether a slab of so many bytes may be sent now."""

@@ -148,7 +148,8 @@ class Coordinator:
             self._handlers[type(event)](event)
         except Exception as error:
             self._failed(event, error)
-        self._settle()
+        if self._touched:
+            self._settle()
         commands = self._commands.copy()
         self._commands.clear()
         return commands
@@ -335,8 +336,9 @@ class Coordinator:
         stream.production.enlarge(event.ticket)
 
     def _slot_found(self, event: on.SlotFound) -> None:
-        if (stream := self._of(event.ticket)) is not None:
-            stream.production.slot_found(event.ticket)
+        stream = self.stream_of(event.ticket)
+        if stream is not None and stream.production.slot_found(event.ticket):
+            self._touch(stream)  # else there is nothing to send, and as much being made as before
 
     def _no_slot(self, event: on.NoSlot) -> None:
         stream = self._of(event.ticket)

@@ -132,7 +132,8 @@ class SingleDelivery:
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
-        return bool(self._outlet.reading(epoch))
+        consumer = self._outlet.consumers[0]
+        return consumer.reading and consumer.epoch == epoch.number
 
     def redeliver(self, epoch: Epoch) -> bool:
         """See Delivery."""
@@ -193,7 +194,7 @@ class RankDelivery(SingleDelivery):
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery: every rank that has not done with the epoch must have begun it."""
-        return super().wanted(epoch) and all(
+        return bool(self._outlet.reading(epoch)) and all(
             consumer.gone or consumer.reading or consumer.epoch > epoch.number for consumer in self._outlet.consumers
         )
 
@@ -334,6 +335,10 @@ class GroupDelivery(SingleDelivery):
         self.group_log = group_log
         self._returned: deque[tuple[Turn, Part]] = deque()
         """Batches that a consumer did not hand over, for another."""
+
+    def wanted(self, epoch: Epoch) -> bool:
+        """See Delivery."""
+        return bool(self._outlet.reading(epoch))
 
     def redeliver(self, epoch: Epoch) -> bool:
         """See Delivery."""

@@ -29,30 +29,32 @@ class LaneState(States):
     FAILED = "it cannot go on"
 
 
+FREE, RUNNING, RELEASING, PAUSED, FAILED = LaneState
+
 LANE_STATES: Table[LaneState] = {
-    LaneState.FREE: {
-        LaneState.RUNNING: "StartRun",
-        LaneState.RELEASING: "its run was dropped just now, and has not answered for all of its turns",
-        LaneState.PAUSED: "user code failed, or a worker died again",
-        LaneState.FAILED: "user code failed, or ended workers too often",
+    FREE: {
+        RUNNING: "StartRun",
+        RELEASING: "its run was dropped just now, and has not answered for all of its turns",
+        PAUSED: "user code failed, or a worker died again",
+        FAILED: "user code failed, or ended workers too often",
     },
-    LaneState.RUNNING: {
-        LaneState.FREE: "DropRun, as it moves or user code failed; or the worker died",
+    RUNNING: {
+        FREE: "DropRun, as it moves or user code failed; or the worker died",
     },
-    LaneState.RELEASING: {
-        LaneState.FREE: "Made (last) for each of its turns, or the worker died",
-        LaneState.RUNNING: "likewise, and a run writes rows that the ended lane has left over",
-        LaneState.PAUSED: "a worker died again",
-        LaneState.FAILED: "it ended workers too often",
+    RELEASING: {
+        FREE: "Made (last) for each of its turns, or the worker died",
+        RUNNING: "likewise, and a run writes rows that the ended lane has left over",
+        PAUSED: "a worker died again",
+        FAILED: "it ended workers too often",
     },
-    LaneState.PAUSED: {
-        LaneState.FREE: "the pause is over",
-        LaneState.RUNNING: "likewise, and a run writes rows that the ended lane has left over",
-        LaneState.RELEASING: "likewise, and a dropped run has still to answer",
-        LaneState.FAILED: "it ended workers too often",
+    PAUSED: {
+        FREE: "the pause is over",
+        RUNNING: "likewise, and a run writes rows that the ended lane has left over",
+        RELEASING: "likewise, and a dropped run has still to answer",
+        FAILED: "it ended workers too often",
     },
-    LaneState.FAILED: {
-        LaneState.FREE: "of an indexable feed: the turn that was being made has failed in its place",
+    FAILED: {
+        FREE: "of an indexable feed: the turn that was being made has failed in its place",
     },
 }
 """From which state a lane goes to which other, and by what.
@@ -84,7 +86,7 @@ class Lane:
         careful: how many batches from the record on are to be reported one by one.
     """
 
-    state: LaneState = LaneState.FREE
+    state: LaneState = FREE
     run: Filler | None = None
     dropped: Filler | None = None
     pause: int | None = None
@@ -116,56 +118,56 @@ class Lane:
     def start(self, run: Filler) -> None:
         """The run makes the lane from now on (or writes its leftover rows)."""
         self.run = run
-        if self.state is LaneState.FREE:
-            self.become(LaneState.RUNNING)
+        if self.state is FREE:
+            self.become(RUNNING)
 
     def stop(self) -> Filler:
         """The lane's run makes it no longer; returns that run."""
         assert self.run is not None
         run, self.run = self.run, None
-        if self.state is LaneState.RUNNING:
-            self.become(LaneState.FREE)
+        if self.state is RUNNING:
+            self.become(FREE)
         return run
 
     def release(self, run: Filler) -> None:
         """The run was dropped, and has still to answer for turns."""
         self.dropped = run
-        self.become(LaneState.RELEASING)
+        self.become(RELEASING)
 
     def released(self) -> None:
         """The dropped run has answered for all of its turns, or is gone."""
         self.dropped = None
-        if self.state is LaneState.RELEASING:
+        if self.state is RELEASING:
             self.become(self._rest)
 
     def wait(self, run: int) -> None:
         """Wait before the next try, as this run has failed."""
         self.pause = run
-        self.become(LaneState.PAUSED)
+        self.become(PAUSED)
 
     def waited(self) -> None:
         """The pause is over."""
         self.pause = None
-        if self.state is LaneState.PAUSED:
+        if self.state is PAUSED:
             self.become(self._rest)
 
     def fail(self, error: PenstockError) -> None:
         """The lane cannot go on."""
         self.error = error
-        self.become(LaneState.FAILED)
+        self.become(FAILED)
 
     def failed(self) -> PenstockError | None:
         """Take the error, if there is one: a turn fails with it, and the others can go on."""
         error, self.error = self.error, None
         if error is not None:
-            self.become(LaneState.FREE)
+            self.become(FREE)
         return error
 
     @property
     def _rest(self) -> LaneState:
         if self.dropped is not None:
-            return LaneState.RELEASING
-        return LaneState.FREE if self.run is None else LaneState.RUNNING
+            return RELEASING
+        return FREE if self.run is None else RUNNING
 
     def blame(self, split: int) -> int:
         """The split has ended its worker (-1: no split has, but it died at this lane); returns how often by now."""

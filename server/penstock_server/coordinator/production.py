@@ -120,18 +120,19 @@ class Production(ABC):
 
     # --- events from the host and from workers ---
 
-    def slot_found(self, ticket: int) -> None:
-        """The ticket has its slot."""
+    def slot_found(self, ticket: int) -> bool:
+        """The ticket has its slot. Returns whether something may be sent now: its turn ended, or failed, at once."""
         if (repeat := self._repeats.get(ticket)) is not None:
             self._copy(repeat)
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
-            return
+            return False
         turn.become(IDLE)
         if turn.merged:
             self._write_leftovers(epoch, turn, set(turn.leftovers))
         else:
             self._fill(epoch, self._key(turn))
+        return turn.shows
 
     def copied(self, ticket: int) -> None:
         """The copy in the ticket's slot is there."""

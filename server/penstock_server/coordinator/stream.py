@@ -351,8 +351,8 @@ class Stream:
             self._deliver()
         if self._live:
             self._grant()
-        if self._live and self._epochs and self._epochs[0].failing:
-            self._deliver()  # what could not be granted may be next
+            if self._epochs and self._epochs[0].failing:
+                self._deliver()  # what could not be granted may be next
         log = self._delivery.group_log
         if log is not None and (self._closing or self.error is not None):
             log.end(forget=not isinstance(self.error, DaemonStopped))
@@ -545,9 +545,7 @@ class Stream:
     # --- production ---
 
     def _grant(self) -> None:
-        # The next epoch's first batches are made while the consumer validates or saves.
-        wanted = self._stopping is None or self._next_epoch in self._begun
-        if len(self._epochs) < 2 and wanted and not (self._epochs and self._epochs[0].granting):
+        if len(self._epochs) < 2 and not (self._epochs and self._epochs[0].granting) and self._may_open_next:
             self._open_next_epoch()
         for epoch in self._epochs:
             order = epoch.order
@@ -564,6 +562,11 @@ class Stream:
                     if turn is None:
                         return
                     self.production.begin(epoch, turn)
+
+    @property
+    def _may_open_next(self) -> bool:
+        """Whether the next epoch's first batches are to be made while the consumer validates or saves."""
+        return self._stopping is None or self._next_epoch in self._begun
 
     def _kept_for_head(self, epoch: Epoch, order: EpochOrder) -> int:
         """How many slots the next grant must leave: one, unless it is for the head itself.
