@@ -33,6 +33,8 @@ from .service import FEEDS, Service
 
 STILL = 45.0
 """Seconds without a batch for anybody after which a run hangs."""
+GONE = 60.0
+"""Further seconds where a state file has a group: its daemon waits so long for a consumer that went while none ran."""
 LIMIT = 300.0
 """Seconds after which a run hangs though something moves."""
 TICK = 0.005
@@ -306,6 +308,8 @@ class Run:
         faults = list(self.scenario.faults)
         last = time.monotonic()
         before: tuple[int, ...] = ()
+        kept = self.scenario.state and any(job.together == "group" for job in self.scenario.jobs)
+        patience = STILL + GONE if kept else STILL
         while True:
             for reader in self.readers:
                 if not reader.begun and self._may_join(reader):
@@ -327,7 +331,7 @@ class Run:
             if faults and total >= faults[0].after:
                 self._fault(faults.pop(0))
                 self.result.faults += 1
-            if now - last > STILL or now - self._began > LIMIT:
+            if now - last > patience or now - self._began > LIMIT:
                 self._hangs(now - last)
                 break
             time.sleep(TICK)
