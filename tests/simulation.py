@@ -86,7 +86,8 @@ class SimFeed:
 
     `splits` are the numbers of samples in each split; split i goes to lane i mod lanes, shifted by the epoch. With
     `dynamic` they are listed for each epoch, which fails in `unlisted` epochs. Reading a sample in `poison` raises.
-    With `batch_size` None each sample is a ready batch, and number k of a split has 1 + k * `growth` rows. An `endless`
+    With `batch_size` None each sample is a ready batch, and number k of a split has 1 + k * `growth` rows; otherwise
+    `growth` makes samples ragged, of these lengths. An `endless`
     feed has segments of these lengths, again and again. Samples in `transient` raise the first so many times that they
     are read in a world. Those in `deadly` end the worker that reads them, outside of user code.
     """
@@ -139,21 +140,32 @@ class SimFeed:
         return ServedFeed(self.plan(), self.spec(), 8, splits).info
 
     def spec(self) -> Leaf:
-        return Leaf("int64", (None,) if self.batch_size is None else ())
+        if self.fixed:
+            return Leaf("int64", ())
+        return Leaf("int64", (None,), ragged=self.batch_size is not None)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all batches have one size."""
+        return self.batch_size is not None and not self.growth
+
+    def sizes(self, rows: Batch) -> tuple[tuple[int, ...], ...]:
+        """The sizes of ragged rows."""
+        return ((sum(1 + row[2] * self.growth for row in rows),),)
 
     def shapes(self, batch: Batch) -> tuple[tuple[int, ...], ...]:
         """The shapes that a message tells of a batch: none of a fixed feed."""
-        return () if self.batch_size is not None else ((1 + batch[0][2] * self.growth,),)
+        if self.fixed:
+            return ()
+        return self.sizes(batch) if self.batch_size is None else (*self.sizes(batch), (len(batch) + 1,))
 
     def nbytes(self, batch: Batch, batches: int = 1) -> int:
         """Bytes of a slab of so many batches, of which this is the first."""
-        shapes = self.shapes(batch)
-        layout = lay_out(["int64"], shapes) if shapes else lay_out(["int64"], ((self.batch_size,),), self.turn)
-        return layout.nbytes_of(batches)
+        shapes = self.shapes(batch) or ((self.batch_size,),)
+        return lay_out(["int64"] * len(shapes), shapes, self.turn if self.fixed else 1).nbytes_of(batches)
 
     def rows(self, batch: Batch) -> int:
-        shapes = self.shapes(batch)
-        return shapes[0][0] if shapes else len(batch)
+        return len(batch) if self.batch_size is not None else self.shapes(batch)[0][0]
 
     def lane_count(self) -> int:
         return self.lanes if self.endless else min(self.lanes, len(self.splits))
@@ -433,7 +445,8 @@ class Worker:
                 return
         self.fills.append(fill)
 
-    def write_rows(self, rows: do.WriteRows, slot: Slot) -> None:
+    def leftover(self, rows: do.MeasureRows | do.WriteRows, slot: Slot) -> None:
+        """It measures leftover rows or writes them."""
         if self._world.is_forged(rows.run) and not self.fills_of(rows.run):  # it failed
             slot.fillers.discard((self, rows.run))
             self._answer(m.RowsWritten(rows.run, rows.ticket))
@@ -451,8 +464,16 @@ class Worker:
             return
         hold(ended, f"rows of run {rows.run}, which has not ended, are to be written")
         hold(len(leftover) == rows.count, f"run {rows.run} has not so many leftover rows")
-        slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
         slot.fillers.discard((self, rows.run))
+        if isinstance(rows, do.MeasureRows):
+            self._answer(m.RowsMeasured(rows.run, rows.ticket, run.feed.sizes(leftover)))
+            return
+        if not run.feed.fixed:
+            hold(rows.sizes == run.feed.sizes(leftover), "rows have another size than was measured")
+            nbytes = lay_out(["int64", "int64"], rows.shapes).nbytes
+            hold(nbytes <= slot.nbytes, f"a merged batch of {nbytes} bytes is written to a slot of {slot.nbytes}")
+            hold((rows.row == 0) == (rows.before == ((0,),)), "rows are written to a wrong place")
+        slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
         self._answer(m.RowsWritten(rows.run, rows.ticket))
 
     def drop_run(self, run: int) -> None:
@@ -476,7 +497,7 @@ class Worker:
                 batch = run.take(fill.index + fill.made + len(parts))
                 if batch is None:
                     break
-                if run.feed.batch_size is None and run.feed.nbytes(batch) > fill.slot.nbytes:
+                if not run.feed.fixed and run.feed.nbytes(batch) > fill.slot.nbytes:
                     run.kept, fill.waits = batch, True
                     fill.slot.fillers.remove((self, fill.run))
                     self._answer(m.NeedRoom(fill.run, fill.ticket, run.feed.nbytes(batch)))
@@ -1212,7 +1233,7 @@ class World:
         if run >= IDS_PER_STREAM:
             self.handle(on.SplitsListed(run, splits))
         else:
-            nbytes = feed.nbytes(((0, 0, 0),)) - 64 if feed.batch_size is None else 8
+            nbytes = feed.nbytes(((0, 0, 0),)) - 64 if feed.batch_size is None else 8 + 8 * feed.growth
             self.handle(on.SplitsListed(run, splits, feed.spec(), nbytes))
 
     def bury(self, worker: Worker) -> None:
@@ -1359,10 +1380,12 @@ class World:
         fill = Fill(command.ticket, command.run, command.index, command.batches, slot, command.first)
         self._tell(command.worker, lambda fill, _: worker.fill(fill), fill, command)
 
-    def _do_WriteRows(self, command: do.WriteRows) -> None:
+    def _do_WriteRows(self, command: do.WriteRows | do.MeasureRows) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
         slot.fillers.add((worker, command.run))
-        self._tell(command.worker, worker.write_rows, command, slot)
+        self._tell(command.worker, worker.leftover, command, slot)
+
+    _do_MeasureRows = _do_WriteRows
 
     def _do_DropRun(self, command: do.DropRun) -> None:
         self._tell(command.worker, self.workers[command.worker].drop_run, command.run)

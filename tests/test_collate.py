@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec
 from penstock_proto.spec import flatten, infer
-from penstock_server.worker.collate import BadSample, Raised, ReadyBatches, Rows, infer_spec, nbytes_of
+from penstock_server.worker.collate import BadSample, Raised, Rows
+from penstock_server.worker.ready_batches import ReadyBatches
+from penstock_server.worker.sample_spec import infer_spec, nbytes_of
 
 
 class Pair(NamedTuple):
@@ -121,13 +123,13 @@ def test_numbers_go_where_they_keep_their_value(dtype: str, value: Any) -> None:
             IMAGE.astype(np.float64),
             "float64 array of shape \\(2, 3\\), but .* float32\\[2, 3\\]",
         ),
-        (Leaf("float32", (2, 3)), IMAGE[:1], "crop or pad samples to one shape, or yield whole batches"),
+        (Leaf("float32", (2, 3)), IMAGE[:1], r"if samples differ in shape, give Feed\(batching=\"pad\"\) or Feed\("),
         (Leaf("float32", (2, 3)), IMAGE[0], "float32 array of shape \\(3,\\)"),
-        (Leaf("float32", ()), IMAGE, "crop or pad"),
+        (Leaf("float32", ()), IMAGE, "if samples differ in shape"),
         (Leaf("float32", (2, 3)), np.ma.array(IMAGE), "masked array, whose mask would be lost"),
         (Leaf("float32", (2,)), np.array([None, 1]), "dtype object, which cannot be served; yield numeric"),
         (Leaf("float32", (2,)), [[1], [1, 2]], "pad parts of different lengths"),
-        (Leaf("int64", ()), "text", "text and bytes cannot be served yet"),
+        (Leaf("int64", ()), "text", "dtype <U4, which cannot be served; this leaf holds numbers"),
         (Leaf("int64", ()), None, "dtype object"),
         (Leaf("int64", (2,)), (1, 2), "same structure"),
         (Leaf("int64", ()), {"a": 1}, "same structure"),
@@ -302,6 +304,6 @@ def test_bytes_of_a_sample_are_counted() -> None:
 
 
 def test_what_cannot_be_served_has_no_spec() -> None:
-    for sample in ("a", b"a", None, np.ma.array([1]), (), {}, {1: 2}, np.array(["a"])):
+    for sample in ("\ud800", None, np.ma.array([1]), (), {}, {1: 2}, np.array(["a", 1], object)):
         with pytest.raises(SpecError):
             infer_spec(sample, 4)

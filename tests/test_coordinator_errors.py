@@ -14,7 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulation import Batch, Consumer, World
-from test_coordinator import Case, cases, faults, index_feeds, lane_feeds, quick, ready_feeds, uneven_feeds
+from test_coordinator import (
+    Case,
+    cases,
+    faults,
+    index_feeds,
+    lane_feeds,
+    quick,
+    ragged_feeds,
+    ready_feeds,
+    uneven_feeds,
+)
 
 from penstock_proto import GeneratorError, IncompleteEpoch, WorkerDied
 from penstock_proto.position import pack, unpack
@@ -23,7 +33,7 @@ Check = Callable[..., None]
 
 EPOCHS = (0, 1, 2)
 
-failing_cases = cases(st.one_of(lane_feeds, index_feeds, ready_feeds, uneven_feeds))
+failing_cases = cases(st.one_of(lane_feeds, index_feeds, ragged_feeds, ready_feeds, uneven_feeds))
 failing = (failing_cases, faults, st.sampled_from(("raise", "retry", "skip")), st.integers(0, 2**32))
 
 
@@ -110,7 +120,7 @@ def check_deadly(case: Case, other: Case, faults: dict[str, int], attempts: int,
 
 
 attacks = (
-    cases(st.one_of(lane_feeds, index_feeds, ready_feeds, uneven_feeds)),
+    cases(st.one_of(lane_feeds, index_feeds, ragged_feeds, ready_feeds, uneven_feeds)),
     faults,
     st.integers(1, 3),
     st.booleans(),

@@ -74,11 +74,11 @@ class Machine:
         opened: what opening the stream gave.
     """
 
-    def __init__(self, workers: int = 2, credit: int = 1, **options: Any) -> None:
+    def __init__(self, workers: int = 2, credit: int = 1, ragged: bool = False, **options: Any) -> None:
         self.now = 0.0
         self.coordinator = Coordinator(workers=workers, memory=1 << 30)
         plan = m.FeedPlan(**{**{name: getattr(PLAN, name) for name in PLAN.__struct_fields__}, **options})
-        spec = Leaf("int64", ()) if plan.batch_size else Leaf("int64", (None,))
+        spec = Leaf("int64", ()) if plan.batch_size and not ragged else Leaf("int64", (None,), ragged)
         self.plan = plan
         for worker in range(workers):
             self.tell(on.Imported(worker, (plan,)))
@@ -263,6 +263,65 @@ def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None
     sent, *_ = machine.tell(m.RowsWritten(writes[1].run, merged.slot.ticket))
     assert isinstance(sent, do.SendSlab)
     assert (sent.lane, sent.rows) == (TAIL_LANE, 3)
+
+
+def merged_batch_to_measure() -> tuple[Machine, Turn, list[do.MeasureRows]]:
+    """A machine whose two lanes have ended with 1 and 2 ragged rows left over."""
+    machine = Machine(lanes=2, ragged=True)
+    machine.begin()
+    fills = [filling(machine, ticket) for ticket in machine.tickets[:2]]
+    commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
+    commands += machine.made(fills[0], batches=0, ended=True, leftover=1)
+    commands += machine.made(fills[1], batches=0, ended=True, leftover=2)
+    for command in commands:
+        if isinstance(command, do.FindSlot):
+            commands += machine.tell(on.SlotFound(command.ticket))
+    return machine, machine.turn(), [command for command in commands if isinstance(command, do.MeasureRows)]
+
+
+def test_leftovers_that_vary_in_size_are_measured_before_they_are_written() -> None:
+    machine, merged, measures = merged_batch_to_measure()
+    assert [(measure.start, measure.count) for measure in measures] == [(0, 1), (0, 2)]
+    assert merged.state is TurnState.FILLING
+    assert machine.tell(m.RowsMeasured(measures[0].run, merged.slot.ticket, ((7,),))) == []
+    writes = machine.tell(m.RowsMeasured(measures[1].run, merged.slot.ticket, ((20,),)))
+    assert [(write.row, write.before, write.sizes, write.shapes) for write in writes] == [  # type: ignore[union-attr]
+        (0, ((0,),), ((7,),), ((27,), (4,))),
+        (1, ((7,),), ((20,),), ((27,), (4,))),
+    ]
+    assert machine.tell(m.RowsWritten(measures[1].run, merged.slot.ticket)) == []
+    sent, *_ = machine.tell(m.RowsWritten(measures[0].run, merged.slot.ticket))
+    assert isinstance(sent, do.SendSlab)
+    assert (sent.lane, sent.rows, sent.shapes) == (TAIL_LANE, 3, ((27,), (4,)))
+
+
+def test_a_merged_batch_that_is_larger_than_its_slot_gets_another_one_before_it_is_written() -> None:
+    machine, merged, measures = merged_batch_to_measure()
+    machine.tell(m.RowsMeasured(measures[0].run, merged.slot.ticket, ((100_000,),)))
+    (find,) = machine.tell(m.RowsMeasured(measures[1].run, merged.slot.ticket, ((1,),)))
+    assert isinstance(find, do.FindSlot)
+    assert (find.ticket, find.nbytes > 800_000, merged.state) == (merged.slot.ticket, True, TurnState.WAITING)
+    assert kinds(machine.tell(on.SlotFound(find.ticket))) == [do.WriteRows, do.WriteRows]
+
+
+def test_rows_are_measured_again_by_another_worker_after_a_death_and_only_these() -> None:
+    machine, merged, measures = merged_batch_to_measure()
+    machine.tell(m.RowsMeasured(measures[0].run, merged.slot.ticket, ((7,),)))
+    again = machine.tell(on.WorkerDied(measures[1].worker, "was killed"))
+    (measure,) = [command for command in again if isinstance(command, do.MeasureRows)]
+    assert (measure.run != measures[1].run, measure.start, measure.count) == (True, 0, 2)
+    machine.tell(m.RowsMeasured(measures[1].run, merged.slot.ticket, ((20,),)))  # from before: it counts no more
+    writes = machine.tell(m.RowsMeasured(measure.run, merged.slot.ticket, ((21,),)))
+    assert [write.sizes for write in writes] == [((7,),), ((21,),)]  # type: ignore[union-attr]
+
+
+def test_sizes_that_cannot_be_fail_the_stream() -> None:
+    machine, merged, measures = merged_batch_to_measure()
+    machine.tell(m.RowsMeasured(measures[0].run, merged.slot.ticket, ((7,),)))
+    told, *_ = machine.tell(m.RowsMeasured(measures[1].run, merged.slot.ticket, ((7, 7), ())))
+    assert isinstance(told, do.Tell)
+    assert isinstance(told.message, m.Failed)
+    assert "sizes ((7, 7), ())" in told.message.error.message
 
 
 def test_a_lane_moves_at_a_border_once_its_run_has_answered() -> None:

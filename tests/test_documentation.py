@@ -75,7 +75,6 @@ def serve(folder: Path, *options: str, feed: str = "scenes.py:feed") -> str:
     [
         ("The pattern matches nothing", "yield 1", "splits=files, batch_size=32"),
         ("A forgotten `yield`", "return None", "splits=['scenes/0.h5'], batch_size=32"),
-        ("Text in a sample", "yield 'a'", "splits=['a'], batch_size=32"),
         ("A list of arrays", "yield [np.zeros(3), np.zeros(4)], 1", "splits=['a'], batch_size=32"),
     ],
 )

@@ -138,7 +138,7 @@ def no_yield(path: str) -> None:
         (number_second, {"splits": [1]}, "has parameter number after rng: only the first one can be the split"),
         (two_numbers, {"segment": 5}, "without an argument: size. A generator can take the split .* functools.partial"),
         (alone, {"spec": TupleSpec(())}, "spec has no leaves"),
-        (alone, {"spec": Leaf("int64", (None,))}, "need one shape, and spec is .* Pad them, or yield whole batches"),
+        (alone, {"spec": Leaf("int64", (None,))}, 'need one shape, and spec is .* Give batching="pad" or'),
         (alone, {"spec": Leaf("int64", (-1,))}, "cannot serve spec"),
     ],
 )
@@ -218,8 +218,9 @@ def test_a_spec_is_declared_with_plain_dicts_and_tuples_and_what_numpy_calls_a_d
     assert Feed(alone, batch_size=1, spec=TupleSpec(({"x": Leaf("bool", ())},))).spec == TupleSpec(  # type: ignore[arg-type]
         (DictSpec(("x",), (Leaf("bool", ()),)),)
     )
+    assert Leaf(str, ()) == Leaf(bytes, ()) == Leaf("string", ())
     for wrong in (
-        lambda: Leaf(str, ()),
+        lambda: Leaf("str", ()),
         lambda: Leaf("f4", ()),
         lambda: Leaf(object(), ()),
         lambda: Leaf("int64", "3"),  # type: ignore[arg-type]

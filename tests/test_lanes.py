@@ -21,10 +21,11 @@ from penstock_proto.spec import Leaf, TupleSpec
 from penstock_server import Feed
 from penstock_server.activity import ActivityPage
 from penstock_server.feed import ENDLESS, segment_count
-from penstock_server.worker.collate import ReadyBatches, Rows
+from penstock_server.worker.collate import Rows
 from penstock_server.worker.indexed import IndexRun
 from penstock_server.worker.lane import LaneRun
 from penstock_server.worker.randomness import GlobalRandomness
+from penstock_server.worker.ready_batches import ReadyBatches
 from penstock_server.worker.restart_record import MAX_SKIPPED
 from penstock_server.worker.splits import SplitOpener
 

@@ -26,6 +26,7 @@ from penstock_proto import (
 )
 
 from ._connection import Connection, connect, dataset
+from ._ragged import Ragged
 from ._version import __version__
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "MemoryBound",
     "PenstockError",
     "ProtocolError",
+    "Ragged",
     "RankTaken",
     "SpecError",
     "StartError",

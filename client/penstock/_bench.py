@@ -21,6 +21,7 @@ from penstock_proto.spec import leaf_list
 from ._bench_verdict import Figures, WorkerShares, joined
 from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
+from ._ragged import Ragged
 
 SLICES = 10
 """Into how many slices the measured time is divided."""
@@ -233,6 +234,8 @@ def _copied(batch: Any) -> Any:
         return tuple(_copied(item) for item in batch)
     if isinstance(batch, dict):
         return {key: _copied(item) for key, item in batch.items()}
+    if hasattr(batch, "row_splits"):  # of a ragged leaf, in NumPy or TensorFlow
+        return Ragged(np.array(batch.values), np.array(batch.row_splits))
     return np.array(batch)
 
 

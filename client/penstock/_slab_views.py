@@ -5,16 +5,19 @@ This module knows no connection and no TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import ProtocolError
+from penstock_proto.columns import RAGGED, TEXT, Column, Columns
 from penstock_proto.layout import SlotLayout, batch_spec, fixed_layout, is_fixed, lay_out
 from penstock_proto.messages import FeedInfo, Slab
-from penstock_proto.spec import leaf_list, unflatten
+from penstock_proto.spec import unflatten
+
+from ._ragged import Ragged
 
 
 class SlabViews:
@@ -22,6 +25,7 @@ class SlabViews:
 
     Attributes:
         spec: the spec of a batch.
+        columns: how each leaf is stored.
         fixed: the layout of every slot, or None if batches differ in shape.
     """
 
@@ -31,7 +35,8 @@ class SlabViews:
         self.fixed: SlotLayout | None = None
         if info.batch_size is not None and is_fixed(info.spec, info.batch_size):
             self.fixed = fixed_layout(info.spec, info.batch_size, info.turn)
-        self._leaves = leaf_list(self.spec)
+        self.columns = Columns(info.spec, info.batch_size).columns
+        self._arrays = Columns(info.spec, info.batch_size).arrays
         self._full = info.batch_size
 
     def layout(self, slab: Slab) -> SlotLayout:
@@ -45,13 +50,13 @@ class SlabViews:
             most = slab.batches * (self._full or 0)
             good = good and (slab.rows == most or (slab.batches == 1 and 0 < slab.rows < most))
         else:
-            good = len(slab.shapes) == len(self._leaves)
-            good = good and all(
-                len(shape) == len(leaf.shape)
-                and all(want is None or want == dim for want, dim in zip(leaf.shape, shape, strict=True))
-                for leaf, shape in zip(self._leaves, slab.shapes, strict=True)
+            good = len(slab.shapes) == len(self._arrays) and all(
+                len(shape) == len(array.shape)
+                and all(want is None or want == dim for want, dim in zip(array.shape, shape, strict=True))
+                for array, shape in zip(self._arrays, slab.shapes, strict=True)
             )
-            layout = lay_out([leaf.dtype for leaf in self._leaves], slab.shapes) if good else SlotLayout((), 0, 0)
+            good = good and (self._full is None or self._have_rows(slab))
+            layout = lay_out([array.dtype for array in self._arrays], slab.shapes) if good else SlotLayout((), 0, 0)
         good = good and slab.first + slab.batches <= layout.batches
         if not good or slab.nbytes != layout.nbytes_of(slab.batches):
             raise ProtocolError(f"{slab} does not match the batches of the feed, {self.spec}")
@@ -64,4 +69,46 @@ class SlabViews:
             batch = [leaf[place] for leaf in leaves]
             if self.fixed is not None:
                 batch = [leaf[: slab.rows // slab.batches] for leaf in batch]
-            yield unflatten(self.spec, batch)
+            yield unflatten(self.spec, list(self.leaves_of(batch)))
+
+    def leaves_of(self, arrays: Sequence[npt.NDArray[Any]]) -> Iterator[Any]:
+        """Yield the leaves of a batch that is stored in these arrays."""
+        rest = iter(arrays)
+        for column in self.columns:
+            array = next(rest)
+            if column.kind is TEXT:
+                yield strings(array, next(rest), column, self._full is None)
+            elif column.kind is RAGGED:
+                yield Ragged(array, next(rest))
+            else:
+                yield array
+
+    def _have_rows(self, slab: Slab) -> bool:
+        """Whether the arrays of a batch have as many rows as it says."""
+        shapes = iter(slab.shapes)
+        for column in self.columns:
+            shape = next(shapes)
+            if column.kind is TEXT:
+                if next(shapes)[0] != slab.rows * column.strings + 1:
+                    return False
+            elif column.kind is RAGGED:
+                if next(shapes)[0] != slab.rows + 1:
+                    return False
+            elif shape[0] != slab.rows:
+                return False
+        return 0 < slab.rows <= (self._full or 0)
+
+
+def strings(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], column: Column, ready: bool) -> Any:
+    """Return the strings of a text leaf, whose stored arrays are given, as an array of `bytes` objects.
+
+    In a `ready` batch the leaf's own first dimension counts the rows.
+    """
+    text, ends = data.tobytes(), offsets.tolist()
+    found = np.empty(len(ends) - 1, object)
+    for at in range(len(found)):
+        found[at] = text[ends[at] : ends[at + 1]]
+    shape = column.leaf.shape
+    if ready:
+        return found.reshape([-1 if dim is None else dim for dim in shape])
+    return found.reshape([-1, *shape]) if len(found) or 0 not in shape else found.reshape([0, *shape])

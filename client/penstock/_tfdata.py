@@ -27,14 +27,17 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from penstock_proto import PenstockError
+from penstock_proto.columns import RAGGED
 from penstock_proto.layout import ALIGN, HEADER, LeafPlace
 from penstock_proto.messages import End
-from penstock_proto.spec import Leaf, Spec, leaf_list, unflatten
+from penstock_proto.spec import Leaf, leaf_list, unflatten
 
 from . import _interrupts
 from ._consumer_state import Received, Refused
 from ._handoff import STEP
 from ._memory import Gone, Root, address_of
+from ._ragged import Ragged
+from ._slab_views import SlabViews
 from ._stream_handle import StreamHandle
 
 OWN_COMPONENT = 16 * 1024
@@ -52,13 +55,13 @@ def dataset(handle: StreamHandle) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(_begin, args=(token,), output_signature=form.signature())
 
     # The token is an element, because what a traced function captures lives until the next garbage collection.
-    result = tf.data.Dataset.from_tensors(_token(handle, form)).flat_map(slabs).flat_map(form.batches)
+    result = form.structured(tf.data.Dataset.from_tensors(_token(handle, form)).flat_map(slabs).flat_map(form.batches))
     if handle.info.endless:
         result = result.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif handle.cardinality is not None:
         # Keras counts its steps by the cardinality. With `assert_cardinality` the first epoch after a resume, which is
         # shorter, would be an error. Nothing, repeated for ever, counts as infinite, and adds nothing.
-        nothing = tf.data.Dataset.from_tensors(form.nothing()).flat_map(form.batches).repeat()
+        nothing = form.structured(tf.data.Dataset.from_tensors(form.nothing()).flat_map(form.batches)).repeat()
         counted = tf.data.Dataset.zip(result.concatenate(nothing), tf.data.Dataset.range(handle.cardinality))
         result = counted.map(lambda batch, _: batch)  # TensorFlow runs this without a function call
     options = tf.data.Options()
@@ -78,7 +81,9 @@ def cached(dataset: tf.data.Dataset, count: int, cardinality: int | float | None
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def copied(*batch: Any) -> Any:
         # The consumer may keep and write the batches that were handed over, so the cache needs copies.
-        return tf.nest.map_structure(lambda leaf: tf.raw_ops.DeepCopy(x=leaf), batch[0] if bare else batch)
+        return tf.nest.map_structure(
+            lambda leaf: tf.raw_ops.DeepCopy(x=leaf), batch[0] if bare else batch, expand_composites=True
+        )
 
     copies = dataset.take(count).map(copied).cache()
     for _ in copies:  # a cache replays only what was read to its end
@@ -89,8 +94,15 @@ def cached(dataset: tf.data.Dataset, count: int, cardinality: int | float | None
 
 def replayed(batches: list[Any], element_spec: Any) -> tf.data.Dataset:
     """Return a dataset that repeats batches of NumPy arrays without end, from TensorFlow's own cache."""
-    source = tf.data.Dataset.from_generator(lambda: batches, output_signature=element_spec)
+    tensors = [tf.nest.map_structure(_tensor, batch) for batch in batches]
+    source = tf.data.Dataset.from_generator(lambda: tensors, output_signature=element_spec)
     return cached(source, len(batches), math.inf)
+
+
+def _tensor(leaf: Any) -> Any:
+    if isinstance(leaf, Ragged):
+        return tf.RaggedTensor.from_row_splits(leaf.values, leaf.row_splits, validate=False)
+    return leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +110,13 @@ class _Form:
     """How the batches of a feed pass through TensorFlow.
 
     Attributes:
-        spec: the spec of a batch.
+        views: the feed's, of which `spec` is that of a batch.
         leaves: its leaves, with the batch dimension if there is one.
         places: their places in a slot of a fixed feed, else empty.
         own: which leaves are components of their own.
     """
 
-    spec: Spec
+    views: SlabViews
     leaves: list[Leaf]
     places: tuple[LeafPlace, ...]
     own: tuple[bool, ...]
@@ -114,8 +126,11 @@ class _Form:
         the leaves that are components. A single component has no tuple around it, which saves TensorFlow a fifth of its
         time."""
         specs = [] if all(self.own) else [tf.TensorSpec([None], tf.uint8)]
-        for leaf, own in zip(self.leaves, self.own, strict=True):
-            if own:
+        for leaf, own, column in zip(self.leaves, self.own, self.views.columns, strict=True):
+            if column.kind is RAGGED:
+                specs.append(tf.TensorSpec([None, None, *leaf.shape[2:]], leaf.dtype))
+                specs.append(tf.TensorSpec([None, None], tf.int64))
+            elif own:
                 specs.append(tf.TensorSpec([None, *leaf.shape], leaf.dtype))
         return _alone(specs)
 
@@ -125,9 +140,13 @@ class _Form:
         if not all(self.own):
             parts.append(np.zeros(HEADER, np.uint8))
             parts[0].view(np.int64)[0] = self.leaves[0].shape[0] or 0  # if TensorFlow knows the number of rows
-        for leaf, own in zip(self.leaves, self.own, strict=True):
-            if own:
-                parts.append(np.zeros([0, *(dim or 0 for dim in leaf.shape)], tf.as_dtype(leaf.dtype).as_numpy_dtype))
+        for leaf, own, column in zip(self.leaves, self.own, self.views.columns, strict=True):
+            dtype = tf.as_dtype(leaf.dtype).as_numpy_dtype
+            if column.kind is RAGGED:
+                parts.append(np.zeros([0, 0, *(dim or 0 for dim in leaf.shape[2:])], dtype))
+                parts.append(np.zeros([0, (leaf.shape[0] or 0) + 1], np.int64))
+            elif own:
+                parts.append(np.zeros([0, *(dim or 0 for dim in leaf.shape)], dtype))
         return _alone(parts)
 
     def components(self, item: Received) -> Any:
@@ -138,10 +157,15 @@ class _Form:
             parts.append(slot[HEADER * slab.first :])
             # The header belongs to the consumer now. It has room for the slab's place in the slot, for the graph.
             parts[0][:HEADER].view(np.int64)[_FIRST : _BATCHES + 1] = slab.first, slab.batches
-        if any(self.own):
-            for leaf, own in zip(item.layout.leaves(slot), self.own, strict=True):
-                if own:
-                    parts.append(leaf[:, : slab.rows] if self.places else leaf)
+        if self.places:
+            if any(self.own):
+                for leaf, own in zip(item.layout.leaves(slot), self.own, strict=True):
+                    if own:
+                        parts.append(leaf[:, : slab.rows])
+            return _alone(parts)
+        for value in self.views.leaves_of([leaf[0] for leaf in item.layout.leaves(slot)]):
+            for array in (value.values, value.row_splits) if isinstance(value, Ragged) else (value,):
+                parts.append(array[None])
         return _alone(parts)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -150,12 +174,36 @@ class _Form:
         rest = iter(parts)
         places = [place for place, own in zip(self.places, self.own, strict=False) if not own]
         cut = iter(_cut(next(rest), places) if places else ())
-        flat = []
-        for leaf, own in zip(self.leaves, self.own, strict=True):
+        flat: list[Any] = []
+        for leaf, own, column in zip(self.leaves, self.own, self.views.columns, strict=True):
             tensor = next(rest if own else cut)
-            tensor.set_shape([None, *leaf.shape])
-            flat.append(tensor)
-        return tf.data.Dataset.from_tensor_slices(unflatten(self.spec, flat))
+            if column.kind is RAGGED:
+                splits = next(rest)
+                splits.set_shape([None, leaf.shape[0] and leaf.shape[0] + 1])
+                flat.append((tensor, splits))
+            else:
+                tensor.set_shape([None, *leaf.shape])
+                flat.append(tensor)
+        return tf.data.Dataset.from_tensor_slices(tuple(flat) if self.ragged else unflatten(self.views.spec, flat))
+
+    def structured(self, flat: tf.data.Dataset) -> tf.data.Dataset:
+        """Return what `batches` yields as batches in the feed's structure."""
+        return flat.map(self.joined) if self.ragged else flat
+
+    @property
+    def ragged(self) -> bool:
+        """Whether a leaf is ragged: then `batches` yields flat batches, which `joined` gives their structure. A map for
+        each slab would take TensorFlow longer than all else."""
+        return any(column.kind is RAGGED for column in self.views.columns)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def joined(self, *flat: Any) -> Any:
+        """Return a batch in the feed's structure. A ragged leaf comes as its values and row splits."""
+        leaves = [
+            tf.RaggedTensor.from_row_splits(*leaf, validate=False) if column.kind is RAGGED else leaf
+            for leaf, column in zip(flat, self.views.columns, strict=True)
+        ]
+        return unflatten(self.views.spec, leaves)
 
 
 def _alone(parts: list[Any]) -> Any:
@@ -190,14 +238,14 @@ def _form(handle: StreamHandle) -> _Form:
     leaves = leaf_list(handle.views.spec)
     layout = handle.views.fixed
     if layout is None:
-        return _Form(handle.views.spec, leaves, (), (True,) * len(leaves))
+        return _Form(handle.views, leaves, (), (True,) * len(leaves))
     own = tuple(
         handle.info.turn == 1
         and place.nbytes >= OWN_COMPONENT
         and (place.nbytes % ALIGN != 0 or leaf.dtype == "bool" or len(leaves) == 1)
         for leaf, place in zip(leaves, layout.places, strict=True)
     )
-    return _Form(handle.views.spec, leaves, layout.places, own)
+    return _Form(handle.views, leaves, layout.places, own)
 
 
 class _Epoch:

@@ -98,8 +98,8 @@ def lay_out(dtypes: Sequence[str], shapes: Sequence[Sequence[int]], batches: int
 
 
 def is_fixed(spec: Spec, batch_size: int | None) -> bool:
-    """Whether all batches of the feed except for the last of an epoch have the same shape."""
-    return batch_size is not None and all(leaf.static for leaf in leaf_list(spec))
+    """Whether all batches of the feed except for the last of an epoch have the same size."""
+    return batch_size is not None and all(leaf.sized for leaf in leaf_list(spec))
 
 
 def fixed_layout(spec: Spec, batch_size: int, turn: int) -> SlotLayout:

@@ -35,26 +35,31 @@ MAX_NBYTES = 2**50
 
 DTYPES: frozenset[str] = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 float32 float64 bfloat16 complex64 complex128".split()
+    "float16 float32 float64 bfloat16 complex64 complex128 string".split()
 )
-"""Names of the dtypes that can be served. bfloat16 is that of the package ml_dtypes."""
+"""Names of the dtypes that can be served. bfloat16 is that of the package ml_dtypes. Text is "string": bytes of any
+length, in which `str` is UTF-8."""
 
 Dim: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DIM)] | None
 
 
-class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True):
+class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True, omit_defaults=True):
     """One array: its dtype's name (one of `DTYPES`) and its shape, with None for each dimension that varies.
 
-    Users may give anything that NumPy takes for a dtype of such a name (`np.float32`), and a list or a single number
-    for the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
+    Where dimensions vary, samples are padded to one shape; or, with `ragged`, a batch holds them one behind the other,
+    and is a `tf.RaggedTensor`. Only the first dimension of a ragged leaf may vary.
+
+    Users may give anything that NumPy takes for a dtype of such a name (`np.float32`), `str` or `bytes` for text, and a
+    list or a single number for the shape: `Leaf(np.float32, 3)` is `Leaf("float32", (3,))`.
     """
 
     dtype: Annotated[str, Meta(max_length=32)]
     shape: Annotated[tuple[Dim, ...], Meta(max_length=MAX_DIMS)]
+    ragged: bool = False
 
     if TYPE_CHECKING:
 
-        def __init__(self, dtype: npt.DTypeLike, shape: int | Sequence[int | None]) -> None: ...
+        def __init__(self, dtype: npt.DTypeLike, shape: int | Sequence[int | None], ragged: bool = False) -> None: ...
 
     def __post_init__(self) -> None:
         # The decoder has checked that these are text and a tuple before this runs.
@@ -64,17 +69,37 @@ class Leaf(Struct, frozen=True, tag="leaf", forbid_unknown_fields=True):
             force_setattr(self, "shape", _shape(self.shape))
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} cannot be served; these can: {', '.join(sorted(DTYPES))}")
+        if self.ragged and (self.text or self.shape[:1] != (None,) or None in self.shape[1:]):
+            raise ValueError(
+                f"{self} cannot be ragged: the first dimension of a ragged leaf is None, and no other one is; text "
+                "needs no ragged=True"
+            )
 
     @property
     def static(self) -> bool:
         """Whether every dimension is known."""
         return None not in self.shape
 
+    @property
+    def text(self) -> bool:
+        """Whether it holds text, whose strings vary in length."""
+        return self.dtype == "string"
+
+    @property
+    def sized(self) -> bool:
+        """Whether its size in bytes is known."""
+        return self.static and not self.text
+
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join('None' if d is None else str(d) for d in self.shape)}]"
+        dims = ["None" if dim is None else str(dim) for dim in self.shape]
+        if self.ragged:
+            dims[0] = "ragged"
+        return f"{self.dtype}[{', '.join(dims)}]"
 
 
 def _dtype_name(dtype: Any) -> str:
+    if dtype in (str, bytes):
+        return "string"
     try:
         return str(np.dtype(dtype).name)
     except TypeError:
@@ -262,12 +287,13 @@ def _infer(sample: Any, path: str, depth: int) -> Spec:
         keys = sorted(_key(key, path) for key in sample)
         return DictSpec(tuple(keys), tuple(_infer(sample[key], f"{path}[{key!r}]", depth + 1) for key in keys))
     _refuse_list_of_arrays(sample, path)
-    array = as_array(sample, path)
+    text = as_text(sample)
+    array = as_array(sample, path) if text is None else text
     if array.ndim > MAX_DIMS:
         raise SpecError(f"sample{path} has {array.ndim} dimensions; up to {MAX_DIMS} can be served")
     if max(array.shape, default=0) > MAX_DIM:
         raise SpecError(f"sample{path} has the shape {array.shape}; a dimension can be up to {MAX_DIM}")
-    return Leaf(array.dtype.name, array.shape)
+    return Leaf("string" if text is not None else array.dtype.name, array.shape)
 
 
 def _key(key: Any, path: str) -> str:
@@ -320,14 +346,67 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     if _can_be_served(array.dtype):
         return array
     if array.dtype.kind in "SU":
-        hint = "text and bytes cannot be served yet: yield ids, or np.frombuffer(value, np.uint8) padded to one length"
+        hint = "this leaf holds numbers: yield a number or an array of numbers"
     elif array.dtype.kind == "O":
-        hint = "yield numeric arrays; if their lengths differ, pad them"
+        hint = 'yield numeric arrays; if their lengths differ, give Feed(batching="pad") or Feed(batching="ragged")'
     elif array.dtype.kind in "mM":
         hint = "yield .astype('int64') of it"
     else:
         hint = f"these can be: {', '.join(sorted(DTYPES))}"
     raise SpecError(f"sample{path} is {shown(value)} of dtype {shown(array.dtype)}, which cannot be served; {hint}")
+
+
+def as_text(value: Any) -> npt.NDArray[Any] | None:
+    """Return text as an array of `bytes` objects (dtype object): of a `str` or `bytes`, of a list or an array of them.
+
+    `str` becomes UTF-8. Return None if `value` is no text. An empty list or array of objects is none.
+
+    Raises:
+        SpecError: a `str` is not valid Unicode.
+    """
+    kind = type(value)
+    if kind is bytes or kind is str or isinstance(value, str | bytes):
+        array = np.empty((), object)
+        array[()] = _as_bytes(value)
+        return array
+    if isinstance(value, np.ma.MaskedArray):
+        return None
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "SUOT":
+            return None
+        array = value.astype(object)
+    elif isinstance(value, list) and isinstance(_first_of(value), str | bytes):
+        try:
+            array = np.array(value, object)  # not by way of U and S, which lose trailing NULs
+        except ValueError:  # lists of different lengths
+            return None
+    else:
+        return None
+    flat = array.reshape(-1)
+    if not flat.size and value.dtype.kind == "O":
+        return None
+    for at, item in enumerate(flat):
+        if not isinstance(item, str | bytes):
+            return None
+        flat[at] = _as_bytes(item)
+    return flat.reshape(array.shape)
+
+
+def _first_of(value: Any) -> Any:
+    for _ in range(MAX_DIMS):
+        if not isinstance(value, list) or not value:
+            break
+        value = value[0]
+    return value
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return bytes(value)
+    try:
+        return str.__str__(value).encode(errors="surrogateescape")  # file names that are no UTF-8 keep their bytes
+    except UnicodeEncodeError:
+        raise SpecError(f"{shown(value)} is not valid Unicode, so it has no UTF-8: yield bytes") from None
 
 
 @functools.cache
@@ -367,7 +446,7 @@ def printable(text: str) -> str:
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name in `DTYPES`, in native byte order.
+    """Return the NumPy dtype of a name in `DTYPES`, in native byte order. Text is an array of objects.
 
     Raises:
         SpecError: bfloat16 without the package ml_dtypes.
@@ -379,4 +458,4 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             raise SpecError("the feed has bfloat16 leaves: install ml_dtypes to read them") from None
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
-    return np.dtype(name)
+    return np.dtype(object if name == "string" else name)

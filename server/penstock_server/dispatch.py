@@ -138,6 +138,8 @@ class Dispatch:
                 self._slots.request(command)
             case do.Fill():
                 self._to_workers.fill(command, self._slots.memfd(command.ticket))
+            case do.MeasureRows():
+                self._to_workers.measure_rows(command)
             case do.WriteRows():
                 self._to_workers.write_rows(command, self._slots.memfd(command.ticket))
             case do.SendSlab():
@@ -195,7 +197,7 @@ class Dispatch:
             case do.Copy():
                 self._bugs.note(error)
                 self.tell(on.NoSlot(command.ticket, a_bug(error)))
-            case do.FindSlot() | do.Free() | do.Fill() | do.WriteRows():
+            case do.FindSlot() | do.Free() | do.Fill() | do.MeasureRows() | do.WriteRows():
                 self.stream_failed(command.ticket, error)
             case do.StartRun() | do.DropRun() | do.ListSplits():
                 self.stream_failed(command.run, error)

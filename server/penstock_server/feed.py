@@ -15,8 +15,19 @@ import msgspec
 
 from penstock_proto import SpecError
 from penstock_proto.layout import SlotLayout, fixed_layout
-from penstock_proto.messages import FeedPlan
-from penstock_proto.spec import MAX_DEPTH, DictSpec, Leaf, Spec, TupleSpec, check, leaf_list, shown
+from penstock_proto.messages import MAX_BUCKETS, FeedPlan
+from penstock_proto.spec import (
+    MAX_DEPTH,
+    DictSpec,
+    Leaf,
+    Spec,
+    TupleSpec,
+    check,
+    leaf_list,
+    leaves,
+    map_leaves,
+    shown,
+)
 
 INTERLEAVE = 4
 """Default of splits that a lane reads at once when it shuffles."""
@@ -71,6 +82,17 @@ class Feed:
         order: "exact", the same order with any number of workers, or "fast", whatever is ready first.
         spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first. It has
             the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
+        batching: how samples of different shapes become a batch. "stack": all samples have one shape; another one is an
+            error. "pad": they are filled up with `pad_value` to the largest of the batch. "ragged": they lie one
+            behind the other, and a batch is a `tf.RaggedTensor` (`penstock.Ragged` without TensorFlow). `spec` says
+            which dimensions vary, by None. Without `spec` the length of each array with one dimension does. Text
+            needs no `batching`.
+        pad_value: the value of the padding, 0 by default: a number, or one for each leaf in a sample's structure.
+        buckets: with "pad": lengths, in ascending order. A batch is filled up to the first of them that is long enough
+            for its longest sample, so there are only so many shapes. Samples of similar length come together, as far
+            as the lane's part of `shuffle` allows, so `shuffle` must be given, and the object cannot be indexable.
+        too_long: what happens to a sample that is longer than the last of `buckets`: "raise" fails the stream, "drop"
+            leaves the sample out, "cut" drops what is behind the last bucket.
         on_error: what to do with a split in which `generate` raises. "raise": fail the stream. "skip": leave out the
             rest of the split, log it and count it in the status. "retry": read the split again and again, with growing
             pauses; the list of splits and, at the daemon's start, the first sample are retried too. A split that ends
@@ -98,6 +120,10 @@ class Feed:
     turn: int | None = None
     order: str = "exact"
     spec: Any = None
+    batching: str = "stack"
+    pad_value: Any = 0
+    buckets: Sequence[int] | None = None
+    too_long: str = "raise"
     on_error: str = "raise"
     attempts: int = 3
 
@@ -133,8 +159,9 @@ class Feed:
                 raise ValueError("turn= must be 1 with batch_size=None: batches of unknown size are sent one by one")
         if self.drop_remainder and self.samples is not None and self.samples < (self.batch_size or 0):
             raise ValueError(_never_full(self.samples, self.batch_size))
+        self._check_batching()
         if self.spec is not None:
-            object.__setattr__(self, "spec", _checked_spec(self.spec, self.batch_size))
+            object.__setattr__(self, "spec", _checked_spec(self.spec, self.batch_size, self.batching))
         if is_indexable(self.generate):
             self._check_indexable()
         else:
@@ -144,6 +171,38 @@ class Feed:
 
     def _wants(self) -> Wants:
         return wants(self.generate, has_splits=self.splits is not None, segments=self.segment is not None)
+
+    def _check_batching(self) -> None:
+        if self.batching not in ("stack", "pad", "ragged"):
+            raise ValueError(f"batching must be 'stack', 'pad' or 'ragged', got {self.batching!r}")
+        if self.too_long not in ("raise", "drop", "cut"):
+            raise ValueError(f"too_long must be 'raise', 'drop' or 'cut', got {self.too_long!r}")
+        if self.batching != "stack" and self.batch_size is None:
+            raise ValueError(
+                f"batching={self.batching!r} needs a batch_size=: with None, the feed's batches are ready. Pad them "
+                "yourself, or yield samples"
+            )
+        if self.buckets is None:
+            if self.too_long != "raise":
+                raise ValueError(f"too_long={self.too_long!r} needs buckets=: the last of them is the greatest length")
+            return
+        buckets = tuple(self.buckets)
+        object.__setattr__(self, "buckets", buckets)
+        if self.batching != "pad":
+            raise ValueError('buckets= needs batching="pad": they are the lengths to which samples are filled up')
+        if not self.shuffle or is_indexable(self.generate):
+            what = "an indexable object has its own order" if is_indexable(self.generate) else "give shuffle= too"
+            raise ValueError(f"buckets= brings samples of similar length together in the shuffle block: {what}")
+        if not 1 <= len(buckets) <= MAX_BUCKETS:
+            raise ValueError(f"buckets must be 1 to {MAX_BUCKETS} lengths, got {len(buckets)}")
+        for length in buckets:
+            _whole("each of buckets", length, 1, 2**40)
+        if list(buckets) != sorted(set(buckets)):
+            raise ValueError(f"buckets must be in ascending order, got {list(buckets)}")
+        if self.too_long == "drop" and self.samples is not None:
+            raise ValueError(
+                "samples= promises the length of an epoch, and too_long='drop' cannot keep it: leave one of them out"
+            )
 
     def _check_segment(self) -> None:
         if self.segment is None:
@@ -232,6 +291,8 @@ class Feed:
             attempts=self.attempts,
             warnings=tuple(warnings),
             segment=self.segment,
+            batching=self.batching,
+            buckets=tuple(self.buckets or ()),
         )
 
 
@@ -416,7 +477,7 @@ def _are_columns(source: tuple[Any, ...]) -> bool:
     return all(shapes) and len(rows) == 1 and 2 <= len(source) < rows.pop()
 
 
-def _checked_spec(spec: Any, batch_size: int | None) -> Spec:
+def _checked_spec(spec: Any, batch_size: int | None, batching: str) -> Spec:
     plain = _spec_of(spec, "", 0)
     try:
         checked: Spec = msgspec.convert(msgspec.to_builtins(plain), type=Spec)
@@ -428,12 +489,24 @@ def _checked_spec(spec: Any, batch_size: int | None) -> Spec:
         check(checked)
     except SpecError as error:
         raise ValueError(f"cannot serve spec: {error.message}") from None
-    if batch_size is not None and not all(leaf.static for leaf in leaf_list(checked)):
+    if batch_size is None:
+        return checked
+    if batching == "stack" and not all(leaf.static for leaf in leaf_list(checked)):
         raise ValueError(
-            f"samples that are stacked into batches need one shape, and spec is {spec}. Pad them, or yield whole "
-            "batches with batch_size=None"
+            f"samples that are stacked into batches need one shape, and spec is {spec}. Give "
+            'batching="pad" or batching="ragged", or yield whole batches with batch_size=None'
         )
-    return checked
+    for path, leaf in leaves(checked):
+        if leaf.text and not leaf.static:
+            raise ValueError(
+                f"spec{path} is {leaf}: a sample needs a fixed number of strings there. Join them, or fill up with ''"
+            )
+    if batching != "ragged":
+        return checked
+    try:
+        return map_leaves(lambda leaf: leaf if leaf.static else Leaf(leaf.dtype, leaf.shape, ragged=True), checked)
+    except ValueError as error:
+        raise ValueError(f'with batching="ragged", {error}') from None
 
 
 def _spec_of(spec: Any, path: str, depth: int) -> Spec:

@@ -139,7 +139,7 @@ class FromWorkers:
     def _heard(self, worker: int, message: m.FromWorker, fd: int | None) -> None:
         tell = self._dispatch.tell
         match message:
-            case m.Made() | m.RowsWritten() | m.NeedRoom():
+            case m.Made() | m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
                 tell(message)
             case m.SplitSkipped():
                 tell(on.SplitSkipped(message.run, message.number, _skipped(message)))

@@ -55,6 +55,13 @@ class ToWorkers:
         )
         self.say(command.worker, fill)
 
+    def measure_rows(self, command: do.MeasureRows) -> None:
+        """Have leftover rows measured."""
+        self.say(
+            command.worker,
+            m.MeasureRows(run=command.run, ticket=command.ticket, start=command.start, count=command.count),
+        )
+
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
         """Have leftover rows written into `memfd`."""
         self._show_memfd(command.worker, memfd)
@@ -68,6 +75,9 @@ class ToWorkers:
             row=command.row,
             rows=command.rows,
             index=command.index,
+            shapes=command.shapes,
+            before=command.before,
+            sizes=command.sizes,
         )
         self.say(command.worker, write)
 

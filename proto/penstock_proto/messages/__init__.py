@@ -50,6 +50,7 @@ from .client import (
     StopRequest,
 )
 from .feeds import (
+    MAX_BUCKETS,
     FeedInfo,
     FeedPlan,
 )
@@ -60,6 +61,7 @@ from .from_worker import (
     Imported,
     Made,
     NeedRoom,
+    RowsMeasured,
     RowsWritten,
     RunFailed,
     SplitSkipped,
@@ -93,6 +95,7 @@ from .to_worker import (
     Fill,
     ForgetSplits,
     ListSplits,
+    MeasureRows,
     ShareSplits,
     Shutdown,
     StartRun,
@@ -102,6 +105,7 @@ from .to_worker import (
 
 __all__ = [
     "IDS_PER_STREAM",
+    "MAX_BUCKETS",
     "MAX_SHAPES",
     "MAX_TEXT",
     "MAX_WORLD",
@@ -141,6 +145,7 @@ __all__ = [
     "ListSplits",
     "Made",
     "Map",
+    "MeasureRows",
     "Message",
     "MissingRanks",
     "Name",
@@ -152,6 +157,7 @@ __all__ = [
     "PositionPart",
     "Progress",
     "Record",
+    "RowsMeasured",
     "RowsWritten",
     "RunFailed",
     "ScaleRequest",

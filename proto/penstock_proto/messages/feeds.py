@@ -9,6 +9,9 @@ from msgspec import Meta, Struct
 from ..spec import Spec, check_size
 from .base import Count, Line, Name, Seed
 
+MAX_BUCKETS = 256
+Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
+
 
 class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     """What a consumer must know of a feed.
@@ -50,7 +53,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     same list. `lanes` is 1 if the generator cannot be divided. `on_error`: what happens to a split in which user code
     raises, or that has ended its worker `attempts` times. `warnings` are for the log. `segment`: the most samples of
     one run of a generator that is run again and again, for segment 0, 1, ...; segments are its splits. Without
-    `samples` they have no end.
+    `samples` they have no end. `batching`: how samples of different shapes become a batch. `buckets`: the lengths to
+    which "pad" fills them up; none: to the longest of the batch.
     """
 
     name: Name
@@ -71,6 +75,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     attempts: Annotated[int, Meta(ge=1, le=1000)] = 3
     warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
     segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+    batching: Batching = "stack"
+    buckets: Annotated[tuple[Count, ...], Meta(max_length=MAX_BUCKETS)] = ()
 
     def __post_init__(self) -> None:
         check_size(self.spec)

@@ -96,6 +96,14 @@ class NeedRoom(Message, frozen=True):
     nbytes: Count
 
 
+class RowsMeasured(Message, frozen=True):
+    """Answers MeasureRows: the sizes of these rows, for each leaf (columns.Sizes)."""
+
+    run: Count
+    ticket: Count
+    sizes: Shapes
+
+
 class RowsWritten(Message, frozen=True):
     """Answers WriteRows."""
 
@@ -122,5 +130,14 @@ class RunFailed(Message, frozen=True):
 
 
 FromWorker: TypeAlias = (
-    Imported | StartFailed | SplitsListed | Compared | Made | NeedRoom | RowsWritten | SplitSkipped | RunFailed
+    Imported
+    | StartFailed
+    | SplitsListed
+    | Compared
+    | Made
+    | NeedRoom
+    | RowsMeasured
+    | RowsWritten
+    | SplitSkipped
+    | RunFailed
 )

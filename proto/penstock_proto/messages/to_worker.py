@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from ..spec import Spec, check_size
-from .base import Batches, Count, Digests, Index, Message, Name, Record
+from .base import Batches, Count, Digests, Index, Message, Name, Record, Shapes
 from .memory import Map, Unmap
 
 
@@ -84,11 +84,21 @@ class Fill(Message, frozen=True):
     first: Count = 0
 
 
+class MeasureRows(Message, frozen=True):
+    """Tell the sizes of `count` leftover rows of an ended run, from its row `start` on. Answered by RowsMeasured."""
+
+    run: Count
+    ticket: Count
+    start: Count
+    count: Count
+
+
 class WriteRows(Message, frozen=True):
     """Write `count` leftover rows of an ended run, from its row `start` on, to row `row` of the first batch in a slot.
 
     `rows`, `index`: the merged batch's number of rows, and its number among the epoch's merged batches, for its header.
-    Answered by RowsWritten.
+    If batches vary in size, `shapes` is as in Slab, `before` has the sizes of the rows before `row`, and `sizes` those
+    that these rows had when they were measured. Answered by RowsWritten.
     """
 
     run: Count
@@ -100,6 +110,9 @@ class WriteRows(Message, frozen=True):
     row: Count
     rows: Count
     index: Count
+    shapes: Shapes = ()
+    before: Shapes = ()
+    sizes: Shapes = ()
 
 
 class DropRun(Message, frozen=True):
@@ -113,5 +126,16 @@ class Shutdown(Message, frozen=True):
 
 
 ToWorker: TypeAlias = (
-    ListSplits | Compare | ShareSplits | ForgetSplits | StartRun | Fill | WriteRows | DropRun | Map | Unmap | Shutdown
+    ListSplits
+    | Compare
+    | ShareSplits
+    | ForgetSplits
+    | StartRun
+    | Fill
+    | MeasureRows
+    | WriteRows
+    | DropRun
+    | Map
+    | Unmap
+    | Shutdown
 )

@@ -76,9 +76,20 @@ class Fill(Struct, frozen=True):
     first: int
 
 
+class MeasureRows(Struct, frozen=True):
+    """Have `worker` tell the sizes of `count` leftover rows of the run, from its row `start`, for the ticket's merged
+    batch."""
+
+    worker: int
+    run: int
+    ticket: int
+    start: int
+    count: int
+
+
 class WriteRows(Struct, frozen=True):
     """Have `worker` write `count` leftover rows of the run, from its row `start`, to row `row` of merged batch `index`
-    of `rows` rows, in the ticket's slot."""
+    of `rows` rows, in the ticket's slot. `shapes`, `before` and `sizes` as in messages.WriteRows."""
 
     worker: int
     run: int
@@ -88,6 +99,9 @@ class WriteRows(Struct, frozen=True):
     row: int
     rows: int
     index: int
+    shapes: Shapes = ()
+    before: Shapes = ()
+    sizes: Shapes = ()
 
 
 class DropRun(Struct, frozen=True):
@@ -243,6 +257,7 @@ Command: TypeAlias = (
     | StartRun
     | FindSlot
     | Fill
+    | MeasureRows
     | WriteRows
     | DropRun
     | Copy

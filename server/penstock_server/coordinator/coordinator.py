@@ -26,7 +26,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from penstock_proto import DaemonStopped, MemoryBound, PenstockError, ProtocolError, WorkerDied
-from penstock_proto.messages import IDS_PER_STREAM, Made, NeedRoom, Opened, RowsWritten
+from penstock_proto.messages import IDS_PER_STREAM, Made, NeedRoom, Opened, RowsMeasured, RowsWritten
 
 from . import commands as do
 from . import events as on
@@ -111,6 +111,7 @@ class Coordinator:
             on.Cut: self._cut,
             on.Lost: self._lost,
             Made: self._made,
+            RowsMeasured: self._rows_measured,
             RowsWritten: self._rows_written,
             NeedRoom: self._need_room,
             on.SlotFound: self._slot_found,
@@ -319,21 +320,30 @@ class Coordinator:
         if (stream := self._of(event.ticket)) is not None:
             stream.production.made(event)
 
+    def _rows_measured(self, event: RowsMeasured) -> None:
+        """Leftover rows were measured. A merged batch of which all are known may need a larger slot."""
+        if (stream := self._of(event.ticket)) is not None:
+            self._has_room(stream, stream.production.rows_measured(event))
+            stream.production.rows_answered(event.ticket, event.run)
+
     def _rows_written(self, event: RowsWritten) -> None:
         if (stream := self._of(event.ticket)) is not None:
-            stream.production.rows_written(event.ticket, event.run)
+            stream.production.rows_answered(event.ticket, event.run)
 
     def _need_room(self, event: NeedRoom) -> None:
         """A batch does not fit into its slot: later slots are larger, if the memory allows it."""
         stream = self._of(event.ticket)
         if stream is None or not stream.production.needs(event.ticket, event.run):
             return
-        if event.nbytes > stream.production.slot_nbytes:
-            missing = self.budget.grow(stream, event.nbytes)
-            if missing is not None:
-                stream.fail(missing)
-                return
-        stream.production.enlarge(event.ticket)
+        if self._has_room(stream, event.nbytes):
+            stream.production.enlarge(event.ticket)
+
+    def _has_room(self, stream: Stream, nbytes: int) -> bool:
+        """Let the stream's later slots have so many bytes. If the memory does not allow that, the stream fails."""
+        missing = self.budget.grow(stream, nbytes) if nbytes > stream.production.slot_nbytes else None
+        if missing is not None:
+            stream.fail(missing)
+        return missing is None
 
     def _slot_found(self, event: on.SlotFound) -> None:
         stream = self.stream_of(event.ticket)

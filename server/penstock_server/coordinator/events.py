@@ -1,6 +1,7 @@
 """What the coordinator is told. `Coordinator.handle` takes these, and nothing else changes its state.
 
-What a worker says about a run or a ticket comes as the message itself (`messages.Made`, `RowsWritten`, `NeedRoom`).
+What a worker says about a run or a ticket comes as the message itself (`messages.Made`, `NeedRoom`, `RowsMeasured`,
+`RowsWritten`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from penstock_proto import DaemonStopped, PenstockError
-from penstock_proto.messages import FeedPlan, FirstSample, Made, NeedRoom, RowsWritten
+from penstock_proto.messages import FeedPlan, FirstSample, Made, NeedRoom, RowsMeasured, RowsWritten
 from penstock_proto.spec import Spec
 
 from .ask import Ask
@@ -201,7 +202,7 @@ class Tick(Struct, frozen=True):
 
 ConsumerEvent: TypeAlias = Begin | Acknowledge | Leave | Close | Cut | Lost
 RunEvent: TypeAlias = RunFailed | SplitSkipped | SplitsListed
-TicketEvent: TypeAlias = Made | RowsWritten | NeedRoom | SlotFound | NoSlot | Copied
+TicketEvent: TypeAlias = Made | NeedRoom | RowsMeasured | RowsWritten | SlotFound | NoSlot | Copied
 Event: TypeAlias = (
     Open
     | ConsumerEvent

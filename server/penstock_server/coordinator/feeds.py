@@ -7,9 +7,10 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from penstock_proto.columns import Columns
 from penstock_proto.layout import ALIGN, HEADER, SlotLayout, is_fixed, lay_out
 from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
-from penstock_proto.spec import Spec, leaf_list
+from penstock_proto.spec import Spec
 
 from ..feed import block_samples, fixed_slots
 from .memory import least_slots
@@ -60,7 +61,7 @@ class ServedFeed:
         self.static_splits = static_splits
         self.skipped: deque[Skipped] = deque(maxlen=100)
         self.skipped_count = 0
-        self._dtypes = [leaf.dtype for leaf in leaf_list(spec)]
+        self.columns = Columns(spec, plan.batch_size, plan.buckets)
         self._layout: SlotLayout | None = None
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):
             self._layout = fixed_slots(plan, spec, plan.batch_size)
@@ -68,7 +69,9 @@ class ServedFeed:
             self.slot_nbytes = whole_pages(self._layout.nbytes)
         else:
             self.turn = 1
-            self.slot_nbytes = whole_pages(HEADER + sample_nbytes + ALIGN * len(self._dtypes))
+            self.slot_nbytes = whole_pages(
+                HEADER + (plan.batch_size or 1) * sample_nbytes + ALIGN * len(self.columns.arrays)
+            )
         self.info = FeedInfo(
             name=plan.name,
             spec=spec,
@@ -105,13 +108,18 @@ class ServedFeed:
         """Bytes without which no stream of this feed can live."""
         return least_slots(1) * self.slot_nbytes + self.blocks_nbytes
 
+    @property
+    def varies(self) -> bool:
+        """Whether samples vary in size, so that leftover rows must be measured before they can be merged."""
+        return self._layout is None
+
     def nbytes_of(self, part: Part) -> int:
         """Bytes of a part of a turn in its slot."""
         return self.layout(part.shapes).nbytes_of(part.batches)
 
     def layout(self, shapes: Shapes) -> SlotLayout:
         """That of a slot; of one batch with leaves of these whole shapes where the feed is not fixed."""
-        return self._layout or lay_out(self._dtypes, shapes)
+        return self._layout or lay_out(self.columns.dtypes, shapes)
 
     def _samples(self) -> int | None:
         return self.plan.length if self.plan.length is not None else self.plan.samples

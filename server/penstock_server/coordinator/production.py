@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from penstock_proto import GeneratorError, PenstockError, ProtocolError
 from penstock_proto.layout import TAIL_LANE
-from penstock_proto.messages import Made
+from penstock_proto.messages import Made, RowsMeasured
 
 from . import commands as do
 from . import failures
@@ -191,8 +191,26 @@ class Production(ABC):
             part = Part(before.first, before.batches + part.batches, before.rows + part.rows, (), part.record)
         turn.parts.append(part)
 
-    def rows_written(self, ticket: int, run: int) -> None:
-        """A run has written its rows of a merged batch."""
+    def rows_measured(self, said: RowsMeasured) -> int:
+        """A run has measured its rows of a merged batch. Returns the batch's bytes, or 0 while not all are known."""
+        epoch, turn = self._turn_of(said.ticket)
+        if epoch is None or turn is None or turn.settled or turn.shapes:
+            return 0
+        columns, runs = self.feed.columns, {filler[1] for filler in turn.fillers}
+        for part in turn.leftovers:
+            lane = epoch.lane(part.lane)
+            if lane.run is not None and lane.run[1] == said.run and said.run in runs:
+                if not columns.fit(said.sizes):
+                    text = f"a worker said that leftover rows have the sizes {said.sizes}"
+                    self._fail_turn(epoch, turn, ProtocolError(text, feed=self.feed.name))
+                turn.sizes[part] = said.sizes
+        if turn.error is not None or len(turn.sizes) < len(turn.leftovers):
+            return 0
+        turn.shapes = columns.shapes(turn.rows, columns.joined(turn.sizes.values()))
+        return self.feed.layout(turn.shapes).nbytes
+
+    def rows_answered(self, ticket: int, run: int) -> None:
+        """A run has written its rows of a merged batch, or measured them."""
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
             return
@@ -201,9 +219,11 @@ class Production(ABC):
             return
         if turn.settled:
             self._complete(epoch, turn, DONE)
+        elif turn.error is None and turn.measuring:
+            self._merge_measured(epoch, turn)
         else:
             if turn.error is None:
-                turn.parts.append(Part(0, 1, sum(part.count for part in turn.leftovers), ()))
+                turn.parts.append(Part(0, 1, turn.rows, turn.shapes))
             self._complete(epoch, turn, COMPLETE)
         for leftover in turn.leftovers:
             self._consider_moving(epoch, epoch.lane(leftover.lane))
@@ -442,23 +462,55 @@ class Production(ABC):
     # --- merged batches and copies ---
 
     def _write_leftovers(self, epoch: Epoch, turn: Turn, wanted: set[Leftover]) -> None:
-        """Have those leftovers of a merged batch written that are wanted (again)."""
-        rows = sum(part.count for part in turn.leftovers)
+        """Have those leftovers of a merged batch written that are wanted (again), or, before that, measured."""
+        turn.measuring = self.feed.varies and not turn.shapes
         row = 0
         for part in turn.leftovers:
             lane = epoch.lane(part.lane)
             if lane.error is not None:
                 self._fail_turn(epoch, turn, lane.error)
-            elif part in wanted and turn.state is not WAITING and turn.error is None:
+            elif part in wanted and part not in (turn.sizes if turn.measuring else ()) and self._may_fill(turn):
                 worker, run = lane.run or self._start(epoch, part.lane, lane)
                 turn.fillers.append((worker, run))
                 if turn.state is IDLE:
                     turn.become(FILLING)
-                ticket = turn.slot.ticket
-                self._do(do.WriteRows(worker, run, ticket, part.start, part.count, row, rows, turn.index))
+                if turn.measuring:
+                    self._do(do.MeasureRows(worker, run, turn.slot.ticket, part.start, part.count))
+                else:
+                    self._do(self._write_rows(turn, part, row, (worker, run)))
             row += part.count
         if turn.state is not WAITING and not turn.fillers:
             self._complete(epoch, turn, COMPLETE)
+
+    @staticmethod
+    def _may_fill(turn: Turn) -> bool:
+        return turn.state is not WAITING and turn.error is None
+
+    def _write_rows(self, turn: Turn, part: Leftover, row: int, filler: Filler) -> do.WriteRows:
+        """The command to write this part of a merged batch from `row` on."""
+        before = turn.leftovers[: turn.leftovers.index(part)]
+        return do.WriteRows(
+            *filler,
+            ticket=turn.slot.ticket,
+            start=part.start,
+            count=part.count,
+            row=row,
+            rows=turn.rows,
+            index=turn.index,
+            shapes=turn.shapes,
+            before=self.feed.columns.joined(turn.sizes[other] for other in before) if turn.shapes else (),
+            sizes=turn.sizes.get(part, ()),
+        )
+
+    def _merge_measured(self, epoch: Epoch, turn: Turn) -> None:
+        """All runs have answered that were to measure rows of a merged batch: have it written, if its slot is large
+        enough, or get one that is."""
+        if turn.shapes and self.feed.layout(turn.shapes).nbytes > turn.slot.nbytes:
+            turn.become(WAITING)
+            self._slots.enlarge(turn.slot, self.slot_nbytes)
+        else:
+            turn.become(IDLE)
+            self._write_leftovers(epoch, turn, set(turn.leftovers))
 
     def _merges(self, epoch: Epoch) -> Iterator[Turn]:
         """The merged batches of the epoch that are wanted and not complete."""

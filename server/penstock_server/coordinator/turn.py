@@ -9,6 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from penstock_proto import PenstockError
+from penstock_proto.columns import Sizes
 from penstock_proto.layout import TAIL_LANE
 from penstock_proto.messages import Shapes
 
@@ -66,8 +67,8 @@ TURN_STATES: Table[TurnState] = {
         DONE: "its epoch is closed",
     },
     FILLING: {
-        IDLE: "the worker died, or the run was dropped or failed",
-        WAITING: "NeedRoom: the slot is too small",
+        IDLE: "the worker died, the run was dropped or failed, or RowsMeasured tells the last sizes",
+        WAITING: "NeedRoom, or the last RowsMeasured: the slot is too small",
         COMPLETE: "Made (last), or the last RowsWritten",
         ABANDONED: "its epoch is closed",
     },
@@ -95,6 +96,9 @@ class Turn:
         index: the number of its first batch in the lane (or among the merged ones).
         batches: how many it may have.
         leftovers: of a merged batch: what it is made of.
+        sizes: of a merged batch whose samples vary in size: those of its leftovers that were measured.
+        shapes: of the same: the shapes of its stored arrays, once all are measured.
+        measuring: of the same: whether its fillers measure rows, and do not write them.
         parts: batches that were made and not delivered.
         ended: whether it ended its lane.
         leftover: rows that the lane has left over then.
@@ -130,6 +134,9 @@ class Turn:
     base: int = 0
     fillers: list[tuple[int, int]] = field(default_factory=list)
     queued: bool = False
+    sizes: dict[Leftover, Sizes] = field(default_factory=dict)
+    shapes: Shapes = ()
+    measuring: bool = False
 
     def become(self, state: TurnState) -> None:
         """Go to this state.
@@ -142,6 +149,11 @@ class Turn:
         self.state = state
         self.complete = state in _COMPLETE
         self.settled = state in _SETTLED
+
+    @property
+    def rows(self) -> int:
+        """Rows of a merged batch."""
+        return sum(part.count for part in self.leftovers)
 
     @property
     def merged(self) -> bool:

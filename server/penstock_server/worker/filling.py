@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from penstock_proto import FeedError, ProtocolError, layout
 from penstock_proto import messages as m
-from penstock_proto.spec import leaf_list
 
 from .indexed import IndexRun
 from .lane import LaneRun
@@ -32,7 +30,9 @@ class Filler:
         send: sends a message to the daemon.
     """
 
-    def __init__(self, memfds: Memfds, send: Callable[[m.Made | m.NeedRoom | m.RowsWritten], None]) -> None:
+    def __init__(
+        self, memfds: Memfds, send: Callable[[m.Made | m.NeedRoom | m.RowsMeasured | m.RowsWritten], None]
+    ) -> None:
         self._memfds = memfds
         self._send = send
 
@@ -90,35 +90,45 @@ class Filler:
         if fill.batches != 1:
             raise ProtocolError(f"{fill.batches} batches in a slot of a feed whose batches vary in size")
         source = run.batches
-        if not run.held:
+        collate = run.feed.collate_alone
+        if run.held is None:
             _go_to(source, fill.index)
             while not source.prepare():
                 yield
-            target: list[Any] = [None]
-            if not source.next_batch(target):
+            store = collate.store(run.feed.plan.batch_size or 1)
+            made = source.next_batch(store)
+            if not made:
                 self._report(run, fill, 0, 0, 0, last=True, ended=True)
                 return
-            run.held = target[0]
-        batch, run.held = run.held, []
-        assert run.feed.spec is not None
-        shapes = tuple(leaf.shape for leaf in batch)
-        slot_layout = layout.lay_out([leaf.dtype for leaf in leaf_list(run.feed.spec)], shapes)
+        else:
+            (store, made), run.held = run.held, None
+        shapes = collate.shapes(store, made)
+        slot_layout = layout.lay_out(collate.dtypes, shapes)
         if slot_layout.nbytes > fill.nbytes:
-            run.held = [leaf.copy() for leaf in batch]  # the generator may reuse its buffers in another lane
+            collate.keep(store)
+            run.held = store, made
             run.waiting = fill.ticket
             self._send(m.NeedRoom(run=fill.run, ticket=fill.ticket, nbytes=slot_layout.nbytes))
             return
         slot = self._memfds.batches(slot_layout, fill.memfd)
-        for room, leaf in zip(slot.leaves, batch, strict=True):
-            room[0] = leaf
-        rows = next((shape[0] for shape in shapes if shape), 1)
+        collate.write(store, made, [leaf[0, ...] for leaf in slot.leaves])
+        rows = collate.count(store, made)
         slot.headers[0, :4] = rows, run.epoch, run.lane, source.index - 1
         self._report(run, fill, 0, 1, rows, last=True, shapes=shapes)
 
-    def leftover(self, message: m.WriteRows, run: Run) -> Iterator[None]:
-        """Write leftover rows. A run that began at its last full batch is read to its end first, which gives the
-        leftover again."""
-        lane, slot_layout = run.batches, run.feed.layout
+    def leftover(self, message: m.WriteRows | m.MeasureRows, run: Run) -> Iterator[None]:
+        """Write leftover rows, or measure them."""
+        yield from self._read_leftover(message, run)
+        if isinstance(message, m.WriteRows):
+            self._write_leftover(message, run)
+        else:
+            sizes = run.feed.collate_variable.sizes(run.batches.leftover_rows, message.start, message.count)
+            self._send(m.RowsMeasured(run=message.run, ticket=message.ticket, sizes=sizes))
+
+    def _read_leftover(self, message: m.WriteRows | m.MeasureRows, run: Run) -> Iterator[None]:
+        """See that the leftover rows are there. A run that began at its last full batch is read to its end first, which
+        gives the leftover again."""
+        lane = run.batches
         if isinstance(lane, LaneRun) and not lane.ended:
             run.read_again = True
             while not lane.prepare():
@@ -127,7 +137,7 @@ class Filler:
                 raise ProtocolError(
                     f"leftover rows were requested of a lane that has a full batch, number {lane.index - 1}"
                 )
-        if slot_layout is None or message.start + message.count > lane.leftover:
+        if message.start + message.count > lane.leftover:
             if run.read_again:
                 raise FeedError(
                     f"lane {run.lane} had {message.start + message.count} samples or more behind its last full batch, "
@@ -136,9 +146,23 @@ class Filler:
             raise ProtocolError(
                 f"rows {message.start} to {message.start + message.count} of a run with {lane.leftover} rows left over"
             )
-        slot = self._memfds.batches(slot_layout, message.memfd)
-        for target, rows in zip(slot.leaves, lane.leftover_rows, strict=True):
-            target[0, message.row : message.row + message.count] = rows[message.start : message.start + message.count]
+
+    def _write_leftover(self, message: m.WriteRows, run: Run) -> None:
+        start, count, stored = message.start, message.count, run.batches.leftover_rows
+        if run.feed.layout is not None:
+            slot = self._memfds.batches(run.feed.layout, message.memfd)
+            for target, rows in zip(slot.leaves, stored, strict=True):
+                target[0, message.row : message.row + count] = rows[start : start + count]
+        else:
+            collate = run.feed.collate_variable
+            slot = self._memfds.batches(layout.lay_out(collate.dtypes, message.shapes), message.memfd)
+            arrays = [leaf[0, ...] for leaf in slot.leaves]
+            if collate.sizes(stored, start, count) != message.sizes:
+                raise FeedError(
+                    f"the samples behind the last full batch of lane {run.lane} had other sizes when its splits were "
+                    f"read again: {SAME_AGAIN}"
+                )
+            collate.write_rows(stored, start, count, arrays, message.row, message.before)
         slot.headers[0, :4] = message.rows, run.epoch, layout.TAIL_LANE, message.index
         self._send(m.RowsWritten(run=message.run, ticket=message.ticket))
 

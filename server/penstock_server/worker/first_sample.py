@@ -14,13 +14,13 @@ from penstock_proto.spec import Spec
 from ..activity import ActivityPage
 from ..feed import batch_warning
 from ..importing import user_traceback
-from .collate import digests_of, infer_spec, nbytes_of
 from .failures import describe
 from .indexed import item_failed
 from .lane_splits import MAX_EMPTY
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
 from .restart_record import MAX_SKIPPED
+from .sample_spec import digests_of, infer_spec, nbytes_of
 from .splits import SplitOpener
 
 _MOST_DIGESTED = 64 << 20
@@ -127,7 +127,7 @@ class Probe:
     def _seen(self, sample: Any, place: str | None, index: int, seconds: float) -> tuple[Spec | None, int]:
         feed, plan = self._feed, self._feed.plan
         try:
-            spec = feed.spec or infer_spec(sample, plan.batch_size)
+            spec = feed.spec or infer_spec(sample, plan.batch_size, plan.batching)
             nbytes = nbytes_of(spec, sample)
             digests = digests_of(sample) if nbytes <= _MOST_DIGESTED else b""
         except PenstockError as error:

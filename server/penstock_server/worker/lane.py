@@ -28,9 +28,11 @@ from penstock_proto.messages import FeedPlan
 from ..feed import block_samples
 from ..permutation import make_key, permute
 from . import lane_splits
+from .buckets import bucketed
 from .collate import Collate
 from .lane_splits import LaneSplits, Split
 from .restart_record import SAME_AGAIN, RestartRecord, decode
+from .variable_rows import VariableRows
 
 
 class LaneRun:
@@ -290,7 +292,10 @@ class LaneRun:
                     step = 2 * step if time.monotonic() - began < lane_splits.STEP_SECONDS / 4 else self._batch_rows
                     yield
         if filled:
-            self._order = permute(make_key(*self._block_key, self._block), filled, np.arange(filled))
+            order = permute(make_key(*self._block_key, self._block), filled, np.arange(filled))
+            if isinstance(self._collate, VariableRows) and self._collate.bucketed:
+                order = bucketed(order, self._collate.buckets_of(self._store, filled), self._batch_rows)
+            self._order = order
         else:
             self._order = np.empty(0, np.int64)
         self._block_start = msgspec.structs.replace(start, closed=self._splits.done)

@@ -5,12 +5,19 @@ This file knows no runs, slots or messages.
 
 from __future__ import annotations
 
-from penstock_proto import FeedError, layout
+from collections.abc import Callable
+from typing import Any
+
+from penstock_proto import FeedError, ProtocolError, layout
+from penstock_proto.columns import Columns
 from penstock_proto.messages import FeedPlan, FirstSample
 from penstock_proto.spec import Spec, leaf_list
 
 from ..feed import Feed, fixed_slots
-from .collate import Collate, ReadyBatches, Rows, nbytes_of
+from .collate import Collate, CollateAlone, Rows
+from .ready_batches import ReadyBatches
+from .sample_spec import nbytes_of
+from .variable_rows import VariableRows
 
 
 class LoadedFeed:
@@ -45,7 +52,7 @@ class LoadedFeed:
         self.spec = spec
         self._collate = None
         self.layout = None
-        if self.plan.batch_size is not None:
+        if self.plan.batch_size is not None and layout.is_fixed(spec, self.plan.batch_size):
             self.layout = fixed_slots(self.plan, spec, self.plan.batch_size)
 
     def set_first(self, first: FirstSample | None) -> None:
@@ -59,17 +66,17 @@ class LoadedFeed:
     @property
     def needs_a_look(self) -> bool:
         """Whether only a first sample can tell the spec, or how large a batch is."""
-        return self.spec is None or (self.plan.spec is not None and not self._is_static(self.plan.spec))
+        return self.spec is None or (self.plan.spec is not None and not self._is_sized(self.plan.spec))
 
     @property
     def declared_nbytes(self) -> int:
         """Bytes of a sample (or ready batch) where the spec declares them, else 0."""
         declared = self.plan.spec
-        return nbytes_of(declared, None) if declared is not None and self._is_static(declared) else 0
+        return nbytes_of(declared, None) if declared is not None and self._is_sized(declared) else 0
 
     @staticmethod
-    def _is_static(spec: Spec) -> bool:
-        return all(leaf.static for leaf in leaf_list(spec))
+    def _is_sized(spec: Spec) -> bool:
+        return all(leaf.sized for leaf in leaf_list(spec))
 
     @property
     def collate(self) -> Collate:
@@ -81,8 +88,44 @@ class LoadedFeed:
         if self._collate is None:
             if self.spec is None:
                 raise FeedError("the daemon started to read the feed before it knew the feed's spec")
-            if self.plan.batch_size is not None:
+            if self.layout is not None:
                 self._collate = Rows(self.spec)
             else:
-                self._collate = ReadyBatches(self.spec, copy=self.plan.shuffle > 0, one_length=self.plan.spec is None)
+                self._collate = self._alone(self.spec)
         return self._collate
+
+    @property
+    def collate_alone(self) -> CollateAlone:
+        """The same, of a feed whose batches vary in size."""
+        collate = self.collate
+        assert isinstance(collate, ReadyBatches | VariableRows)
+        return collate
+
+    @property
+    def collate_variable(self) -> VariableRows:
+        """The same, of a feed whose samples vary in size.
+
+        Raises:
+            ProtocolError: they do not, so nobody may ask for their sizes.
+        """
+        collate = self.collate
+        if not isinstance(collate, VariableRows):
+            raise ProtocolError(
+                f"the daemon asked for sizes of samples, and those of feed {self.plan.name} do not vary"
+            )
+        return collate
+
+    def _alone(self, spec: Spec) -> ReadyBatches | VariableRows:
+        plan, declared = self.plan, self.declared
+        if plan.batch_size is None:
+            return ReadyBatches(spec, copy=plan.shuffle > 0, one_length=plan.spec is None)
+        columns = Columns(spec, plan.batch_size, plan.buckets)
+        return VariableRows(spec, columns, pad_value=declared.pad_value, cut=declared.too_long == "cut")
+
+    @property
+    def drops(self) -> Callable[[Any], bool] | None:
+        """Which samples are left out, or None if none are."""
+        collate = self.collate
+        if isinstance(collate, VariableRows) and self.declared.too_long == "drop":
+            return collate.is_too_long
+        return None

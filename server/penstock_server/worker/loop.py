@@ -127,7 +127,7 @@ class WorkerLoop:
         try:
             self._handle(message, fd)
         except Exception as error:
-            if not isinstance(message, m.ListSplits | m.StartRun | m.Fill | m.WriteRows | m.DropRun):
+            if not isinstance(message, m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.WriteRows | m.DropRun):
                 raise
             self._fail(message.run, message.feed if isinstance(message, m.ListSplits | m.StartRun) else None, error)
         self._page.works_on(before)  # not if this process ends by what was raised
@@ -148,8 +148,8 @@ class WorkerLoop:
         match message:
             case m.Fill():
                 self._queue(message)
-            case m.WriteRows():
-                self._write_rows(message)
+            case m.WriteRows() | m.MeasureRows():
+                self._leftover(message)
             case m.StartRun():
                 self._runs[message.run] = self._opener.open(message, self._feeds[message.feed])
             case m.DropRun():
@@ -237,7 +237,7 @@ class WorkerLoop:
             run.waiting = None
         self._scheduler.add(job, first=waited)
 
-    def _write_rows(self, message: m.WriteRows) -> None:
+    def _leftover(self, message: m.WriteRows | m.MeasureRows) -> None:
         run = self._runs.get(message.run)
         if run is None or run.closed:  # the daemon only waits until nothing writes to the slot
             self._send(m.RowsWritten(run=message.run, ticket=message.ticket))

@@ -16,10 +16,10 @@ from penstock_proto import PenstockError
 from penstock_proto.spec import infer, leaves
 
 from ..activity import ActivityPage
-from .collate import DIGEST, digests_of
 from .first_sample import Probe
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
+from .sample_spec import DIGEST, digests_of
 from .splits import SharedSplits, SplitOpener
 
 _ENOUGH = 16

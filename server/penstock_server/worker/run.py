@@ -6,7 +6,7 @@ Opening a run reads only the restart record, and, for an indexable feed, item 0 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from penstock_proto import FeedError, GeneratorError, ProtocolError
@@ -35,7 +35,8 @@ class Run:
         careful: report each batch before this one at once.
         read_again: whether it was read again for its leftover alone.
         closed: whether it was dropped or has failed; nothing more is made of it.
-        waiting: the ticket whose batch, `held`, needs a larger slot; None if there is none.
+        waiting: the ticket whose batch needs a larger slot; None if there is none.
+        held: that batch: a store, and how many of its rows it has.
     """
 
     number: int
@@ -47,13 +48,13 @@ class Run:
     read_again: bool = False
     closed: bool = False
     waiting: int | None = None
-    held: list[Any] = field(default_factory=list)
+    held: tuple[Any, int] | None = None
 
     def close(self) -> None:
         """End the generators, and let go of the batch that waits."""
         self.closed = True
         self.waiting = None
-        self.held = []
+        self.held = None
         self.batches.close()
 
 
@@ -111,7 +112,7 @@ class RunOpener:
         splits = range(segment_count(feed.plan)) if segmented else self._lists.get(message.splits)
         if splits is None:
             raise ProtocolError(f"a run uses list of splits {message.splits}, which this worker was not sent")
-        opener = SplitOpener(feed.declared, feed.plan, self._randomness, self._page, message.run)
+        opener = SplitOpener(feed.declared, feed.plan, self._randomness, self._page, message.run, drops=feed.drops)
 
         def item(number: int, index: int) -> Any:
             if isinstance(splits, range):

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import Any
 
 import numpy as np
@@ -154,11 +154,19 @@ class SplitOpener:
         randomness: the random numbers of this process.
         page: shows which split user code reads, for `run`.
         run: the daemon's number of the run.
+        drops: whether a sample is left out, as if it had not been yielded; None: none is.
     """
 
     def __init__(
-        self, feed: Feed, plan: FeedPlan, randomness: GlobalRandomness, page: ActivityPage, run: int = -1
+        self,
+        feed: Feed,
+        plan: FeedPlan,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        run: int = -1,
+        drops: Callable[[Any], bool] | None = None,
     ) -> None:
+        self._drops = drops
         self._generate: Callable[..., Any] = feed.generate  # type: ignore[assignment]
         self._wants = wants(feed.generate, has_splits=feed.splits is not None, segments=feed.segment is not None)
         self._plan = plan
@@ -196,7 +204,7 @@ class SplitOpener:
         if not hasattr(samples, "__next__"):
             raise GeneratorError(f"{name} must return an iterator, got {shown(samples)}: {_hint(samples)}", split=place)
         return OpenSplit(
-            samples, name, place, state, self._randomness, self._page, self._run, number, self._most(index)
+            samples, name, place, state, self._randomness, self._page, self._run, number, self._most(index), self._drops
         )
 
     def _most(self, index: int) -> int | None:
@@ -239,11 +247,14 @@ class OpenSplit:
         run: int,
         number: int,
         most: int | None = None,
+        drops: Callable[[Any], bool] | None = None,
     ) -> None:
         self.taken = 0
         self.place = place
         self._generator = samples
         counted = page.counting(samples)
+        if drops is not None:
+            counted = filterfalse(drops, counted)
         self._samples = counted if most is None else islice(counted, most)
         self._name = name
         self._state = state
