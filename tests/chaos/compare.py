@@ -4,6 +4,7 @@ What a consumer logs (reading.py) is a list of events:
 
     ["batch", [[epoch, split, number, checksum], ...]]    it was handed this
     ["end", epoch]  ["break"]  ["resumed"]                the epoch ended; it left it; it went on from a state
+    ["in", epoch]                                         the first batch of a connection, in this epoch, comes
     ["not left"]                                          the stream had failed, so the epoch that it left goes on
     ["closed"]  ["over"]                                  it closed; the feed has no further epoch
     ["failed", kind, text]                                the stream failed
@@ -230,9 +231,8 @@ def _walk(job: Job, known: Known, log: list[Event], dealt: Any, world: int = 1) 
             over(True)
         elif event[0] == "break":
             over(False)
-        elif event[0] == "resumed" and got:
-            if _complete(known, epoch, got, dealt, world):
-                over(True)
+        elif event[0] == "in" and event[1] > epoch:  # the state was at the epoch's end
+            over(True)
         elif event[0] == "wrong":
             found.append(event[1])
         elif event[0] == "over" and (case.epochs is None or epoch < case.epochs):
@@ -288,19 +288,6 @@ def _with_cuts(
         return mixed(known, variant, cuts, mine, complete, where)
     expected = dealt(known.exact(variant, cuts, _expected_most(case, got, complete, world)))
     return exactly(expected, mine, complete, where)
-
-
-def _complete(known: Known, epoch: int, got: list[Any], dealt: Any, world: int) -> bool:
-    """Whether nothing of the epoch is left behind these batches."""
-    case = known.case
-    if case.kind == "endless":
-        return False
-    variant = _variant(case, got)
-    for cuts in known.all_cuts(epoch, variant):
-        counts = len(known.exact(variant, cuts, 10**9))  # of a shuffled feed too
-        if len(dealt([()] * counts)) == len(got) and not _with_cuts(known, variant, cuts, got, True, dealt, world, ""):
-            return True
-    return False
 
 
 def ranks(job: Job, turn: int, logs: list[list[Event]]) -> list[str]:
@@ -413,8 +400,8 @@ def quiet(case: FeedCase, logs: list[list[Event]], reference: list[Event], compa
                 if compares_order and place < len(like) and like[place] != batch:
                     return [f"epoch {epoch}, batch {place}: {words(batch)} came, in a quiet run {words(like[place])}"]
                 place += 1
-            elif event[0] in ("end", "break") or (
-                event[0] == "resumed" and 0 < len(epochs.get(at, [])) == place and case.kind != "endless"
-            ):
+            elif event[0] in ("end", "break"):
                 at, place = at + 1, 0
+            elif event[0] == "in" and event[1] > at:
+                at, place = event[1], 0
     return []

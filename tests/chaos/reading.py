@@ -190,6 +190,8 @@ class Reading:
     def _handed(self, batch: Any) -> None:
         assert self.connection is not None
         ids, wrong = look(self.case, batch)
+        if self._consumed == self._loaded:
+            self.emit(["in", self.connection.stats()["epoch"]])
         self._consumed += 1
         event: list[Any] = ["batch", ids]
         if self._saves:

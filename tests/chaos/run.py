@@ -505,6 +505,8 @@ class Run:
                     wanted[at] = max(wanted[at] or 0, place * world)
                 elif event[0] in ("end", "break"):
                     at, place = at + 1, 0
+                elif event[0] == "in" and event[1] > at:
+                    at, place = event[1], 0
         steps = [Step(count, "break") if count else Step(1, "break") for count in wanted]
         plan = Consumer("numpy", len(steps), tuple(steps))
         quiet = Service([case], self.folder / f"quiet{number}", workers=1)
