@@ -1,0 +1,25 @@
+"""The feeds of tokens.py: rows of token ids whose lengths vary, from a table in memory."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock_server import Feed
+
+BATCH = 64
+BUCKETS = [32, 64, 128, 256]
+_draw = np.random.default_rng(0)
+LENGTHS = np.minimum(8 + _draw.geometric(1 / 60, 4096), 256).tolist()
+ROWS = [_draw.integers(1, 30_000, length, dtype=np.int32) for length in LENGTHS]
+
+
+def rows(split: int) -> Iterator[tuple[np.ndarray, np.int64]]:
+    """One split: 4096 rows with a label."""
+    for number, row in enumerate(ROWS):
+        yield row, np.int64(number)
+
+
+SPLITS = range(10_000)
+padded = Feed(rows, splits=SPLITS, batch_size=BATCH, batching="pad")
+ragged = Feed(rows, splits=SPLITS, batch_size=BATCH, batching="ragged")
+buckets = Feed(rows, splits=SPLITS, batch_size=BATCH, batching="pad", shuffle=40_000, buckets=BUCKETS)
