@@ -22,10 +22,14 @@ from penstock_server.feed import (
     fixed_slots,
     mixing_warning,
     segment_count,
-    wants,
     workers_warning,
 )
+from penstock_server.generator_call import GeneratorCall, Wants
 from penstock_server.importing import load
+
+
+def wants(generate: Any, *, has_splits: bool, segments: bool = False) -> Wants:
+    return GeneratorCall(generate, has_splits=has_splits, segments=segments).wants
 
 
 def by_split(path: str) -> Iterator[int]:

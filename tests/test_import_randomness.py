@@ -196,7 +196,16 @@ class Items:
     def __getitem__(self, i):
         return np.array([i, torch.rand(()).item()])
 
+class Made:
+    "It draws when it is constructed."
+    def __init__(self):
+        self.level = torch.rand(()).item()
+    def generate(self):
+        while True:
+            yield np.array([self.level, torch.rand(()).item()])
+
 order = Feed(ORDER, batch_size=4)
+made = Feed(Made, method="generate", segment=4, samples=40, batch_size=4, lanes=3)
 noisy = Feed(noise, splits=range(12), batch_size=4, lanes=4, shuffle=16, turn=1)
 items = Feed(Items(), batch_size=4, turn=1)
 """
@@ -207,16 +216,17 @@ def test_torch_is_seeded_for_imports_splits_and_batches(start: Callable[..., Dae
     if real and importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     installed = {} if real else {"torch": FAKE_TORCH}
-    names = ("order", "noisy", "items")
+    names = ("order", "noisy", "items", "made")
     streams = []
     for workers, site in ((1, {}), (3, {}), (2, {"sitecustomize": AFRESH})):
         daemon = start(*names, workers=workers, source=TORCH, **installed, **site)
         streams.append([read(daemon.urls[name], epochs=2) for name in names])
         assert daemon.stop() == 0
     assert streams[0] == streams[1] == streams[2]
-    order, noisy, items = streams[0]
+    order, noisy, items, made = streams[0]
+    assert len({row[0] for (batch,) in made for row in batch}) == 20, "each object is seeded before it is constructed"
     assert sorted(row for (batch,) in order[: len(order) // 2] for row in batch) == list(range(40))
-    for stream in (noisy, items):
+    for stream in (noisy, items, made):
         drawn = [row[-1] for (batch,) in stream for row in batch]
         assert len(set(drawn)) == len(drawn) > 50
 

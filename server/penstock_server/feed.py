@@ -5,7 +5,6 @@ A feed runs nothing itself. This file must not know workers, slots or streams.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -28,6 +27,8 @@ from penstock_proto.spec import (
     map_leaves,
     shown,
 )
+
+from .generator_call import GeneratorCall
 
 INTERLEAVE = 4
 """Default of splits that a lane reads at once when it shuffles."""
@@ -59,8 +60,15 @@ class Feed:
     the segment's number as its first parameter. If it neither does so nor draws random numbers, every segment has the
     same samples, and the daemon logs a warning. Without `samples` such a feed is endless: its first epoch never ends.
 
+    With `method`, `generate` is a class, which need not know of Penstock. Each run constructs an object of it and then
+    runs the method. `random`, `numpy.random` and, if it is loaded, torch are seeded before the object is constructed.
+
     Attributes:
-        generate: the generator function, or the indexable object.
+        generate: the generator function, the indexable object, or, with `method`, a class.
+        method: name of the method of the class that yields the samples.
+        args: positional arguments of the function, or of the class's constructor, after the split. Each run gets copies
+            of lists, dicts, arrays and random generators in `args` and `kwargs`, so that it may change them.
+        kwargs: keyword arguments of the function, or of the class's constructor.
         splits: the list of splits, such as files, or a function without parameters that returns it (called once per
             epoch). Its items must be picklable.
         batch_size: samples in a batch. None: `generate` yields whole batches (the items of an indexable object are
@@ -106,6 +114,9 @@ class Feed:
 
     generate: Callable[..., Any] | Sequence[Any]
     _: KW_ONLY
+    method: str | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
     splits: Sequence[Any] | Callable[[], Iterable[Any]] | None = None
     batch_size: int | None
     name: str | None = None
@@ -167,10 +178,7 @@ class Feed:
         else:
             object.__setattr__(self, "splits", _checked_splits(self.splits))
             self._check_segment()
-            self._wants()
-
-    def _wants(self) -> Wants:
-        return wants(self.generate, has_splits=self.splits is not None, segments=self.segment is not None)
+            generator_call(self)
 
     def _check_batching(self) -> None:
         if self.batching not in ("stack", "pad", "ragged"):
@@ -218,8 +226,12 @@ class Feed:
             )
 
     def _check_indexable(self) -> None:
-        if isinstance(self.generate, type):
-            raise TypeError(f"{self.generate.__name__} is a class: give an instance, {self.generate.__name__}(...)")
+        if self.method is not None or self.args or self.kwargs:
+            kind = type(self.generate).__name__
+            raise TypeError(
+                f"method=, args= and kwargs= are for a generator function or a class, and got an instance of {kind}: "
+                f"give the class {kind} itself if one of its methods yields the samples, and otherwise leave them out"
+            )
         if isinstance(self.generate, Mapping | str | bytes):
             raise TypeError(f"expected a list of samples or a generator function, got {shown(self.generate)}")
         if isinstance(self.generate, tuple) and _are_columns(self.generate):
@@ -255,12 +267,14 @@ class Feed:
         name = self.name if self.name is not None else check_name(default_name)
         length = len(self.generate) if is_indexable(self.generate) else None  # type: ignore[arg-type]
         samples, lanes, warnings = self.samples, self.lanes, []
+        interleave = self.interleave or (INTERLEAVE if self.shuffle else 1)
+        turn = 1 if self.batch_size is None else self.turn
         if length is not None:
             if length > ENDLESS:
                 raise ValueError(f"len() of the indexable object must be at most {ENDLESS}, got {length}")
             lanes = 1
             samples = length if self.batch_size is not None else None
-        elif self.segment is None and self.splits is None and not self._wants().shard:
+        elif self.segment is None and self.splits is None and not generator_call(self).wants.shard:
             lanes = 1
             warnings.append(
                 f"feed {name} cannot be divided, so one worker does all the work: give splits= (a list of files or "
@@ -270,13 +284,12 @@ class Feed:
             )
         if self.spec is not None and (text := batch_warning(name, self.spec, self.batch_size)):
             warnings.append(text)
-        interleave = self.interleave or (INTERLEAVE if self.shuffle else 1)
         endless = self.segment is not None and self.samples is None
         return FeedPlan(
             name=name,
             spec=self.spec,
             batch_size=self.batch_size,
-            turn=1 if self.batch_size is None else self.turn,
+            turn=turn,
             lanes=lanes,
             order=self.order,
             shuffle=self.shuffle,
@@ -296,67 +309,25 @@ class Feed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Wants:
-    """The arguments that a generator function takes."""
-
-    split: bool
-    rng: bool
-    epoch: bool
-    shard: bool
-
-
-def wants(generate: Any, *, has_splits: bool, segments: bool = False) -> Wants:
-    """Return the arguments that `generate` takes. A segment's number is passed as the split, if that is required.
+def generator_call(feed: Feed) -> GeneratorCall:
+    """Return how the generator of `feed`, which is not indexable, is called.
 
     Raises:
-        TypeError: it is not a function, or has a parameter for which there is no argument.
-        ValueError: it takes a split and there are none, or it takes none and there are some.
+        TypeError, ValueError: as `GeneratorCall`.
     """
-    name = getattr(generate, "__name__", type(generate).__name__)
-    if not callable(generate):
-        hint = " (an iterator can be read only once)" if hasattr(generate, "__next__") else ""
-        raise TypeError(
-            "expected a generator function that yields samples, or an object with __len__ and __getitem__, "
-            f"got {shown(generate)}{hint}"
-        )
-    try:
-        parameters = inspect.signature(generate).parameters.values()
-    except ValueError:
-        raise TypeError(f"cannot read the parameters of {name}: wrap it in a `def` of your own") from None
-    named = {p.name for p in parameters} & {"rng", "epoch", "shard"}
-    others = [p for p in parameters if p.name not in named]
-    positional = [p for p in others if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
-    required = [p.name for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if has_splits and not positional:
-        raise ValueError(f"{name} takes no split: add a first parameter for it, or leave splits= out")
-    first = next(iter(parameters), None)
-    if positional and positional[0] is not first and (has_splits or positional[0].name in required):
-        what = "split" if has_splits or not segments else "segment's number"
-        raise TypeError(
-            f"{name} has parameter {positional[0].name} after {first.name}: only the first one can be the {what}. "  # type: ignore[union-attr]
-            f"Put it first, or, if it is something else, give it a default or bind it with functools.partial"
-        )
-    surplus = [parameter for parameter in required if not positional or parameter != positional[0].name]
-    if surplus:
-        raise TypeError(
-            f"{name} has parameters without an argument: {', '.join(surplus)}. A generator can take the split (its "
-            "first parameter), rng, epoch and shard; give the others defaults or bind them with functools.partial"
-        )
-    if required and not has_splits and not segments:
-        raise ValueError(f"{name} takes a split ({required[0]}), but there are none: give splits=")
-    if (has_splits or segments) and "shard" in named:
-        option = "splits=" if has_splits else "segment="
-        raise ValueError(f"{name} takes shard, which is for generators without {option}: leave one of them out")
-    for p in parameters:
-        if p.name in named and p.kind is p.POSITIONAL_ONLY:
-            raise TypeError(f"{name} takes {p.name} by position only: remove the `/` from its parameters")
-    return Wants(has_splits or bool(required), "rng" in named, "epoch" in named, "shard" in named)
+    return GeneratorCall(
+        feed.generate,
+        method=feed.method,
+        args=feed.args,
+        kwargs=feed.kwargs,
+        has_splits=feed.splits is not None,
+        segments=feed.segment is not None,
+    )
 
 
 def is_indexable(source: Any) -> bool:
-    """Whether `source` is an object with numbered items, and not a generator function."""
-    return hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    """Whether `source` is an object with numbered items, and not a generator function or a class."""
+    return not isinstance(source, type) and hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
 def check_name(name: str) -> str:

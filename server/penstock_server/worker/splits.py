@@ -28,7 +28,7 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import shown
 
 from ..activity import ActivityPage
-from ..feed import Feed, wants
+from ..feed import Feed, generator_call
 from ..importing import summary, user_traceback
 from .collate import BadSample, Collate, Raised
 from .failures import describe
@@ -49,7 +49,7 @@ def list_splits(
         GeneratorError: the user's function raised, or, with on_error="retry", returned none.
     """
     if feed.splits is None:
-        if wants(feed.generate, has_splits=False).shard:
+        if generator_call(feed).wants.shard:
             return [(index, plan.lanes) for index in range(plan.lanes)]
         return [None]
     if not callable(feed.splits):
@@ -167,8 +167,7 @@ class SplitOpener:
         drops: Callable[[Any], bool] | None = None,
     ) -> None:
         self._drops = drops
-        self._generate: Callable[..., Any] = feed.generate  # type: ignore[assignment]
-        self._wants = wants(feed.generate, has_splits=feed.splits is not None, segments=feed.segment is not None)
+        self._call = generator_call(feed)
         self._plan = plan
         self._seed = plan.seed
         self._randomness = randomness
@@ -179,26 +178,23 @@ class SplitOpener:
         """Start to read `split`, which has this index in the list and this number within its lane.
 
         Raises:
-            GeneratorError: the user's function raised, or did not return an iterator.
+            GeneratorError: the user's code raised, or did not return an iterator.
         """
-        args: list[Any] = [split] if self._wants.split else []
-        kwargs: dict[str, Any] = {}
-        if self._wants.shard:
-            kwargs["shard"] = split
-        if self._wants.epoch:
-            kwargs["epoch"] = epoch
-        state = None
-        if self._wants.rng:
-            kwargs["rng"] = generator(self._seed, epoch, index)
-        else:
-            state = GlobalState(self._seed, epoch, index)
-        name, place = _name(self._generate), self._place(split)
+        wants = self._call.wants
+        arguments = {"split": split, "shard": split, "epoch": epoch}
+        if wants.rng:
+            arguments["rng"] = generator(self._seed, epoch, index)
+        state = GlobalState(self._seed, epoch, index) if self._call.seeds_global_state else None
+        name, place = self._call.name, self._place(split)
+        calling = self._call.constructor or name
         self._randomness.use(state)
         self._page.enter(self._run, number, place or name)
         try:
-            samples = self._generate(*args, **kwargs)
+            start = self._call.prepare(arguments)
+            calling = name
+            samples = start()
         except BaseException as error:
-            raise _failed(name, place, error) from error
+            raise _failed(calling, place, error) from error
         finally:
             self._page.leave()
         if not hasattr(samples, "__next__"):
@@ -216,14 +212,14 @@ class SplitOpener:
 
     def show(self, split: Any) -> str:
         """Return a short text for `split`, or for the generator if it takes no split."""
-        return self._place(split) or _name(self._generate)
+        return self._place(split) or self._call.name
 
     def _place(self, split: Any) -> str | None:
-        if self._wants.shard:
+        if self._call.wants.shard:
             return f"shard {split[0]} of {split[1]}"
         if self._plan.segment is not None:
             return f"segment {split}"
-        return shown(split) if self._wants.split else None
+        return shown(split) if self._call.wants.split else None
 
 
 class OpenSplit:

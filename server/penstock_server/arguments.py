@@ -1,0 +1,280 @@
+"""Which parameter of a user's function gets what: the split, a value of `args` or `kwargs`, or an argument by name.
+
+This file calls nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Mapping
+from inspect import BoundArguments, Parameter, Signature
+from typing import Any
+
+import numpy as np
+
+from penstock_proto.spec import shown
+
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+"""Kinds of parameters that take one positional argument."""
+
+BY_NAME = ("rng", "epoch", "shard")
+"""What a parameter of that name gets if neither `args` nor `kwargs` gives it."""
+
+_VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+_LARGE = 16 << 20
+"""Bytes of an array in `args` from which on a run gets a read-only view of it, and not a copy of its own."""
+
+_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
+"""Types of values that cannot be changed."""
+
+
+class Arguments:
+    """What each parameter of one function gets.
+
+    Args:
+        name: of the function, for errors.
+        signature: without `self`.
+        args: positional arguments, after the split.
+        kwargs: keyword arguments.
+
+    One of the `fit_` methods must be called first.
+
+    Raises:
+        TypeError: `kwargs` names a parameter that is not there.
+    """
+
+    def __init__(
+        self, name: str, signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+    ) -> None:
+        self._name = name
+        self._signature = signature
+        self._parameters = list(signature.parameters.values())
+        self._args = args
+        self._values: dict[str, Any] = {}
+        self._given = self._check_names(dict(kwargs or {}))
+        self._of_run: dict[str, str] = {}  # what a parameter gets in each run, by the parameter's name
+        self._split_in_rest = False
+
+    def takes(self, what: str) -> bool:
+        """Whether a parameter gets `what`: "split", "rng", "epoch" or "shard"."""
+        return what in self._of_run.values() or (what == "split" and self._split_in_rest)
+
+    def bound(self, arguments: Mapping[str, Any]) -> BoundArguments:
+        """Return the arguments of one run, with copies of `args` and `kwargs` that it may change."""
+        values = {name: _fresh(value) for name, value in self._values.items()}
+        values |= {name: arguments[what] for name, what in self._of_run.items()}
+        if self._split_in_rest:
+            rest = self._rest
+            assert rest is not None
+            values[rest] = (arguments["split"], *values.get(rest, ()))
+        return BoundArguments(self._signature, values)
+
+    def fit_generator(self, *, has_splits: bool, segments: bool) -> None:
+        """Fit a generator function."""
+        name, others = self._name, self._others()
+        if has_splits and not others and self._rest is None:
+            raise ValueError(f"{name} takes no split: add a first parameter for it, or leave splits= out")
+        missing = [] if has_splits else self._missing(self._placed(split=False))
+        wants_split = has_splits or bool(missing)
+        if others and (has_splits or others[0].name in missing):
+            self._check_first(others[0], "split" if has_splits or not segments else "segment's number")
+        surplus = self._missing(self._placed(split=wants_split and bool(others or self._rest is not None)))
+        if surplus:
+            raise TypeError(
+                f"{name} has parameters without an argument: {', '.join(surplus)}. A generator can take the split (its "
+                "first parameter), rng, epoch and shard; give the others with args= or kwargs=, or bind them with "
+                "functools.partial"
+            )
+        if missing and not has_splits and not segments:
+            if self._args or self._given:
+                raise TypeError(
+                    f"{name} has a parameter without an argument: {missing[0]}. Give it with args= or kwargs=, or give "
+                    "splits= if it is the split, which goes before args="
+                )
+            raise ValueError(f"{name} takes a split ({missing[0]}), but there are none: give splits=")
+        self._place(split=wants_split)
+        self._refuse_shard(has_splits=has_splits, segments=segments)
+
+    def fit_method(self, *, has_splits: bool, segments: bool) -> None:
+        """Fit the method of a class, which gets the split if it requires an argument."""
+        missing, others = self._missing({}), self._others()
+        if missing and others and missing[0] == others[0].name:
+            self._check_first(others[0], "split" if has_splits or not segments else "segment's number")
+            if not has_splits and not segments:
+                raise ValueError(
+                    f"{self._name} takes a split ({missing[0]}), but there are none: give splits=. (args= and kwargs= "
+                    "are for the constructor)"
+                )
+            missing = missing[1:]
+            self._place(split=True)
+        else:
+            self._place(split=False)
+        if missing:
+            raise TypeError(
+                f"{self._name} has parameters without an argument: {', '.join(missing)}. A method can take the split "
+                "(its first parameter), rng, epoch and shard, and args= and kwargs= are for the constructor: write a "
+                "generator function that makes the object and runs the method"
+            )
+        self._refuse_shard(has_splits=has_splits, segments=segments)
+
+    def fit_constructor(self, *, has_splits: bool, segments: bool, method: str, split_taken: bool) -> None:
+        """Fit the constructor of a class, which gets the split if the method does not."""
+        name = self._name
+        split = has_splits and not split_taken
+        free = [p for p in self._parameters if p.kind in POSITIONAL and p.name not in self._given]
+        if split and self._rest is None and len(free) <= len(self._args):
+            raise TypeError(
+                f"neither {method} nor the constructor of {name} has a parameter left for the split, which comes "
+                "before args=: leave the argument in args= out that the splits replace, or leave splits= out"
+            )
+        if split and (others := self._others()):
+            self._check_first(others[0], "split")
+        missing = self._missing(self._placed(split=split))
+        if missing:
+            after = " after the split" if split else ""
+            raise TypeError(
+                f"the constructor of {name} has parameters without an argument{after}: {', '.join(missing)}. Give them "
+                "with args= or kwargs="
+            )
+        self._place(split=split)
+        if has_splits or segments:
+            self._of_run = {parameter: what for parameter, what in self._of_run.items() if what != "shard"}
+
+    @property
+    def _rest(self) -> str | None:
+        """The name of its `*args` parameter."""
+        return next((p.name for p in self._parameters if p.kind is p.VAR_POSITIONAL), None)
+
+    def _check_names(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Check that the function has a parameter for each of `kwargs`, and note their values."""
+        names = {p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        unknown = {name: value for name, value in kwargs.items() if name not in names}
+        rest = next((p.name for p in self._parameters if p.kind is p.VAR_KEYWORD), None)
+        if unknown and rest is None:
+            has = f"it has {', '.join(sorted(names))}" if names else "it has none"
+            raise TypeError(f"kwargs= names {', '.join(unknown)}, which is no parameter of {self._name}: {has}")
+        self._values |= {name: value for name, value in kwargs.items() if name in names}
+        if unknown and rest is not None:
+            self._values[rest] = unknown
+        return {name: value for name, value in kwargs.items() if name in names}
+
+    def _others(self) -> list[Parameter]:
+        """The positional parameters that can get the split: those that get nothing by name."""
+        return [
+            p for p in self._parameters if p.kind in POSITIONAL and p.name not in self._given and p.name not in BY_NAME
+        ]
+
+    def _check_first(self, parameter: Parameter, what: str) -> None:
+        """Check that `parameter`, which is to get the split, comes first."""
+        free = [p for p in self._parameters if p.name not in self._given]
+        if parameter is not free[0]:
+            raise TypeError(
+                f"{self._name} has parameter {parameter.name} after {free[0].name}: only the first one can be the "
+                f"{what}. Put it first, or, if it is something else, give it a default or bind it with "
+                "functools.partial"
+            )
+
+    def _placed(self, *, split: bool) -> dict[str, Any]:
+        """Return the positional parameters that get the split or a value of `args`.
+
+        Raises:
+            TypeError: there are too many, or `kwargs` gives one of them too.
+        """
+        parameters = [p for p in self._parameters if p.kind in POSITIONAL]
+        if split:
+            while parameters and parameters[0].name in self._given:
+                del parameters[0]
+        values = ["split", *self._args] if split else list(self._args)
+        if len(values) > len(parameters) and self._rest is None:
+            after = " after the split" if split else ""
+            takes = len(parameters) - split
+            raise TypeError(
+                f"args= has {len(self._args)} values, and {self._name} takes {max(takes, 0)}{after}: it is called as "
+                f"{self._name}{self._signature}"
+            )
+        placed = {p.name: value for p, value in zip(parameters, values, strict=False)}
+        if twice := [name for name in placed if name in self._given]:
+            raise TypeError(f"args= and kwargs= both give {twice[0]} of {self._name}: leave it out of one of them")
+        return placed
+
+    def _missing(self, placed: Mapping[str, Any]) -> list[str]:
+        """Return the parameters that need an argument and have none, with the positional ones in `placed` given."""
+        return [
+            p.name
+            for p in self._parameters
+            if p.default is p.empty
+            and p.kind not in _VARIABLE
+            and p.name not in self._given
+            and p.name not in placed
+            and p.name not in BY_NAME
+        ]
+
+    def _place(self, *, split: bool) -> None:
+        """Settle which parameter gets what."""
+        placed = self._placed(split=split)
+        rest = (["split", *self._args] if split else list(self._args))[len(placed) :]
+        for parameter in self._parameters:
+            if parameter.name in placed:
+                continue
+            if parameter.name in BY_NAME and parameter.name not in self._given and parameter.kind not in _VARIABLE:
+                if parameter.kind is Parameter.POSITIONAL_ONLY:
+                    raise TypeError(
+                        f"{self._name} takes {parameter.name} by position only: remove the `/` from its parameters"
+                    )
+                self._of_run[parameter.name] = parameter.name
+        first = next(iter(placed), None)
+        if split and first is not None:
+            self._of_run[first] = "split"
+            del placed[first]
+        elif split:
+            self._split_in_rest = True
+            del rest[0]
+        self._values |= placed
+        if rest and self._rest is not None:
+            self._values[self._rest] = tuple(rest)
+
+    def _refuse_shard(self, *, has_splits: bool, segments: bool) -> None:
+        if (has_splits or segments) and self.takes("shard"):
+            option = "splits=" if has_splits else "segment="
+            raise ValueError(
+                f"{self._name} takes shard, which is for generators without {option}: leave one of them out"
+            )
+
+
+def check_arguments(args: Any, kwargs: Any) -> None:
+    """Check the types of `args=` and `kwargs=`.
+
+    Raises:
+        TypeError: they are no tuple and no dict.
+    """
+    if not isinstance(args, tuple):
+        raise TypeError(f"args must be a tuple, such as args=(files,), got {shown(args)}")
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+        raise TypeError(
+            f'kwargs must be a dict of arguments by name, such as kwargs={{"size": 64}}, got {shown(kwargs)}'
+        )
+
+
+def _fresh(value: Any) -> Any:
+    """Return a copy that a run may change without a trace in the next one: a list of files that is shuffled in place.
+
+    Containers, arrays and random generators are copied. An array that is too large for that cannot be written to. Any
+    other object is shared by all runs of a process.
+    """
+    kind = type(value)
+    if kind in (list, tuple, set, deque):
+        return kind(value if _PLAIN.issuperset(map(type, value)) else map(_fresh, value))
+    if kind is dict:
+        return {key: _fresh(item) for key, item in value.items()}
+    if kind is bytearray or isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
+        return copy.deepcopy(value)
+    if kind is np.ndarray:
+        if value.nbytes <= _LARGE:
+            return value.copy()
+        view = value.view()
+        view.flags.writeable = False
+        return view
+    return value

@@ -1,0 +1,195 @@
+"""How a feed's generator is called: a function, or a class that is constructed and a method of it that is run.
+
+Everything that a signature can tell is checked when the feed is declared. Only `GeneratorCall.prepare`, and what that
+returns, run user code. This file must not know workers or streams.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import Signature
+from typing import Any
+
+from penstock_proto.spec import shown
+
+from .arguments import BY_NAME, POSITIONAL, Arguments, check_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """The arguments that a generator takes. With segments, the split is the segment's number."""
+
+    split: bool
+    rng: bool
+    epoch: bool
+    shard: bool
+
+
+class GeneratorCall:
+    """A feed's generator with the arguments of each run.
+
+    A function is called with the split (if the feed has splits), then `args` and `kwargs`. A class is constructed with
+    `args` and `kwargs`, and then its method is run. The split goes to the method if that requires an argument, and
+    otherwise to the constructor, before `args`.
+
+    Args:
+        generate: the function or the class.
+        method: name of the class's generator method, None for a function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        has_splits: whether the feed has splits.
+        segments: whether it has segments. A segment's number is passed as the split, but only to a function or method
+            that requires one more argument.
+
+    Raises:
+        TypeError: it cannot be called, or its parameters do not fit the arguments.
+        ValueError: it takes a split and there are none, or it takes none and there are some.
+
+    Attributes:
+        name: of the function, or of the class and its method.
+        constructor: name of the class, or None.
+        wants: the arguments that it takes.
+        seeds_global_state: whether `random`, `numpy.random` and torch are seeded for each run.
+    """
+
+    def __init__(
+        self,
+        generate: Any,
+        *,
+        method: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        has_splits: bool = False,
+        segments: bool = False,
+    ) -> None:
+        self._generate = generate
+        self._method = method
+        check_arguments(args, kwargs)
+        _check_kind(generate, method)
+        if method is None:
+            self.name = str(getattr(generate, "__name__", type(generate).__name__))
+            self.constructor = None
+            self._call = Arguments(self.name, _signature(generate, self.name), args, kwargs)
+            self._call.fit_generator(has_splits=has_splits, segments=segments)
+            calls = [self._call]
+        else:
+            self.constructor = str(generate.__name__)
+            self.name = f"{self.constructor}.{method}"
+            self._call = Arguments(self.name, _method_signature(generate, method, self.name), (), None)
+            self._call.fit_method(has_splits=has_splits, segments=segments)
+            self._construct = Arguments(self.constructor, _signature(generate, self.constructor), args, kwargs)
+            self._construct.fit_constructor(
+                has_splits=has_splits, segments=segments, method=self.name, split_taken=self._call.takes("split")
+            )
+            calls = [self._construct, self._call]
+        split, rng, epoch, shard = (any(call.takes(what) for call in calls) for what in ("split", *BY_NAME))
+        self.wants = Wants(split, rng, epoch, shard)
+        self.seeds_global_state = method is not None or not self.wants.rng
+
+    def prepare(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+        """Return a function that starts a run; of a class, construct the object.
+
+        Args:
+            arguments: the split, rng, epoch and shard, as `wants` names them.
+
+        Raises:
+            Exception: whatever the constructor raises.
+        """
+        function = self._generate
+        if self._method is not None:
+            bound = self._construct.bound(arguments)
+            function = getattr(self._generate(*bound.args, **bound.kwargs), self._method)
+        bound = self._call.bound(arguments)
+        return partial(function, *bound.args, **bound.kwargs)
+
+
+def _check_kind(generate: Any, method: Any) -> None:
+    """Check that a class comes with the name of a method, and nothing else does.
+
+    Raises:
+        TypeError: it does not.
+    """
+    if method is not None:
+        _check_method(generate, method)
+    elif isinstance(generate, type) and not hasattr(generate, "__next__"):
+        raise TypeError(
+            f"{generate.__name__} is a class: give an instance, {generate.__name__}(...), if its items are samples, "
+            "or, if one of its methods yields them, the name of that: "
+            f'Feed({generate.__name__}, method="{_likely_method(generate)}", ...)'
+        )
+    elif not callable(generate):
+        hint = " (an iterator can be read only once)" if hasattr(generate, "__next__") else ""
+        raise TypeError(
+            "expected a generator function that yields samples, or an object with __len__ and __getitem__, "
+            f"got {shown(generate)}{hint}"
+        )
+    elif _is_method_of_a_class(generate):
+        owner, _, name = generate.__qualname__.rpartition(".")
+        owner = owner.rpartition(".")[2]
+        raise TypeError(
+            f"{owner}.{name} is a method and needs an object: give the class and the method's name, "
+            f'Feed({owner}, method="{name}", args=...), with the constructor\'s arguments in args= and kwargs='
+        )
+    elif inspect.isasyncgenfunction(generate) or inspect.iscoroutinefunction(generate):
+        raise TypeError(f"{generate.__name__} is async: a feed needs a plain generator function")
+
+
+def _check_method(generate: Any, method: Any) -> None:
+    if not isinstance(method, str):
+        raise TypeError(f'method must be the name of a method, such as method="generate", got {shown(method)}')
+    if not isinstance(generate, type):
+        if inspect.isroutine(generate):
+            raise TypeError(f"method= is for a class, and {generate.__name__} is a function: leave method= out")
+        name = type(generate).__name__
+        raise TypeError(
+            f"method= needs the class itself, and got an instance of {name}: give Feed({name}, method={method!r}, "
+            "args=..., kwargs=...), with the constructor's arguments. Each worker then makes objects of its own"
+        )
+    name = f"{generate.__name__}.{method}"
+    found = getattr(generate, method, None)
+    if found is None:
+        named = ", ".join(_generators_of(generate)) or "it has none"
+        raise TypeError(f"{generate.__name__} has no method {method!r}; generator methods: {named}")
+    if not callable(found):
+        raise TypeError(f"{name} is no method, but {shown(found)}: name the method that yields the samples")
+    if inspect.isasyncgenfunction(found) or inspect.iscoroutinefunction(found):
+        raise TypeError(f"{name} is async: a feed needs a plain generator method")
+
+
+def _generators_of(cls: type) -> list[str]:
+    """Return the names of the class's generator methods: the public ones first, as they are defined."""
+    defined = dict.fromkeys(name for base in cls.__mro__ for name in vars(base))
+    names = [name for name in defined if inspect.isgeneratorfunction(getattr(cls, name, None))]
+    return sorted(names, key=lambda name: name.startswith("_"))
+
+
+def _likely_method(cls: type) -> str:
+    return next(iter(_generators_of(cls)), "generate")
+
+
+def _is_method_of_a_class(function: Any) -> bool:
+    """Whether this is a plain function whose first parameter is `self`."""
+    parts = getattr(function, "__qualname__", "").split(".")
+    if not inspect.isfunction(function) or len(parts) < 2 or parts[-2] == "<locals>":
+        return False
+    return next(iter(inspect.signature(function).parameters), None) == "self"
+
+
+def _signature(function: Any, name: str) -> Signature:
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        raise TypeError(f"cannot read the parameters of {name}: wrap it in a `def` of your own") from None
+
+
+def _method_signature(cls: type, method: str, name: str) -> Signature:
+    """Return the signature of a method as its instances have it: without `self`."""
+    signature = _signature(getattr(cls, method), name)
+    parameters = list(signature.parameters.values())
+    plain = inspect.isfunction(inspect.getattr_static(cls, method))
+    if plain and parameters and parameters[0].kind in POSITIONAL:
+        signature = signature.replace(parameters=parameters[1:])
+    return signature
