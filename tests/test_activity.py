@@ -97,11 +97,13 @@ def test_samples_are_counted_when_asked_for() -> None:
     samples = page.counting(iter("abc"))
     assert next(samples) == "a"
     assert next(samples) == "b"
+    assert next(page.beating(iter("c"))) == "c"
     activity = read(memory)
     assert activity is not None
     assert (activity.samples, activity.in_user_code) == (12, True)
     plain = iter("abc")
     assert ActivityPage().counting(plain) is plain
+    assert ActivityPage().beating(plain) is plain
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,12 @@ def test_a_generator_that_cannot_be_divided_is_one_lane_and_says_how_to_divide_i
     assert "splits=" in plan.warnings[0]
     assert "shard" in plan.warnings[0]
     assert "segment=" in plan.warnings[0]
+    plan = Feed(alone, transform=abs, batch_size=4, lanes=8, shuffle=100).plan("train")
+    assert (plan.lanes, plan.interleave, plan.turn, plan.warnings) == (8, 1, 4, ())
+    assert mixing_warning(plan, 8) is None
+    assert Feed(alone, transform=abs, batch_size=4, turn=9).plan("train").turn == 9
+    assert Feed(alone, transform=abs, batch_size=None).plan("train").turn == 1
+    assert Feed(alone, transform=[], batch_size=4).plan("train").lanes == 1, "there is nothing to do in parallel"
     plan = Feed(by_shard, batch_size=4, lanes=8).plan("train")
     assert (plan.lanes, plan.warnings) == (8, ())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 
 from penstock_server import Feed
 from penstock_server.generator_call import GeneratorCall
+from penstock_server.transforms import checked_transforms
 
 
 class Scenes:
@@ -44,6 +45,24 @@ class Scenes:
     @classmethod
     def made(cls, split: Any) -> Iterator[Any]:
         yield cls.__name__, split
+
+
+def threadsafe(method: Any) -> Any:
+    """A decorator as people wrote for fit_generator: it hides the signature, and returns an iterator."""
+
+    def made(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        return iter(list(method(*args, **kwargs)))
+
+    return made
+
+
+class Old:
+    def __init__(self, ids: Any) -> None:
+        self.ids = ids
+
+    @threadsafe
+    def flow(self) -> Iterator[Any]:
+        yield self.ids
 
 
 class Rest:
@@ -113,6 +132,8 @@ def first_of(function: Any, **options: Any) -> Any:
         (Scenes, {"method": "made", "args": ("a",), "has_splits": True}, ("Scenes", "S")),
         (Rest, {"method": "__iter__", "args": ("a",), "kwargs": {"k": 1}, "has_splits": True}, (("S", "a"), {"k": 1})),
         (Rest, {"method": "__iter__"}, ((), {})),
+        (Old, {"method": "flow", "args": (3,)}, 3),
+        (Old, {"method": "flow", "has_splits": True}, "S"),
         (Aware, {"method": "generate", "kwargs": {"root": "/"}, "has_splits": True}, ("/", "S", "R", 7, "none")),
         (Aware, {"method": "generate", "args": ("/", "p")}, ("/", "p", "R", 7, (0, 1))),
         (
@@ -193,3 +214,65 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
 def test_what_does_not_fit_is_refused_with_the_fix(source: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Feed(source, batch_size=1, **options)
+
+
+def normalize(sample: Any) -> Any:
+    return sample
+
+
+def augment(sample: Any, rng: Any, strength: float = 1.0) -> Any:
+    return sample
+
+
+class Compose:
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+def test_a_transform_is_a_function_or_an_object_or_a_list_of_those() -> None:
+    found = checked_transforms([normalize, augment, Compose(), np.sqrt, functools.partial(augment, strength=2)])
+    assert [(transform.name, transform.takes_rng) for transform in found] == [
+        ("normalize", False),
+        ("augment", True),
+        ("Compose", False),
+        ("sqrt", False),
+        ("partial", True),
+    ]
+    assert checked_transforms(None) == checked_transforms([]) == ()
+
+
+def several(sample: Any) -> Iterator[Any]:
+    yield sample
+
+
+def unpacks(x: Any, y: Any) -> Any:
+    return x
+
+
+async def awaits(sample: Any) -> Any:
+    return sample
+
+
+def rng_first(rng: Any, sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (3, "transform must be a function of a sample, or a list of those, got 3"),
+        ([normalize, None], "transform must be a function of a sample, or a list of those, got None"),
+        (Compose, r"transform Compose is a class: give an instance, Compose\(...\)"),
+        (several, "transform several yields, and a transform returns one sample"),
+        (awaits, "transform awaits is async"),
+        (unpacks, "has parameters without an argument: y. .* take it apart within: `x, y = sample`"),
+        (rng_first, "has rng as its first parameter"),
+        (lambda: 1, "<lambda> takes no sample"),
+        (lambda *, rng: 1, "<lambda> takes no sample: add a first parameter"),
+    ],
+)
+def test_a_transform_that_cannot_be_called_with_a_sample_is_refused(
+    transform: Callable[..., Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        Feed(generate, args=("a", 1), batch_size=1, transform=transform)

@@ -186,6 +186,14 @@ class ActivityPage:
         """Return `samples`, with a tick for each if samples are to be counted."""
         return map(self._ticked, samples) if self._ticks else samples
 
+    def beating(self, samples: Iterator[T]) -> Iterator[T]:
+        """Return `samples`, with a sign of life for each, which counts as no sample, if samples are to be counted."""
+        return map(self._beaten, samples) if self._ticks else samples
+
+    def _beaten(self, sample: Any) -> Any:
+        self._words[_CHANGED] = time.monotonic_ns()
+        return sample
+
     def _ticked(self, sample: Any) -> Any:
         self.tick()
         return sample

@@ -29,9 +29,13 @@ from penstock_proto.spec import (
 )
 
 from .generator_call import GeneratorCall
+from .transforms import checked_transforms
 
 INTERLEAVE = 4
 """Default of splits that a lane reads at once when it shuffles."""
+
+SHARED_TURN = 4
+"""Default of `turn` where every lane runs the whole generator: it has to pass over the turns of all other lanes."""
 
 MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
 
@@ -63,12 +67,20 @@ class Feed:
     With `method`, `generate` is a class, which need not know of Penstock. Each run constructs an object of it and then
     runs the method. `random`, `numpy.random` and, if it is loaded, torch are seeded before the object is constructed.
 
+    With `transform`, a function makes each sample of one that the source yields. It runs in the workers, in parallel
+    also where the generator itself cannot be divided: then every lane runs the whole generator, which should be cheap,
+    and transforms its share of the samples. Without `shuffle` the stream of such a feed is in the generator's order.
+
     Attributes:
         generate: the generator function, the indexable object, or, with `method`, a class.
         method: name of the method of the class that yields the samples.
         args: positional arguments of the function, or of the class's constructor, after the split. Each run gets copies
             of lists, dicts, arrays and random generators in `args` and `kwargs`, so that it may change them.
         kwargs: keyword arguments of the function, or of the class's constructor.
+        transform: a function `f(sample)` or `f(sample, rng)` that returns the sample to serve, perhaps of another
+            structure, or a list of such functions, applied in turn. `rng` is a `numpy.random.Generator` of the sample's
+            own. A function without it finds `random` and `numpy.random` seeded for the sample. With `batch_size` None,
+            it gets whole batches.
         splits: the list of splits, such as files, or a function without parameters that returns it (called once per
             epoch). Its items must be picklable.
         batch_size: samples in a batch. None: `generate` yields whole batches (the items of an indexable object are
@@ -86,7 +98,7 @@ class Feed:
         lanes: number of sequences that the splits of an epoch are dealt to; at most this many workers can run at once.
             Part of the order.
         turn: batches that the order takes from one lane before it goes to the next; by default as many as make about
-            4 MiB, or 2 MiB if lanes are shuffled, and at most 256.
+            4 MiB, or 2 MiB if lanes are shuffled, and at most 256; 4 if every lane runs the whole generator.
         order: "exact", the same order with any number of workers, or "fast", whatever is ready first.
         spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first. It has
             the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
@@ -117,6 +129,7 @@ class Feed:
     method: str | None = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
+    transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
     splits: Sequence[Any] | Callable[[], Iterable[Any]] | None = None
     batch_size: int | None
     name: str | None = None
@@ -179,6 +192,7 @@ class Feed:
             object.__setattr__(self, "splits", _checked_splits(self.splits))
             self._check_segment()
             generator_call(self)
+        checked_transforms(self.transform)
 
     def _check_batching(self) -> None:
         if self.batching not in ("stack", "pad", "ragged"):
@@ -274,13 +288,17 @@ class Feed:
                 raise ValueError(f"len() of the indexable object must be at most {ENDLESS}, got {length}")
             lanes = 1
             samples = length if self.batch_size is not None else None
+        elif is_shared(self):
+            interleave = 1  # a lane has one split, its share
+            turn = turn or SHARED_TURN
         elif self.segment is None and self.splits is None and not generator_call(self).wants.shard:
             lanes = 1
             warnings.append(
                 f"feed {name} cannot be divided, so one worker does all the work: give splits= (a list of files or "
                 "ranges; the generator gets them one by one), or segment=N if it makes up random samples (it runs "
                 "again for every N samples), or let it take `shard` and yield every count-th sample from index on, "
-                "where index, count = shard"
+                "where index, count = shard. If the generator is cheap and what comes after it is not, move that to a "
+                "function and give it as transform="
             )
         if self.spec is not None and (text := batch_warning(name, self.spec, self.batch_size)):
             warnings.append(text)
@@ -322,6 +340,18 @@ def generator_call(feed: Feed) -> GeneratorCall:
         kwargs=feed.kwargs,
         has_splits=feed.splits is not None,
         segments=feed.segment is not None,
+    )
+
+
+def is_shared(feed: Feed) -> bool:
+    """Whether every lane runs the whole generator of `feed` and keeps its share of the samples: it cannot be divided,
+    but its `transform` runs in parallel."""
+    return (
+        bool(checked_transforms(feed.transform))
+        and not is_indexable(feed.generate)
+        and feed.splits is None
+        and feed.segment is None
+        and not generator_call(feed).wants.shard
     )
 
 

@@ -14,6 +14,7 @@ from penstock_proto.spec import Spec
 from ..activity import ActivityPage
 from ..feed import batch_warning
 from ..importing import user_traceback
+from ..transforms import checked_transforms
 from .failures import describe
 from .indexed import item_failed
 from .lane_splits import MAX_EMPTY
@@ -22,6 +23,7 @@ from .randomness import GlobalRandomness
 from .restart_record import MAX_SKIPPED
 from .sample_spec import digests_of, infer_spec, nbytes_of
 from .splits import SplitOpener
+from .transforming import SampleTransform
 
 _MOST_DIGESTED = 64 << 20
 """Bytes of a sample beyond which making its digest takes too long."""
@@ -109,16 +111,19 @@ class Probe:
             self.item(0)
 
     def item(self, index: int) -> Any:
-        """An item of an indexable feed, read with the same random numbers in every process.
+        """An item of an indexable feed, transformed, read with the same random numbers in every process.
 
         Raises:
             GeneratorError: user code raised.
         """
-        self._randomness.seed(self._feed.plan.seed, 0, index)
+        seed = self._feed.plan.seed
+        self._randomness.seed(seed, 0, index)
         source: Any = self._feed.declared.generate
         self._page.enter(self._run, -1, f"item {index}")
         try:
-            return source[index]
+            sample = source[index]
+            transform = SampleTransform(checked_transforms(self._feed.declared.transform), seed, self._randomness)
+            return transform(sample, 0, 0, index)
         except BaseException as error:
             raise item_failed(index, error) from error
         finally:

@@ -16,6 +16,7 @@ from ..permutation import make_key, permute
 from .collate import BadSample, Collate, Raised
 from .failures import describe
 from .randomness import GlobalRandomness
+from .transforming import SampleTransform, TransformFailed
 
 _AHEAD = 4096  # permuted positions that are computed at once
 
@@ -31,6 +32,7 @@ class IndexRun:
         randomness: seeded for each batch.
         page: the worker's activity page.
         run: the daemon's number of the run.
+        transform: applied to each item.
 
     Attributes:
         index: number of the next batch; may be set to any.
@@ -53,6 +55,7 @@ class IndexRun:
         randomness: GlobalRandomness,
         page: ActivityPage,
         run: int,
+        transform: SampleTransform | None = None,
     ) -> None:
         assert plan.length is not None
         self.index = 0
@@ -66,6 +69,7 @@ class IndexRun:
         self._randomness = randomness
         self._page = page
         self._run = run
+        self._transform = transform or None
         self._ahead: tuple[int, list[int]] = 0, []
         self._item = 0
 
@@ -109,10 +113,10 @@ class IndexRun:
         """Do nothing: there is nothing to close."""
 
     def _items(self, start: int, stop: int) -> Iterator[Any]:
-        source = self._source
+        source, transform = self._source, self._transform
         for item in self._indices(start, stop):
             self._item = item
-            yield source[item]
+            yield source[item] if transform is None else transform(source[item], self._epoch, 0, item)
 
     def _indices(self, start: int, stop: int) -> list[int]:
         if self._key is None:
@@ -127,7 +131,9 @@ class IndexRun:
 
 
 def item_failed(item: int, error: BaseException) -> GeneratorError:
-    """Return the error to report when the indexable object raised `error` for this item."""
+    """Return the error to report when the indexable object, or a transform, raised `error` for this item."""
+    if isinstance(error, TransformFailed):
+        return error.user_error(f"item {item}")
     return GeneratorError(
         f"reading item {item} {describe(error)}", split=f"item {item}", remote_traceback=user_traceback(error)
     )

@@ -14,12 +14,15 @@ from penstock_proto import messages as m
 
 from ..activity import ActivityPage
 from ..feed import segment_count
+from ..transforms import checked_transforms
 from .first_sample import Probe
 from .indexed import IndexRun
 from .lane import LaneRun
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
+from .shares import stretch_of_share
 from .splits import OpenSplit, SharedSplits, SplitOpener
+from .transforming import SampleTransform
 
 
 @dataclass(eq=False)
@@ -102,6 +105,9 @@ class RunOpener:
                 randomness=self._randomness,
                 page=self._page,
                 run=message.run,
+                transform=SampleTransform(
+                    checked_transforms(feed.declared.transform), feed.plan.seed, self._randomness
+                ),
             )
         else:
             batches = self._lane(message, feed)
@@ -112,7 +118,15 @@ class RunOpener:
         splits = range(segment_count(feed.plan)) if segmented else self._lists.get(message.splits)
         if splits is None:
             raise ProtocolError(f"a run uses list of splits {message.splits}, which this worker was not sent")
-        opener = SplitOpener(feed.declared, feed.plan, self._randomness, self._page, message.run, drops=feed.drops)
+        opener = SplitOpener(
+            feed.declared,
+            feed.plan,
+            self._randomness,
+            self._page,
+            message.run,
+            stretch=stretch_of_share(feed.plan, feed.layout),
+            drops=feed.drops,
+        )
 
         def item(number: int, index: int) -> Any:
             if isinstance(splits, range):

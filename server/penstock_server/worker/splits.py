@@ -28,11 +28,14 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import shown
 
 from ..activity import ActivityPage
-from ..feed import Feed, generator_call
+from ..feed import Feed, generator_call, is_shared
 from ..importing import summary, user_traceback
+from ..transforms import checked_transforms
 from .collate import BadSample, Collate, Raised
 from .failures import describe
 from .randomness import GlobalRandomness, GlobalState, generator
+from .shares import Share
+from .transforming import SampleTransform, TransformedSamples, TransformFailed
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -49,7 +52,7 @@ def list_splits(
         GeneratorError: the user's function raised, or, with on_error="retry", returned none.
     """
     if feed.splits is None:
-        if generator_call(feed).wants.shard:
+        if is_shared(feed) or generator_call(feed).wants.shard:
             return [(index, plan.lanes) for index in range(plan.lanes)]
         return [None]
     if not callable(feed.splits):
@@ -148,12 +151,15 @@ class SplitOpener:
 
     In a feed with segments a split is the segment's number, which is its index too.
 
+    Where every lane runs the whole generator, a split is (index, count) of the lane's share.
+
     Args:
         feed: the user's object.
         plan: its options.
         randomness: the random numbers of this process.
         page: shows which split user code reads, for `run`.
         run: the daemon's number of the run.
+        stretch: length of the stretches of samples that a share is made of.
         drops: whether a sample is left out, as if it had not been yielded; None: none is.
     """
 
@@ -164,10 +170,14 @@ class SplitOpener:
         randomness: GlobalRandomness,
         page: ActivityPage,
         run: int = -1,
+        *,
+        stretch: int = 1,
         drops: Callable[[Any], bool] | None = None,
     ) -> None:
         self._drops = drops
         self._call = generator_call(feed)
+        self._transform = SampleTransform(checked_transforms(feed.transform), plan.seed, randomness)
+        self._stretch = stretch if is_shared(feed) else None
         self._plan = plan
         self._seed = plan.seed
         self._randomness = randomness
@@ -180,7 +190,11 @@ class SplitOpener:
         Raises:
             GeneratorError: the user's code raised, or did not return an iterator.
         """
-        wants = self._call.wants
+        wants, share = self._call.wants, None
+        if self._stretch is not None:
+            part, count = split
+            share = Share(part, count, self._stretch)
+            index = 0  # the generator is the same in all lanes
         arguments = {"split": split, "shard": split, "epoch": epoch}
         if wants.rng:
             arguments["rng"] = generator(self._seed, epoch, index)
@@ -200,7 +214,19 @@ class SplitOpener:
         if not hasattr(samples, "__next__"):
             raise GeneratorError(f"{name} must return an iterator, got {shown(samples)}: {_hint(samples)}", split=place)
         return OpenSplit(
-            samples, name, place, state, self._randomness, self._page, self._run, number, self._most(index), self._drops
+            samples,
+            name,
+            place,
+            state,
+            self._randomness,
+            self._page,
+            self._run,
+            number,
+            self._most(index),
+            share=share,
+            transform=self._transform,
+            key=(epoch, index),
+            drops=self._drops,
         )
 
     def _most(self, index: int) -> int | None:
@@ -215,6 +241,8 @@ class SplitOpener:
         return self._place(split) or self._call.name
 
     def _place(self, split: Any) -> str | None:
+        if self._stretch is not None:
+            return f"share {split[0]} of {split[1]}"
         if self._call.wants.shard:
             return f"shard {split[0]} of {split[1]}"
         if self._plan.segment is not None:
@@ -229,7 +257,8 @@ class OpenSplit:
         taken: samples read so far.
         place: a short text for the split, or None if the generator takes none.
 
-    It ends after `most` samples, if that is given.
+    It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
+    `key` is the epoch and the split's index, for the random numbers of `transform`.
     """
 
     def __init__(
@@ -243,15 +272,30 @@ class OpenSplit:
         run: int,
         number: int,
         most: int | None = None,
+        *,
+        share: Share | None = None,
+        transform: SampleTransform | None = None,
+        key: tuple[int, int] = (0, 0),
         drops: Callable[[Any], bool] | None = None,
     ) -> None:
         self.taken = 0
         self.place = place
         self._generator = samples
-        counted = page.counting(samples)
-        if drops is not None:
-            counted = filterfalse(drops, counted)
-        self._samples = counted if most is None else islice(counted, most)
+        self._place_of: Callable[[int], int] = _same
+        self._transformed: TransformedSamples | None = None
+        if transform:
+            samples = page.beating(samples)
+        if most is not None:
+            samples = islice(samples, most)
+        if share is not None:
+            samples, self._place_of = share.of(samples), share.place_of
+        self._source = self._samples = page.counting(samples)
+        if transform:
+            self._transformed = TransformedSamples(samples, transform, *key, self._place_of, state, randomness)
+            self._samples = page.counting(self._transformed)
+        self._drops = drops is not None
+        if drops is not None:  # what is left out is known behind the transform, so replayed samples pass through it too
+            self._source = self._samples = filterfalse(drops, self._samples)
         self._name = name
         self._state = state
         self._randomness = randomness
@@ -260,6 +304,7 @@ class OpenSplit:
         self._number = number
         self._text = place or name
         self._piece = "split" if most is None else "segment"
+        self._is_share = share is not None
 
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended.
@@ -272,13 +317,12 @@ class OpenSplit:
         try:
             end = collate.timed_fill(store, row, stop, self._samples)
         except BadSample as error:
-            number = self.taken + error.row - row
-            raise SpecError(
-                f"{error.message} (sample {number} of its {self._piece}, from 0)", split=self.place
-            ) from None
+            made = "" if self._transformed is None else "what transform= made of "
+            which = self._which(self.taken + error.row - row)
+            raise SpecError(f"{error.message} ({made}{which})", split=self.place) from None
         except Raised as raised:
             self.taken += raised.row - row
-            raise _failed(self._name, self.place, raised.error) from raised.error
+            raise self._error_of(raised.error) from raised.error
         finally:
             self._page.leave(collate.copying)
         self.taken += end - row
@@ -294,7 +338,7 @@ class OpenSplit:
         try:
             return list(islice(self._samples, 1))
         except BaseException as error:
-            raise _failed(self._name, self.place, error) from error
+            raise self._error_of(error) from error
         finally:
             self._page.leave()
 
@@ -308,7 +352,7 @@ class OpenSplit:
         deadline = time.monotonic() + seconds
         self._enter()
         try:
-            for _ in islice(self._samples, until - self.taken):
+            for _ in islice(self._source, until - self.taken):
                 self.taken += 1
                 if time.monotonic() >= deadline:
                     return self.taken == until
@@ -316,6 +360,8 @@ class OpenSplit:
             raise _failed(self._name, self.place, error) from error
         finally:
             self._page.leave()
+            if self._transformed is not None and not self._drops:  # else it has counted itself
+                self._transformed.number = self.taken
         if self.taken < until:
             raise FeedError(
                 f"{self._name} yielded {until} samples of a {self._piece}, and only {self.taken} when it was run "
@@ -337,6 +383,16 @@ class OpenSplit:
         finally:
             self._page.leave()
 
+    def _error_of(self, error: BaseException) -> GeneratorError:
+        if isinstance(error, TransformFailed) and self._transformed is not None:
+            return error.user_error(self.place, self._which(self._transformed.number - 1))
+        return _failed(self._name, self.place, error)
+
+    def _which(self, number: int) -> str:
+        """Return the words for sample `number` of those that this reads."""
+        where = self._name if self._is_share else f"its {self._piece}"
+        return f"sample {self._place_of(number)} of {where}, from 0"
+
     def _enter(self) -> None:
         self._randomness.use(self._state)
         self._page.enter(self._run, self._number, self._text, self.taken)
@@ -344,6 +400,10 @@ class OpenSplit:
 
 def _failed(name: str, place: str | None, error: BaseException) -> GeneratorError:
     return GeneratorError(f"{name} {describe(error)}", split=place, remote_traceback=user_traceback(error))
+
+
+def _same(number: int) -> int:
+    return number
 
 
 def _hint(returned: Any) -> str:

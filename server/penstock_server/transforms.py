@@ -1,0 +1,70 @@
+"""What a feed's `transform=` declares: functions from a sample to a sample, checked before any of them runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_proto.spec import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A function that makes a sample of a sample.
+
+    Attributes:
+        function: takes the sample, and `rng` if `takes_rng`.
+        name: for errors.
+        takes_rng: whether it has a parameter named `rng`.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    takes_rng: bool
+
+
+def checked_transforms(transform: Any) -> tuple[Transform, ...]:
+    """Return the functions of `transform=`: None, a function, or a list of functions.
+
+    Raises:
+        TypeError: one cannot be called with a sample, or with a sample and `rng`.
+    """
+    if transform is None:
+        return ()
+    functions = transform if isinstance(transform, list | tuple) else [transform]
+    return tuple(map(_checked, functions))
+
+
+def _checked(function: Any) -> Transform:
+    name = str(getattr(function, "__name__", type(function).__name__))
+    if not callable(function):
+        raise TypeError(f"transform must be a function of a sample, or a list of those, got {shown(function)}")
+    if isinstance(function, type):
+        raise TypeError(f"transform {name} is a class: give an instance, {name}(...), or a function")
+    if inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"transform {name} yields, and a transform returns one sample for each: use `return`, or let the generator "
+            "itself make several samples of one"
+        )
+    if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
+        raise TypeError(f"transform {name} is async: a transform is a plain function")
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):  # of a function in C: it gets the sample alone
+        return Transform(function, name, takes_rng=False)
+    takes_rng = any(p.name == "rng" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+    others = [p for p in parameters if not (takes_rng and p.name == "rng")]
+    if not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in others):
+        raise TypeError(f"transform {name} takes no sample: add a first parameter for it")
+    if takes_rng and parameters[0].name == "rng":
+        raise TypeError(f"transform {name} has rng as its first parameter: the first one gets the sample")
+    required = [p.name for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(required) > 1:
+        raise TypeError(
+            f"transform {name} has parameters without an argument: {', '.join(required[1:])}. It is called with one "
+            "sample, and with rng if it has a parameter of that name. If a sample is a tuple, take it apart within: "
+            "`x, y = sample`; bind other parameters with functools.partial"
+        )
+    return Transform(function, name, takes_rng)

@@ -1,0 +1,134 @@
+"""Applies a feed's transforms to its samples.
+
+The random numbers of a transform depend on the seed, the epoch and the place of the sample in its source. They do not
+depend on the worker, the batch, or whether earlier samples were transformed too. So samples that are read again after a
+fault, only to be dropped, need no transform.
+
+This file knows no lanes or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock_proto import GeneratorError
+
+from ..importing import user_traceback
+from ..transforms import Transform
+from .failures import describe
+from .randomness import GlobalRandomness, GlobalState, seed_all, seeds
+
+
+class TransformFailed(Exception):
+    """The transform of this name raised `error`, or returned no sample (`error` is None).
+
+    `user_error` describes it with the place of the sample, which the caller knows.
+    """
+
+    def __init__(self, name: str, error: BaseException | None) -> None:
+        super().__init__(name, error)
+        self.name = name
+        self.error = error
+
+    def user_error(self, place: str | None, which: str = "") -> GeneratorError:
+        """Return the error to report for the sample `which`, such as "sample 3 of its split, from 0"."""
+        did = "returned None: did you forget to `return` the sample?" if self.error is None else describe(self.error)
+        return GeneratorError(
+            f"transform {self.name} {did}{f' ({which})' if which else ''}",
+            split=place,
+            remote_traceback=None if self.error is None else user_traceback(self.error),
+        )
+
+
+class SampleTransform:
+    """Transforms single samples.
+
+    Args:
+        transforms: applied in turn.
+        seed: of the feed.
+        randomness: the random numbers of this process.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], seed: int, randomness: GlobalRandomness) -> None:
+        self._transforms = transforms
+        self._seed = seed
+        self._randomness = randomness
+        self._takes_rng = any(transform.takes_rng for transform in transforms)
+        self._draws_globally = not all(transform.takes_rng for transform in transforms)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._transforms)
+
+    def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
+        """Return the transformed sample. The split's own global random state, if it has one, must be restored after it.
+
+        Args:
+            sample: as the source yielded it.
+            epoch: from 0.
+            split: index of the split in the list, or number of the segment; 0 if there are none.
+            number: of the sample in its split, or index of an item.
+
+        Raises:
+            TransformFailed: user code raised, or returned None.
+        """
+        rng = None
+        if self._takes_rng:
+            rng = np.random.default_rng(seeds("transform rng", self._seed, epoch, split, number))
+        if self._draws_globally:
+            self._randomness.use(None)
+            seed_all(seeds("transform", self._seed, epoch, split, number))
+        for transform in self._transforms:
+            try:
+                sample = transform.function(sample, rng=rng) if transform.takes_rng else transform.function(sample)
+            except BaseException as error:  # a StopIteration would look like the end of the split
+                raise TransformFailed(transform.name, error) from error
+            if sample is None:
+                raise TransformFailed(transform.name, None)
+        return sample
+
+
+class TransformedSamples(Iterator[Any]):
+    """The samples of an open split, transformed one by one.
+
+    Args:
+        samples: those of the source.
+        transform: applied to each.
+        epoch: from 0.
+        split: index of the split.
+        place_of: returns the number in the source of the sample with a number in this iterator.
+        state: the global random state of the source, or None.
+        randomness: the random numbers of this process.
+
+    Attributes:
+        number: samples taken from `samples` so far; to be set when some were taken past this iterator.
+    """
+
+    def __init__(
+        self,
+        samples: Iterator[Any],
+        transform: SampleTransform,
+        epoch: int,
+        split: int,
+        place_of: Callable[[int], int],
+        state: GlobalState | None,
+        randomness: GlobalRandomness,
+    ) -> None:
+        self.number = 0
+        self._samples = samples
+        self._transform = transform
+        self._epoch = epoch
+        self._split = split
+        self._place_of = place_of
+        self._state = state
+        self._randomness = randomness
+
+    def __next__(self) -> Any:
+        self._randomness.use(self._state)
+        sample = next(self._samples)
+        number = self._place_of(self.number)
+        self.number += 1
+        return self._transform(sample, self._epoch, self._split, number)
