@@ -97,6 +97,21 @@ def rooted(root: str, path: str, size: int = 1) -> Iterator[Any]:
     yield root, path, size
 
 
+class NoSplit:
+    def __init__(self, rng: Any) -> None: ...
+
+    def generate(self) -> Iterator[Any]:
+        yield 1
+
+
+class Sharded(NoSplit):
+    def __init__(self, files: Any, shard: Any) -> None: ...
+
+
+def rng_and_rest(rng: Any, *rest: Any) -> Iterator[Any]:
+    yield rest
+
+
 RUN = {"split": "S", "rng": "R", "epoch": 7, "shard": (0, 1)}
 
 
@@ -132,6 +147,11 @@ def first_of(function: Any, **options: Any) -> Any:
         (Scenes, {"method": "made", "args": ("a",), "has_splits": True}, ("Scenes", "S")),
         (Rest, {"method": "__iter__", "args": ("a",), "kwargs": {"k": 1}, "has_splits": True}, (("S", "a"), {"k": 1})),
         (Rest, {"method": "__iter__"}, ((), {})),
+        (NoSplit, {"method": "generate", "segments": True}, 1),
+        (Sharded, {"method": "generate", "args": (1,)}, 1),
+        (rng_and_rest, {"args": (1, 2, 3)}, (2, 3)),
+        (rng_and_rest, {}, ()),
+        (Sharded, {"method": "generate", "kwargs": {"shard": None}, "has_splits": True}, 1),
         (Old, {"method": "flow", "args": (3,)}, 3),
         (Old, {"method": "flow", "has_splits": True}, "S"),
         (Aware, {"method": "generate", "kwargs": {"root": "/"}, "has_splits": True}, ("/", "S", "R", 7, "none")),
@@ -195,6 +215,9 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
         ),
         (Scenes, {"method": "of", "args": (1,)}, r"Scenes.of takes a split \(labels\), but there are none"),
         (Scenes, {"method": "of_two", "args": (1,), "splits": [1]}, "without an argument: ids. .* for the constructor"),
+        (NoSplit, {"method": "generate", "splits": [1]}, "neither NoSplit.generate nor the constructor of NoSplit"),
+        (Sharded, {"method": "generate", "splits": [1]}, "Sharded takes shard, which is for generators without splits"),
+        (rng_and_rest, {"splits": [1]}, "has parameter rest after rng: only the first one can be the split"),
         (Scenes("a"), {"method": "generate_data"}, "needs the class itself, and got an instance of Scenes"),
         ([1, 2], {"method": "pop"}, "for a generator function or a class, and got an instance of list"),
         ([1, 2], {"args": (1,)}, "for a generator function or a class, and got an instance of list"),

@@ -75,13 +75,13 @@ class Arguments:
     def fit_generator(self, *, has_splits: bool, segments: bool) -> None:
         """Fit a generator function."""
         name, others = self._name, self._others()
-        if has_splits and not others and self._rest is None:
+        if has_splits and not others:
             raise ValueError(f"{name} takes no split: add a first parameter for it, or leave splits= out")
         missing = [] if has_splits else self._missing(self._placed(split=False))
         wants_split = has_splits or bool(missing)
         if others and (has_splits or others[0].name in missing):
             self._check_first(others[0], "split" if has_splits or not segments else "segment's number")
-        surplus = self._missing(self._placed(split=wants_split and bool(others or self._rest is not None)))
+        surplus = self._missing(self._placed(split=wants_split and bool(others)))
         if surplus:
             raise TypeError(
                 f"{name} has parameters without an argument: {', '.join(surplus)}. A generator can take the split (its "
@@ -125,12 +125,13 @@ class Arguments:
         name = self._name
         split = has_splits and not split_taken
         free = [p for p in self._parameters if p.kind in POSITIONAL and p.name not in self._given]
-        if split and self._rest is None and len(free) <= len(self._args):
+        others = self._others()
+        if split and (not others or (self._rest is None and len(free) <= len(self._args))):
             raise TypeError(
                 f"neither {method} nor the constructor of {name} has a parameter left for the split, which comes "
                 "before args=: leave the argument in args= out that the splits replace, or leave splits= out"
             )
-        if split and (others := self._others()):
+        if split:
             self._check_first(others[0], "split")
         missing = self._missing(self._placed(split=split))
         if missing:
@@ -141,6 +142,8 @@ class Arguments:
             )
         self._place(split=split)
         if has_splits or segments:
+            if self.takes("shard") and self._signature.parameters["shard"].default is Parameter.empty:
+                self._refuse_shard(has_splits=has_splits, segments=segments)
             self._of_run = {parameter: what for parameter, what in self._of_run.items() if what != "shard"}
 
     @property
@@ -162,10 +165,9 @@ class Arguments:
         return {name: value for name, value in kwargs.items() if name in names}
 
     def _others(self) -> list[Parameter]:
-        """The positional parameters that can get the split: those that get nothing by name."""
-        return [
-            p for p in self._parameters if p.kind in POSITIONAL and p.name not in self._given and p.name not in BY_NAME
-        ]
+        """The parameters that can get the split: positional ones that get nothing by name, and `*args`."""
+        kinds = (*POSITIONAL, Parameter.VAR_POSITIONAL)
+        return [p for p in self._parameters if p.kind in kinds and p.name not in self._given and p.name not in BY_NAME]
 
     def _check_first(self, parameter: Parameter, what: str) -> None:
         """Check that `parameter`, which is to get the split, comes first."""
