@@ -65,6 +65,18 @@ FEEDS = """
         too_long="cut",
     )
 
+    def longer(sample, rng):
+        return {**sample, "tokens": np.repeat(sample["tokens"], int(rng.integers(0, 3)))}
+
+    transformed = Feed(
+        rows, splits=SPLITS, batch_size=4, lanes=2, spec=SPEC, batching="pad", shuffle=24, buckets=[3, 6],
+        too_long="drop", transform=longer,
+    )
+    undivided = Feed(
+        lambda: (sample for split in SPLITS for sample in rows(split, np.random.default_rng(split))),
+        batch_size=4, lanes=3, spec=SPEC, batching="ragged", transform=longer,
+    )
+
     class Table:
         def __len__(self):
             return 45
@@ -80,7 +92,7 @@ FEEDS = """
     ready = Feed(batches, splits=SPLITS, batch_size=None, lanes=3)
 """
 SIZES = [7, 0, 31, 1, 16, 40, 5, 12, 3, 9]
-NAMES = "padded ragged mixed buckets dropping cutting table ready".split()
+NAMES = "padded ragged mixed buckets dropping cutting transformed undivided table ready".split()
 
 
 def leaves(batch: Any) -> list[Any]:
@@ -234,7 +246,7 @@ def test_buckets_bring_samples_of_similar_length_together_and_fill_up_to_their_b
     assert seen["dropping"] < seen["cutting"] == sum(SIZES)
 
 
-@pytest.mark.parametrize("name", ["padded", "ragged", "mixed", "buckets", "dropping", "ready"])
+@pytest.mark.parametrize("name", ["ragged", "mixed", "dropping", "transformed", "undivided", "ready"])
 def test_a_stream_goes_on_the_same_through_kills_and_a_state(serve: Serve, name: str) -> None:
     quiet = serve(FEEDS, name, workers=1)
     wanted = read(quiet.url, "local")

@@ -357,7 +357,7 @@ class OpenSplit:
                 if time.monotonic() >= deadline:
                     return self.taken == until
         except BaseException as error:
-            raise _failed(self._name, self.place, error) from error
+            raise self._error_of(error) from error
         finally:
             self._page.leave()
             if self._transformed is not None and not self._drops:  # else it has counted itself
