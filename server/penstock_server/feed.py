@@ -31,6 +31,8 @@ from penstock_proto.spec import (
 from .generator_call import GeneratorCall
 from .transforms import checked_transforms
 
+from .from_files import FromFiles
+
 INTERLEAVE = 4
 """Default of splits that a lane reads at once when it shuffles."""
 
@@ -44,7 +46,7 @@ ENDLESS = 2**62
 
 
 @dataclass(frozen=True, eq=False)
-class Feed:
+class Feed(FromFiles):
     """A named source of batches: a generator and a list of splits, or anything that can be indexed.
 
     `generate` yields one sample at a time: nested dicts and tuples of arrays and numbers, each of one dtype and shape.

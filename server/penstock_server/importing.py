@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -15,8 +16,10 @@ from penstock_proto import StartError
 from penstock_proto.spec import printable, shown
 
 from .feed import Feed
+from .file_target import is_file_target, load_target
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_CONTEXTS = contextlib.__file__  # its frames stand between ours where a source opens a file
 _IMPORT = (os.path.dirname(importlib.__file__) + os.sep, "<frozen importlib")
 _BETWEEN = (os.path.join(_OURS, "worker", "import_seeding.py"), "<frozen importlib")
 """Files of frames between a user's `import` and the module that it runs."""
@@ -28,11 +31,14 @@ _INSTALLED_IN = ("site-packages", "dist-packages")
 def load(target: str) -> Feed:
     """Load the feed that `target` names: "MODULE:ATTR", where MODULE is a module's name or the path of a .py file.
 
-    Adds the current directory, or that of the file, to `sys.path`.
+    A target of data files, from `file_target`, needs no module. For others this adds the current directory, or that
+    of the file, to `sys.path`.
 
     Raises:
         StartError: it cannot be loaded; the message says why.
     """
+    if is_file_target(target):
+        return load_target(target)
     module_name, colon, attribute = target.rpartition(":")
     if not colon or not module_name or not attribute:
         raise StartError(f"expected MODULE:ATTR, such as scenes:feed or scenes.py:feed, got {target!r}")
@@ -83,7 +89,7 @@ def summary(error: BaseException) -> str:
 
 
 def _is_ours(frame: TracebackType) -> bool:
-    return frame.tb_frame.f_code.co_filename.startswith((_OURS, *_IMPORT))
+    return frame.tb_frame.f_code.co_filename.startswith((_OURS, _CONTEXTS, *_IMPORT))
 
 
 def _load_file(name: str, path: str) -> ModuleType:

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
+from ..file_target import is_file_target, library_of
 from ..importing import is_installed, join_path, place_of
 
 Steps: TypeAlias = Generator[str, None, bool]
@@ -39,6 +40,9 @@ def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[s
     """
     search = _Search(frozenset(without))
     for target in targets:
+        if is_file_target(target):
+            yield from search.module(library_of(target), [])
+            continue
         name, path = place_of(target)
         join_path(os.getcwd() if path is None else os.path.dirname(path))
         begins = search.module(name, []) if path is None else search.file(Path(path), "")

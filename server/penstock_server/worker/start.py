@@ -24,6 +24,7 @@ from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, St
 
 from ..activity import ActivityPage
 from ..feed import Feed
+from ..file_target import shown_target
 from ..importing import load, summary, user_traceback
 from . import import_seeding, signals
 from .failures import describe
@@ -77,7 +78,7 @@ def serve(
     signals.restore_in_children()
     began = time.monotonic()
     had_tensorflow = "tensorflow" in sys.modules  # which the fork server has imported for all
-    page.importing(f"importing {' '.join(feeds)}")
+    page.importing(f"importing {' '.join(map(shown_target, feeds))}")
     try:
         loaded = _load(feeds)
     except PenstockError as error:
@@ -107,7 +108,8 @@ def _load(targets: Sequence[str]) -> dict[str, LoadedFeed]:
             plan = _plan(feed.plan, target)
         if plan.name in feeds:
             raise StartError(
-                f"two feeds are named {plan.name!r} ({target} is the second): give one of them Feed(name=...)"
+                f"two feeds are named {plan.name!r} ({shown_target(target)} is the second): give one of them "
+                "Feed(name=...)"
             )
         feeds[plan.name] = LoadedFeed(feed, plan)
     nbytes = sum(len(msgspec.msgpack.encode(loaded.plan)) for loaded in feeds.values())
@@ -130,7 +132,9 @@ def _plan(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
     try:
         return make(target.rpartition(":")[2])
     except BaseException as error:  # the length of an indexable object is user code
-        raise StartError(f"cannot serve {target}: {summary(error)}", remote_traceback=user_traceback(error)) from error
+        raise StartError(
+            f"cannot serve {shown_target(target)}: {summary(error)}", remote_traceback=user_traceback(error)
+        ) from error
 
 
 def _send(connection: socket.socket, message: Message) -> None:

@@ -1,0 +1,63 @@
+"""`Feed.from_...`: feeds that read data files. Each joins a reader of `sources` to an ordinary feed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+
+class FromFiles:
+    """The constructors of `Feed` for data files."""
+
+    @classmethod
+    def from_hdf5(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any,
+        *,
+        batch_size: int | None,
+        rows: tuple[int, int | None] | None = None,
+        split_rows: int | None = None,
+        locking: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of HDF5 datasets.
+
+        A sample is one row of each dataset, with the dtype and the shape that it has there. Splits are ranges of rows
+        that follow the chunks, so that no chunk is decompressed twice in an epoch. (Small datasets beside large ones,
+        such as labels beside images, may have chunks with other borders. These are followed only if there are many
+        splits even so.) A slab of about 1 MiB is read at once, or one row of chunks if that is more.
+
+        Args:
+            files: one path, pattern or URL of a file, or a list of these. Files are read in the order of the list, and
+                the matches of a pattern sorted by name.
+            leaves: the names of datasets in the structure of a sample: `{"image": "images", "label": "labels"}`,
+                `("images", "labels")` or "images". In a file all of them have the same length.
+            batch_size: samples in a batch.
+            rows: (start, stop) of the rows to serve, counted over all files; a stop of None means the end. By default
+                all.
+            split_rows: rows of a split, rounded up to whole chunks; by default about 1/256 of the rows.
+            locking: as in `h5py.File`. False reads files on a file system without locks (NFS).
+            options: other attributes of `Feed`, such as `shuffle` and `seed`. `splits` and `segment` are refused.
+
+        The files are opened in workers, when the splits of an epoch are listed. What is wrong with them is reported as
+        an error of the feed, which names the file: it is missing, locked, truncated or was changed since; a dataset is
+        missing or has another length than the others; a dataset holds strings.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from .sources.hdf5 import Hdf5Rows, Hdf5Source, Hdf5Splits
+
+        source = Hdf5Source(files, leaves, locking)
+        return cls._of(Hdf5Rows(source), Hdf5Splits(source, rows, split_rows), batch_size, options)
+
+    @classmethod
+    def _of(cls, generate: Any, splits: Any, batch_size: int | None, options: dict[str, Any]) -> Self:
+        for name in ("splits", "segment"):
+            if name in options:
+                raise TypeError(f"{generate.__name__} divides the files itself: leave {name}= out")
+        make: Any = cls  # a Feed
+        feed: Self = make(generate, splits=splits, batch_size=batch_size, **options)
+        return feed

@@ -1,0 +1,173 @@
+"""Files by path or URL: patterns, sizes, and opening them in the worker that reads them.
+
+A local path needs no package. A URL needs fsspec, which is imported here and nowhere else. Its file systems do not
+survive a fork, so nothing may be opened before a worker runs.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, TypeAlias, cast
+
+from penstock_proto.spec import shown
+
+Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+"""One path, pattern or URL, or a list of them."""
+
+_BUFFER = 1 << 18
+
+
+def checked(files: Files) -> tuple[str, ...]:
+    """Return `files` as a tuple of strings, with patterns as they are.
+
+    Raises:
+        TypeError: it holds something other than paths.
+        ValueError: it is empty.
+    """
+    many = [files] if isinstance(files, str | os.PathLike) else files
+    if not isinstance(many, Sequence) or isinstance(many, bytes):
+        raise TypeError(f"files must be a path, a pattern, a URL or a list of these, got {shown(files)}")
+    for file in many:
+        if not isinstance(file, str | os.PathLike) or not isinstance(os.fspath(file), str):
+            raise TypeError(f"files must be paths, patterns or URLs, got {shown(file)}")
+    if not many:
+        raise ValueError("files is an empty list: give at least one path, pattern or URL")
+    return tuple(os.fspath(file) for file in many)
+
+
+def expand(files: Sequence[str]) -> list[str]:
+    """Replace each pattern by the files that match it, sorted by name; `**` matches folders of any depth.
+
+    Raises:
+        FileNotFoundError: a pattern matches nothing.
+    """
+    found: list[str] = []
+    for file in files:
+        if is_url(file):
+            matches = _expand_url(file) if "*" in file else [file]
+        elif not glob.has_magic(file) or os.path.exists(file):
+            matches = [file]
+        else:
+            matches = [name for name in sorted(glob.glob(file, recursive=True)) if not os.path.isdir(name)]
+        if not matches:
+            where = "" if is_url(file) or os.path.isabs(file) else f" in {os.getcwd()}"
+            raise FileNotFoundError(f"no file matches {file}{where}: correct the path, or start the daemon elsewhere")
+        found += matches
+    return found
+
+
+def is_url(file: str) -> bool:
+    """Whether `file` needs fsspec, such as "s3://bucket/a.h5" or "simplecache::https://host/a.h5"."""
+    return ("://" in file or "::" in file) and not file.startswith("file://")
+
+
+def local_path(file: str) -> str:
+    """Return the path of a file that is not a URL, or is one of the form file://PATH."""
+    return file.removeprefix("file://")
+
+
+def size_of(file: str) -> int | None:
+    """Return the bytes of a file, or None if its server does not say.
+
+    Raises:
+        OSError: there is no such file, or it cannot be reached; the message names it.
+    """
+    with errors_that_name(file):
+        if not is_url(file):
+            return os.stat(local_path(file)).st_size
+        system, path = _system(file)
+        size = system.info(path).get("size")
+        return None if size is None else int(size)
+
+
+def open_binary(file: str, size: int | None = None) -> BinaryIO:
+    """Open a file for reading. With `size`, check that it still has that many bytes.
+
+    Raises:
+        OSError: it cannot be opened, or its size has changed; the message names the file.
+    """
+    with errors_that_name(file):
+        if is_url(file):
+            system, path = _system(file)
+            opened = cast(BinaryIO, system.open(path, "rb"))
+        else:
+            opened = open(local_path(file), "rb", buffering=_BUFFER)  # noqa: SIM115 (the caller closes it)
+    try:
+        if size is not None:
+            check_size(file, size)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def check_size(file: str, size: int | None) -> None:
+    """Check that a file has as many bytes as when its splits were listed.
+
+    Raises:
+        OSError: it has not.
+    """
+    now = size_of(file)
+    if size is not None and now is not None and now != size:
+        raise OSError(
+            f"{file} has changed: it had {size} bytes when its splits were listed, and now has {now}. A file must stay "
+            "the same while it is served: write new data to a new file, and start the daemon again"
+        )
+
+
+def read_exactly(opened: BinaryIO, count: int) -> bytes:
+    """Read `count` bytes, or fewer at the end of the file."""
+    data = opened.read(count)
+    while len(data) < count:
+        more = opened.read(count - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+@contextmanager
+def errors_that_name(file: str) -> Iterator[None]:
+    """Raise an OSError that names `file` in place of an error that does not.
+
+    Raises:
+        OSError: the body raised an OSError, or any error of a remote file system.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        where = "" if is_url(file) or os.path.isabs(local_path(file)) else f" in {os.getcwd()}"
+        raise FileNotFoundError(f"{file}: no such file{where}") from None
+    except ImportError:
+        raise
+    except OSError as error:
+        if file in str(error) or local_path(file) in str(error):
+            raise
+        raise type(error)(f"{file}: {error}") from None
+    except io.UnsupportedOperation:
+        raise
+    except Exception as error:  # of the library behind a URL: botocore, aiohttp
+        if not is_url(file):
+            raise
+        raise OSError(f"{file}: {type(error).__name__}: {error}") from error
+
+
+def _system(file: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    try:
+        import fsspec.core
+    except ImportError:
+        raise ImportError(f"{file} is a URL, which needs fsspec: pip install 'penstock[urls]'") from None
+    system, path = fsspec.core.url_to_fs(file)
+    return system, str(path)
+
+
+def _expand_url(pattern: str) -> list[str]:
+    chain, colons, last = pattern.rpartition("::")
+    with errors_that_name(pattern):
+        system, path = _system(last)
+        return [chain + colons + system.unstrip_protocol(name) for name in sorted(system.glob(path))]
