@@ -5,6 +5,7 @@ User modules import this package in every worker, so it brings in neither the da
 
 from penstock_proto import DictSpec, Leaf, TupleSpec
 
+from .features import FixedLen, VarLen
 from .feed import Feed
 
-__all__ = ["DictSpec", "Feed", "Leaf", "TupleSpec"]
+__all__ = ["DictSpec", "Feed", "FixedLen", "Leaf", "TupleSpec", "VarLen"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
+
+from .features import FixedLen, VarLen
 
 
 class FromFiles:
@@ -52,6 +54,44 @@ class FromFiles:
 
         source = Hdf5Source(files, leaves, locking)
         return cls._of(Hdf5Rows(source), Hdf5Splits(source, rows, split_rows), batch_size, options)
+
+    @classmethod
+    def from_tfrecord(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        features: Mapping[str, FixedLen | VarLen],
+        *,
+        batch_size: int | None,
+        split_bytes: int | None = None,
+        on_error: str = "raise",
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the `tf.train.Example` records of TFRecord files, read without TensorFlow.
+
+        A sample is a dict with the declared features; others are passed over. Files may be compressed with GZIP or
+        ZLIB, which is found out from their first bytes. All CRCs are checked. Each file is a split; a large one that
+        is local and not compressed is several.
+
+        Args:
+            files: as for `from_hdf5`.
+            features: `FixedLen` or `VarLen` by the feature's name, such as `{"label": FixedLen((), "int64")}`.
+            batch_size: samples in a batch.
+            split_bytes: bytes of a split; files of more than twice as many are divided. By default 1/256 of all files,
+                and 1 to 64 MiB.
+            on_error: as in `Feed`. With "skip", a corrupt record alone is left out, and the log and the status name it
+                when its split ends. If a length is corrupt, the rest of its split is left out.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        A corrupt record, or one that has not the declared features, is an error of the feed that names the file and the
+        record's offset in bytes (in the uncompressed data).
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from .sources.tfrecord import TFRecordSamples, TFRecordSplits
+
+        samples = TFRecordSamples(features, skip=on_error == "skip")
+        return cls._of(samples, TFRecordSplits(files, split_bytes), batch_size, {**options, "on_error": on_error})
 
     @classmethod
     def _of(cls, generate: Any, splits: Any, batch_size: int | None, options: dict[str, Any]) -> Self:

@@ -1,0 +1,176 @@
+"""Reads `tf.train.Example` messages without TensorFlow.
+
+The messages are declared here, in a private pool of protobuf's and under another name. A second
+`tensorflow.BytesList` in the global pool would end a process that imports TensorFlow too.
+
+A parser of our own, in Python, took 20 us for an Example with four features, and this takes 7 (with protobuf in C).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..features import FixedLen, VarLen
+
+_LISTS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
+_DTYPES = {name: dtype for dtype, name in _LISTS.items()}
+
+
+class BadExample(ValueError):
+    """A record is no Example, or does not have the features that were declared."""
+
+
+@functools.cache
+def example_class() -> Any:
+    """Return the class of Example messages.
+
+    Raises:
+        ImportError: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise ImportError("TFRecord files need protobuf: pip install 'penstock[tfrecord]'") from None
+    kind = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="penstock/example.proto", package="penstock", syntax="proto3")
+
+    def add(message: Any, field: str, number: int, what: int, *, many: bool = False, of: str = "") -> Any:
+        label = kind.LABEL_REPEATED if many else kind.LABEL_OPTIONAL
+        return message.field.add(name=field, number=number, type=what, label=label, type_name=of or None)
+
+    def message(name: str) -> Any:
+        return file.message_type.add(name=name)
+
+    add(message("BytesList"), "value", 1, kind.TYPE_BYTES, many=True)
+    add(message("FloatList"), "value", 1, kind.TYPE_FLOAT, many=True)
+    add(message("Int64List"), "value", 1, kind.TYPE_INT64, many=True)
+    feature = message("Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (field, of) in enumerate(
+        (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1
+    ):
+        add(feature, field, number, kind.TYPE_MESSAGE, of=f".penstock.{of}").oneof_index = 0
+    features = message("Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    add(entry, "key", 1, kind.TYPE_STRING)
+    add(entry, "value", 2, kind.TYPE_MESSAGE, of=".penstock.Feature")
+    add(features, "feature", 1, kind.TYPE_MESSAGE, many=True, of=".penstock.Features.FeatureEntry")
+    add(message("Example"), "features", 1, kind.TYPE_MESSAGE, of=".penstock.Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("penstock.Example"))
+
+
+class ExampleParser:
+    """Turns serialized Examples into samples.
+
+    Args:
+        features: `FixedLen` or `VarLen` by name.
+    """
+
+    def __init__(self, features: Mapping[str, FixedLen | VarLen]) -> None:
+        from google.protobuf.message import DecodeError
+
+        self._error = DecodeError
+        self._parse = example_class().FromString
+        self._features = [
+            (name, feature, _LISTS[feature.dtype], _reader(feature)) for name, feature in features.items()
+        ]
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        """Return the sample of a record.
+
+        Raises:
+            BadExample: it is no Example, or a feature is missing or has other values than declared.
+        """
+        try:
+            found = self._parse(record).features.feature
+        except self._error:
+            raise BadExample("it is no tf.train.Example") from None
+        sample = {}
+        for name, feature, wanted, read in self._features:
+            message = found.get(name)
+            has = message.WhichOneof("kind") if message is not None else None
+            if has == wanted:
+                try:
+                    sample[name] = read(getattr(message, wanted).value)
+                except BadExample as error:
+                    raise BadExample(f"feature {name!r} {error}") from None
+            elif has is not None:
+                raise BadExample(f"feature {name!r} is {_DTYPES[has]}, and {feature.dtype} was declared")
+            elif isinstance(feature, VarLen):
+                sample[name] = read(())
+            elif feature.default is not None:
+                sample[name] = _copied(feature)
+            else:
+                raise BadExample(f"it has no feature {name!r}: give FixedLen(default=...), or declare it as VarLen")
+        return sample
+
+
+def _copied(feature: FixedLen) -> Any:
+    if feature.dtype == "bytes" and feature.decode is None and feature.shape:
+        return _objects([feature.default] * feature.count).reshape(feature.shape)
+    return feature.default
+
+
+def _reader(feature: FixedLen | VarLen) -> Callable[[Any], Any]:
+    """Return a function that makes a value of a feature's list."""
+    if isinstance(feature, VarLen):
+        return functools.partial(_varying, feature)
+    if feature.decode is not None:
+        return functools.partial(_raw, feature.shape, np.dtype(feature.decode).newbyteorder("<"))
+    if not feature.shape:
+        return functools.partial(_scalar, {"float32": np.float32, "int64": np.int64, "bytes": bytes}[feature.dtype])
+    return functools.partial(_fixed, feature)
+
+
+def _scalar(make: Callable[[Any], Any], values: Any) -> Any:
+    if len(values) != 1:
+        raise BadExample(f"has {len(values)} values, and one was declared: declare its shape, or VarLen")
+    return make(values[0])
+
+
+def _fixed(feature: FixedLen, values: Any) -> Any:
+    if len(values) != feature.count:
+        raise BadExample(
+            f"has {len(values)} values, and shape {list(feature.shape)} was declared, which has {feature.count}: "
+            "correct the shape, or declare VarLen"
+        )
+    if feature.dtype == "bytes":
+        return _objects(values).reshape(feature.shape)
+    return np.array(values, feature.dtype).reshape(feature.shape)
+
+
+def _raw(shape: tuple[int, ...], dtype: np.dtype[Any], values: Any) -> Any:
+    if len(values) != 1:
+        raise BadExample(f"has {len(values)} values, and decode= takes one")
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if len(values[0]) != nbytes:
+        raise BadExample(
+            f"has {len(values[0])} bytes, and {dtype.name}{list(shape)} has {nbytes}: correct shape= or decode="
+        )
+    return np.frombuffer(values[0], dtype).reshape(shape)[()]
+
+
+def _varying(feature: VarLen, values: Any) -> Any:
+    make = _objects if feature.dtype == "bytes" else functools.partial(np.array, dtype=feature.dtype)
+    length = feature.pad_to
+    if length is None:
+        return make(values)
+    if len(values) > length and not feature.cap:
+        raise BadExample(f"has {len(values)} values, more than pad_to={length}: make it larger, or give cap=True")
+    padded = np.full(length, feature.pad_value, object if feature.dtype == "bytes" else feature.dtype)
+    count = min(length, len(values))
+    padded[:count] = make(values[:count])
+    return padded
+
+
+def _objects(values: Any) -> Any:
+    found = np.empty(len(values), object)
+    found[:] = list(values)
+    return found

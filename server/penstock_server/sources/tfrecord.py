@@ -1,0 +1,271 @@
+"""TFRecord files of Examples, read without TensorFlow: plain, GZIP or ZLIB.
+
+A record is a length (uint64), a CRC of it, the data and a CRC of them. A file says nowhere where its records begin, so
+to divide one means to hop from length to length.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from penstock_proto.spec import shown
+
+from ..features import FixedLen, VarLen
+from . import files as fs
+from .crc32c import crc32c, masked
+from .example import BadExample, ExampleParser
+
+_HEAD = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+
+_PIECES = 256
+"""All files are divided into about so many splits,"""
+
+_LEAST, _MOST = 1 << 20, 64 << 20
+"""each of so many bytes. A file of up to twice a split's size is not divided."""
+
+_SHOWN = 8
+
+
+class CorruptRecord(ValueError):
+    """A record of a file is corrupt, or is not as declared."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ByteRange:
+    """The records of a file that begin from byte `start` on, and before `stop` (None: the end).
+
+    The file has `size` bytes (None: not known).
+    """
+
+    file: str
+    start: int
+    stop: int | None
+    size: int | None
+
+    def __repr__(self) -> str:
+        return self.file if self.stop is None else f"{self.file} bytes {self.start} to {self.stop - 1}"
+
+
+class TFRecordSplits:
+    """Lists files, and ranges of large local files that are not compressed."""
+
+    def __init__(self, files: fs.Files, split_bytes: int | None) -> None:
+        self.__name__ = "Feed.from_tfrecord"
+        self._files = fs.checked(files)
+        if split_bytes is not None and (type(split_bytes) is not int or split_bytes < 1):
+            raise ValueError(f"split_bytes must be a whole number of at least 1, or None, got {shown(split_bytes)}")
+        self._split_bytes = split_bytes
+        self._known: dict[tuple[Any, ...], list[ByteRange]] = {}
+
+    def __call__(self) -> list[ByteRange]:
+        """Find the files, and scan the lengths of the records of those that are large.
+
+        Raises:
+            OSError: a file is missing or cannot be read.
+        """
+        found = fs.expand(self._files)
+        sizes = {file: fs.size_of(file) for file in found if not fs.is_url(file)}
+        about = self._split_bytes or min(_MOST, max(_LEAST, sum(size or 0 for size in sizes.values()) // _PIECES))
+        splits: list[ByteRange] = []
+        for file in found:
+            size = sizes.get(file)
+            if size is None or size <= 2 * about:
+                splits.append(ByteRange(file, 0, None, size))
+            else:
+                splits += self._divided(file, size, about)
+        return splits
+
+    def _divided(self, file: str, size: int, about: int) -> list[ByteRange]:
+        key = (file, size, os.stat(fs.local_path(file)).st_mtime_ns, about)
+        if key not in self._known:
+            with fs.open_binary(file) as opened:
+                starts = [0] if _compression(opened.read(_HEAD.size)) else _starts(opened, about)
+            stops = [*starts[1:], None]
+            self._known[key] = [ByteRange(file, low, high, size) for low, high in zip(starts, stops, strict=True)]
+        return self._known[key]
+
+
+class TFRecordSamples:
+    """Yields the Examples of a range as samples.
+
+    Args:
+        features: `FixedLen` or `VarLen` by name.
+        skip: leave out corrupt records, and report them at the end of the range.
+    """
+
+    def __init__(self, features: Mapping[str, FixedLen | VarLen], *, skip: bool) -> None:
+        self.__name__ = "Feed.from_tfrecord"
+        if not isinstance(features, Mapping) or not features:
+            raise TypeError(
+                'features must be a dict such as {"label": FixedLen((), "int64")} with at least one feature, got '
+                f"{shown(features)}"
+            )
+        for name, feature in features.items():
+            if not isinstance(name, str) or not isinstance(feature, FixedLen | VarLen):
+                raise TypeError(f"features[{name!r}] must be FixedLen(...) or VarLen(...), got {shown(feature)}")
+        self._features = dict(features)
+        self._skip = skip
+
+    def __call__(self, split: ByteRange) -> Iterator[dict[str, Any]]:
+        """Yield the samples of a split.
+
+        Raises:
+            CorruptRecord: a record is corrupt, or has not the declared features. With `skip` this comes at the end of
+                the split and names all that were left out, unless a length is corrupt, so that the end is lost.
+            OSError: the file cannot be read, or has changed since its splits were listed.
+        """
+        parse = ExampleParser(self._features)
+        left_out: list[str] = []
+        with fs.open_binary(split.file, split.size) as opened:
+            for offset, data, why in _records(split, opened):
+                try:
+                    if why:
+                        raise BadExample(why)
+                    sample = parse(data)
+                except BadExample as error:
+                    if not self._skip:
+                        raise CorruptRecord(f"{split.file}: record at byte {offset}: {error}") from None
+                    left_out.append(f"byte {offset} ({error})")
+                else:
+                    yield sample
+        if left_out:
+            more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+            raise CorruptRecord(
+                f"{split.file}: {len(left_out)} of its records are corrupt and were left out, all others were served: "
+                f"{', '.join(left_out[:_SHOWN])}{more}"
+            )
+
+
+def _records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, str]]:
+    """Yield each record's offset, data, and what is wrong with it ("" if nothing is).
+
+    Offsets in a compressed file are those of the uncompressed data.
+
+    Raises:
+        CorruptRecord: the place of the next record is not known.
+    """
+    crc_of = crc32c()
+    stream, offset, where = opened, split.start, ""
+    if split.start:
+        opened.seek(split.start)
+    else:
+        head = fs.read_exactly(opened, _HEAD.size)
+        compression = _compression(head)
+        stream = _decompressed(_Rejoined(head, opened), compression)
+        where = f" of the {compression} data" if compression else ""
+    while split.stop is None or offset < split.stop:
+        try:
+            head = fs.read_exactly(stream, _HEAD.size)
+            if not head:
+                return
+            length = _length(head)
+            if split.size is not None and not where and offset + length > split.size:
+                raise _Lost(_TRUNCATED)
+            data = fs.read_exactly(stream, length + _CRC.size)
+            if len(data) < length + _CRC.size:
+                raise _Lost(_TRUNCATED)
+        except _Lost as lost:
+            raise CorruptRecord(f"{split.file}: record at byte {offset}{where}: {lost}") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise CorruptRecord(
+                f"{split.file}: record at byte {offset}{where}: the compressed data are damaged ({error})"
+            ) from None
+        check, data = _CRC.unpack(data[length:])[0], data[:length]
+        yield offset, data, "" if masked(crc_of(data)) == check else "its data are corrupt (wrong CRC)"
+        offset += _HEAD.size + length + _CRC.size
+
+
+class _Lost(Exception):
+    """The next record cannot be found."""
+
+
+_TRUNCATED = "the file is truncated here: copy it again"
+
+
+def _length(head: bytes) -> int:
+    if len(head) < _HEAD.size:
+        raise _Lost(_TRUNCATED)
+    length, check = _HEAD.unpack(head)
+    if masked(crc32c()(head[:8])) != check:
+        raise _Lost("its length is corrupt (wrong CRC), so this record and all behind it are lost")
+    return int(length)
+
+
+def _starts(opened: BinaryIO, about: int) -> list[int]:
+    """Return the offsets of records that begin a split of `about` bytes.
+
+    The search ends where a length is corrupt; the reader of the last split reports that.
+    """
+    starts, offset = [0], 0
+    with mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as data:
+        while offset + _HEAD.size <= len(data):
+            try:
+                length = _length(data[offset : offset + _HEAD.size])
+            except _Lost:
+                break
+            if offset - starts[-1] >= about:
+                starts.append(offset)
+            offset += _HEAD.size + length + _CRC.size
+    return starts
+
+
+def _compression(head: bytes) -> str:
+    """Return "GZIP", "ZLIB" or "", by the first bytes of a file."""
+    if len(head) == _HEAD.size and masked(crc32c()(head[:8])) == _HEAD.unpack(head)[1]:
+        return ""
+    if head[:2] == b"\x1f\x8b":
+        return "GZIP"
+    return "ZLIB" if len(head) > 1 and head[0] & 15 == 8 and (head[0] << 8 | head[1]) % 31 == 0 else ""
+
+
+def _decompressed(opened: Any, compression: str) -> Any:
+    if compression == "GZIP":
+        return gzip.GzipFile(fileobj=opened, mode="rb")
+    return io.BufferedReader(_Inflated(opened), 1 << 18) if compression else opened
+
+
+class _Rejoined:
+    """A stream and the bytes that were read from its beginning."""
+
+    def __init__(self, head: bytes, opened: BinaryIO) -> None:
+        self._head = head
+        self._opened = opened
+
+    def read(self, count: int = -1) -> bytes:
+        if not self._head:
+            return self._opened.read(count)
+        head, self._head = (self._head, b"") if count < 0 else (self._head[:count], self._head[count:])
+        return head + self._opened.read() if count < 0 else head
+
+
+class _Inflated(io.RawIOBase):
+    """What a ZLIB stream decompresses to."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+        self._inflate = zlib.decompressobj()
+        self._compressed = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._inflate.eof:
+            self._compressed = self._compressed or self._opened.read(1 << 16)
+            if not self._compressed:
+                raise EOFError("the compressed stream ended early")
+            data = self._inflate.decompress(self._compressed, len(buffer))
+            self._compressed = self._inflate.unconsumed_tail
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+        return 0
