@@ -94,6 +94,44 @@ class FromFiles:
         return cls._of(samples, TFRecordSplits(files, split_bytes), batch_size, {**options, "on_error": on_error})
 
     @classmethod
+    def from_numpy(
+        cls,
+        files: Any,
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        rows: tuple[int, int | None] | None = None,
+        split_rows: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of NumPy arrays in .npy or .npz files.
+
+        Arrays in .npy files, and in .npz files that are not compressed, are mapped into memory, so that workers share
+        them. A compressed .npz file is a single split, and a worker decompresses all of it.
+
+        Args:
+            files: as for `from_hdf5`. One .npy file has one array, whose rows are the samples. For several arrays give
+                a tuple or a dict of .npy files, with the structure of a sample: `{"x": "x.npy", "y": "y.npy"}`, or
+                patterns that match the same number of files.
+            leaves: with .npz files, the names of arrays in the structure of a sample, as for `from_hdf5`. By default a
+                dict of all arrays.
+            batch_size: samples in a batch.
+            rows: (start, stop) of the rows to serve, as for `from_hdf5`.
+            split_rows: rows of a split; by default about 1/256 of the rows.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        Arrays have the same length. They hold numbers; Python objects are never unpickled. What is wrong with a file is
+        an error of the feed that names it.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from .sources.npy import NumpyRows, NumpySource, NumpySplits
+
+        source = NumpySource(files, leaves)
+        return cls._of(NumpyRows(source), NumpySplits(source, rows, split_rows), batch_size, options)
+
+    @classmethod
     def _of(cls, generate: Any, splits: Any, batch_size: int | None, options: dict[str, Any]) -> Self:
         for name in ("splits", "segment"):
             if name in options:

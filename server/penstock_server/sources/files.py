@@ -40,13 +40,15 @@ def checked(files: Files) -> tuple[str, ...]:
 
 
 def expand(files: Sequence[str]) -> list[str]:
-    """Replace each pattern by the files that match it, sorted by name; `**` matches folders of any depth.
+    """Replace each pattern by the files that match it, sorted by name; `**` matches folders of any depth. Of a URL
+    file://PATH only the path is returned.
 
     Raises:
         FileNotFoundError: a pattern matches nothing.
     """
     found: list[str] = []
     for file in files:
+        file = file.removeprefix("file://")
         if is_url(file):
             matches = _expand_url(file) if "*" in file else [file]
         elif not glob.has_magic(file) or os.path.exists(file):
@@ -62,12 +64,7 @@ def expand(files: Sequence[str]) -> list[str]:
 
 def is_url(file: str) -> bool:
     """Whether `file` needs fsspec, such as "s3://bucket/a.h5" or "simplecache::https://host/a.h5"."""
-    return ("://" in file or "::" in file) and not file.startswith("file://")
-
-
-def local_path(file: str) -> str:
-    """Return the path of a file that is not a URL, or is one of the form file://PATH."""
-    return file.removeprefix("file://")
+    return "://" in file or "::" in file
 
 
 def size_of(file: str) -> int | None:
@@ -78,7 +75,7 @@ def size_of(file: str) -> int | None:
     """
     with errors_that_name(file):
         if not is_url(file):
-            return os.stat(local_path(file)).st_size
+            return os.stat(file).st_size
         system, path = _system(file)
         size = system.info(path).get("size")
         return None if size is None else int(size)
@@ -95,7 +92,7 @@ def open_binary(file: str, size: int | None = None) -> BinaryIO:
             system, path = _system(file)
             opened = cast(BinaryIO, system.open(path, "rb"))
         else:
-            opened = open(local_path(file), "rb", buffering=_BUFFER)  # noqa: SIM115 (the caller closes it)
+            opened = open(file, "rb", buffering=_BUFFER)  # noqa: SIM115 (the caller closes it)
     try:
         if size is not None:
             check_size(file, size)
@@ -140,12 +137,12 @@ def errors_that_name(file: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        where = "" if is_url(file) or os.path.isabs(local_path(file)) else f" in {os.getcwd()}"
+        where = "" if is_url(file) or os.path.isabs(file) else f" in {os.getcwd()}"
         raise FileNotFoundError(f"{file}: no such file{where}") from None
     except ImportError:
         raise
     except OSError as error:
-        if file in str(error) or local_path(file) in str(error):
+        if file in str(error):
             raise
         raise type(error)(f"{file}: {error}") from None
     except io.UnsupportedOperation:

@@ -73,7 +73,7 @@ class Hdf5Splits:
 
     def _table(self, file: str) -> Table:
         size = fs.size_of(file)
-        key = (file, size, None if fs.is_url(file) else os.stat(fs.local_path(file)).st_mtime_ns)
+        key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
         table = self._known.get(key)
         if table is None:
             with self._source.open(file) as found:
@@ -128,7 +128,7 @@ def opened(file: str, locking: bool | None) -> Iterator[Any]:
                 yield h5
         return
     with fs.errors_that_name(file), _readable(file):
-        h5 = h5py.File(fs.local_path(file), "r", locking=locking)
+        h5 = h5py.File(file, "r", locking=locking)
     with h5:
         yield h5
 

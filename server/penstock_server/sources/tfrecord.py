@@ -85,7 +85,7 @@ class TFRecordSplits:
         return splits
 
     def _divided(self, file: str, size: int, about: int) -> list[ByteRange]:
-        key = (file, size, os.stat(fs.local_path(file)).st_mtime_ns, about)
+        key = (file, size, os.stat(file).st_mtime_ns, about)
         if key not in self._known:
             with fs.open_binary(file) as opened:
                 starts = [0] if _compression(opened.read(_HEAD.size)) else _starts(opened, about)

@@ -1,0 +1,133 @@
+"""Files are paths, patterns and URLs; URLs are opened by fsspec, in the worker."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from conftest import Serve
+
+import penstock
+from penstock_server import Feed
+from penstock_server.sources import files as fs
+
+IDS = np.arange(500)
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves files of a folder, and ranges of them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            start, stop = int(wanted[1]), min(len(data), int(wanted[2] or len(data)) + 1)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+            data = data[start:stop]
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server of these files."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("ids", data=IDS, chunks=(50,), compression="gzip")
+    np.save(tmp_path / "a.npy", IDS)
+    np.savez_compressed(tmp_path / "a.npz", ids=IDS)
+    handler = functools.partial(Handler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{serving.server_port}"
+        serving.shutdown()
+        thread.join()
+
+
+def test_files_are_read_from_a_web_server(server: str, serve: Serve) -> None:
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    daemon = serve(
+        f"""
+        from penstock_server import Feed
+        options = {{"batch_size": 50, "lanes": 1}}
+        h5 = Feed.from_hdf5("{server}/a.h5", "ids", **options)
+        cached = Feed.from_hdf5("simplecache::{server}/a.h5", "ids", **options)
+        npy = Feed.from_numpy("{server}/a.npy", **options)
+        npz = Feed.from_numpy("{server}/a.npz", "ids", **options)
+        """,
+        *["h5", "cached", "npy", "npz"],
+        workers=2,
+    )
+    for name, url in daemon.urls.items():
+        with penstock.connect(url) as connection:
+            assert np.concatenate(list(connection.batches())).tolist() == IDS.tolist(), name
+
+
+def test_file_urls_need_no_package(server: str, tmp_path: Path) -> None:
+    feed = Feed.from_numpy(f"file://{tmp_path}/*.npy", batch_size=1)
+    assert [int(i) for split in feed.splits() for i in feed.generate(split)] == IDS.tolist()  # type: ignore[operator]
+
+
+def test_patterns_work_in_urls() -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    for name in ("b", "a"):
+        memory.pipe(f"/data/{name}.bin", b"x")
+    assert fs.expand(["memory://data/*.bin"]) == ["memory:///data/a.bin", "memory:///data/b.bin"]
+    assert fs.expand(["simplecache::memory://data/a*"]) == ["simplecache::memory:///data/a.bin"]
+    assert fs.size_of("memory://data/a.bin") == 1
+    with pytest.raises(FileNotFoundError, match="memory://data/nothing: no such file"):
+        fs.open_binary("memory://data/nothing")
+    with pytest.raises(FileNotFoundError, match=r"no file matches memory://data/\*\.h5: "):
+        fs.expand(["memory://data/*.h5"])
+
+
+def test_a_url_that_cannot_be_reached_is_named(server: str) -> None:
+    pytest.importorskip("aiohttp")
+    command = [sys.executable, "-m", "penstock_server", "serve", f"{server}/nothing.h5", "--leaf", "x"]
+    command += ["--batch-size", "1", "--workers", "1", "--bind", "tcp://127.0.0.1:0"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1
+    assert f"FileNotFoundError: {server}/nothing.h5: no such file" in found.stderr
+
+
+def test_a_url_without_fsspec_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['fsspec'] = None; from penstock_server.sources import files; files.size_of('s3://a/b')"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "s3://a/b is a URL, which needs fsspec: pip install 'penstock[urls]'" in found.stderr
+
+
+def test_patterns_match_files_sorted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b/2.h5", "b/1.h5", "a/3.h5", "odd[1].h5"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    assert fs.expand(["b/*.h5", "a/3.h5"]) == ["b/1.h5", "b/2.h5", "a/3.h5"], "the list keeps its order"
+    assert fs.expand(["**/[12].h5"]) == ["b/1.h5", "b/2.h5"]
+    assert fs.expand(["odd[1].h5"]) == ["odd[1].h5"], "a file of this very name"
+    with pytest.raises(FileNotFoundError, match=rf"no file matches c/\*.h5 in {tmp_path}"):
+        fs.expand(["c/*.h5"])
