@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "files"
-NEEDS = {"parquet": "pyarrow"}
+NEEDS = {"image_folder": "PIL", "parquet": "pyarrow", "tar_shards": "PIL"}
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

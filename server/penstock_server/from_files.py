@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from .features import FixedLen, VarLen
@@ -130,6 +130,70 @@ class FromFiles:
 
         source = NumpySource(files, leaves)
         return cls._of(NumpyRows(source), NumpySplits(source, rows, split_rows), batch_size, options)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any = None,
+        *,
+        batch_size: int | None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of the rows of Parquet files, read with pyarrow. Each row group is a split.
+
+        A column of numbers makes numbers. A column of lists of numbers makes arrays of one dimension, and one of
+        fixed-shape tensors makes arrays of that shape. Text is `str`, binary data are `bytes`. A column with nulls, or
+        of another type, is an error.
+
+        Args:
+            files: as for `from_hdf5`.
+            leaves: the names of columns in the structure of a sample; by default a dict of all. Others are not read.
+            batch_size: samples in a batch.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        What is wrong with a file is an error of the feed that names it.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from .sources.parquet import ParquetRows, ParquetSplits
+
+        return cls._of(ParquetRows(leaves), ParquetSplits(files), batch_size, options)
+
+    @classmethod
+    def from_webdataset(
+        cls,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        leaves: Any,
+        *,
+        batch_size: int | None,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a feed of tar files in the layout of WebDataset. Each tar file is a split.
+
+        Files that stand together and have one name up to the first dot are a sample: `0001.jpg`, `0001.cls`. By their
+        extension, `cls`, `id` and `index` are whole numbers, `npy` and `npz` are arrays, `txt` is `str`, and `json` is
+        what it contains. All others are `bytes`. Pickles (`pyd`, `pkl`, `pth`) are refused.
+
+        Args:
+            files: as for `from_hdf5`. They may be compressed.
+            leaves: extensions in the structure of a sample: `{"image": "jpg;png", "label": "cls"}`. Of alternatives
+                with a semicolon the first that is there counts. Other files are passed over.
+            batch_size: samples in a batch.
+            decode: functions that make a value of the bytes of a file, by extension: `{"jpg": decode_jpeg}`.
+            options: other attributes of `Feed`. `splits` and `segment` are refused.
+
+        A sample that lacks a file, a file that cannot be decoded, and a truncated tar file are errors of the feed that
+        name the tar file.
+
+        Raises:
+            TypeError, ValueError: an option cannot work; the message says what to do.
+        """
+        from .sources.webdataset import TarSamples, TarSplits
+
+        return cls._of(TarSamples(leaves, decode or {}), TarSplits(files), batch_size, options)
 
     @classmethod
     def _of(cls, generate: Any, splits: Any, batch_size: int | None, options: dict[str, Any]) -> Self:

@@ -1,0 +1,154 @@
+"""Parquet files, one row group at a time. The worker imports pyarrow: its threads do not survive a fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import files as fs
+from .structure import Columns
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RowGroup:
+    """A row group of a file that has `size` bytes (None: not known)."""
+
+    file: str
+    group: int
+    rows: int
+    size: int | None
+
+    def __repr__(self) -> str:
+        return f"{self.file} row group {self.group}"
+
+
+class ParquetSplits:
+    """Lists the row groups of files."""
+
+    def __init__(self, files: fs.Files) -> None:
+        self.__name__ = "Feed.from_parquet"
+        self._files = fs.checked(files)
+        self._known: dict[tuple[Any, ...], list[RowGroup]] = {}
+
+    def __call__(self) -> list[RowGroup]:
+        """Read the metadata of each file that is new or has changed.
+
+        Raises:
+            OSError: a file is missing or cannot be read.
+        """
+        return [group for file in fs.expand(self._files) for group in self._groups(file)]
+
+    def _groups(self, file: str) -> list[RowGroup]:
+        size = fs.size_of(file)
+        key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
+        if key not in self._known:
+            with _opened(file) as parquet:
+                rows = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+            self._known[key] = [RowGroup(file, group, count, size) for group, count in enumerate(rows) if count]
+        return self._known[key]
+
+
+class ParquetRows:
+    """Yields the rows of a row group."""
+
+    def __init__(self, leaves: Any) -> None:
+        self.__name__ = "Feed.from_parquet"
+        self._columns = None if leaves is None else Columns(leaves, "column")
+
+    def __call__(self, split: RowGroup) -> Iterator[Any]:
+        """Yield one sample for each row.
+
+        Raises:
+            LookupError, TypeError, ValueError: a column is missing, cannot be served, or holds nulls.
+            OSError: the file cannot be read, or has changed since its splits were listed.
+        """
+        fs.check_size(split.file, split.size)
+        with _opened(split.file) as parquet:
+            has = parquet.schema_arrow.names
+            columns = self._columns or Columns({name: name for name in has}, "column")
+            for name in columns.names:
+                if name not in has:
+                    raise LookupError(f"{split.file} has no column {name!r}; its columns are {', '.join(has)}")
+            with _readable(split.file):
+                table = parquet.read_row_group(split.group, columns=columns.names, use_threads=False)
+            yield from columns.samples([_values(table, name, split) for name in columns.names])
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[Any]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ImportError("Parquet files need pyarrow: pip install 'penstock[parquet]'") from None
+    with fs.open_binary(file) as stream:
+        with _readable(file):
+            opened = parquet.ParquetFile(stream)
+        with opened:
+            yield opened
+
+
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise OSError(f"{file}: it is no Parquet file, is truncated or damaged: copy it again ({error})") from None
+
+
+def _values(table: Any, name: str, split: RowGroup) -> Any:
+    """Return one value for each row of a column: an array, or a list."""
+    import pyarrow as pa
+
+    array = table.column(name).combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # as pyarrow may return for no rows or too many bytes
+        array = pa.concat_arrays(array.chunks)
+    if isinstance(array.type, pa.DictionaryType):
+        array = array.dictionary_decode()
+    kind = array.type
+    _check_nulls(array, name, split)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return array.to_numpy_ndarray()
+    if pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        items = array.flatten()
+        _check_nulls(items, name, split)
+        return items.to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_number(kind.value_type):
+        items = array.flatten()
+        _check_nulls(items, name, split)
+        ends = np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False))
+        return np.split(items.to_numpy(zero_copy_only=False), ends[:-1])
+    if _is_number(kind):
+        return array.to_numpy(zero_copy_only=False)
+    if any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string)) or _is_binary(kind):
+        return array.to_pylist()
+    raise TypeError(
+        f"{split}: column {name!r} has type {kind}, which cannot be served: name the columns to serve with leaves=, or "
+        "write numbers in its place"
+    )
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _check_nulls(array: Any, name: str, split: RowGroup) -> None:
+    if array.null_count:
+        raise ValueError(
+            f"{split}: column {name!r} holds {array.null_count} nulls, and an array cannot: fill them when you write "
+            "the file, or serve other columns with leaves="
+        )

@@ -1,0 +1,165 @@
+"""Tar files in the layout of WebDataset: the files of a sample stand together and differ in their extensions only."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock_proto.spec import shown
+
+from . import files as fs
+from .structure import Columns
+
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
+"""A sample's key, which ends at the first dot of the last part, and the extension."""
+
+_PICKLED = ("pyd", "pickle", "pkl", "pth", "pt")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Shard:
+    """A tar file that has `size` bytes (None: not known)."""
+
+    file: str
+    size: int | None
+
+    def __repr__(self) -> str:
+        return self.file
+
+
+class TarSplits:
+    """Lists tar files."""
+
+    def __init__(self, files: fs.Files) -> None:
+        self.__name__ = "Feed.from_webdataset"
+        self._files = fs.checked(files)
+
+    def __call__(self) -> list[Shard]:
+        """Find the files.
+
+        Raises:
+            OSError: a file is missing.
+        """
+        return [Shard(file, None if fs.is_url(file) else fs.size_of(file)) for file in fs.expand(self._files)]
+
+
+class TarSamples:
+    """Yields the samples of a shard.
+
+    Args:
+        leaves: extensions in the structure of a sample; "jpg;png" takes the one that is there.
+        decode: functions of bytes by extension, besides those for numbers, text, JSON and NumPy's files.
+    """
+
+    def __init__(self, leaves: Any, decode: Mapping[str, Callable[[bytes], Any]]) -> None:
+        self.__name__ = "Feed.from_webdataset"
+        self._columns = Columns(leaves, "extension")
+        self._wanted = [tuple(part.strip(". ").lower() for part in name.split(";")) for name in self._columns.names]
+        if not isinstance(decode, Mapping) or not all(callable(function) for function in decode.values()):
+            raise TypeError(f"decode must be a dict of functions by extension, got {shown(decode)}")
+        self._decode = {name.strip(".").lower(): function for name, function in decode.items()}
+        pickled = [one for names in self._wanted for one in names if one in _PICKLED and one not in self._decode]
+        if pickled:
+            raise ValueError(
+                f".{pickled[0]} files are pickles, which run any code when they are read: store .npy or .json instead, "
+                "or, if you trust the shards, give decode={...} with a function of your own"
+            )
+
+    def __call__(self, split: Shard) -> Iterator[Any]:
+        """Yield the samples of a split.
+
+        Raises:
+            LookupError, ValueError: a sample lacks a file, or one of its files cannot be decoded.
+            OSError: the shard is damaged or truncated, or has changed since the splits were listed.
+        """
+        every = {one for names in self._wanted for one in names}
+        with fs.open_binary(split.file, split.size) as opened:
+            for key, members in _samples(split.file, opened, every):
+                yield self._sample(f"{split.file}: sample {key!r}", members)
+
+    def _sample(self, where: str, members: dict[str, bytes]) -> Any:
+        values = []
+        for names in self._wanted:
+            name = next((one for one in names if one in members), None)
+            if name is None:
+                raise LookupError(
+                    f"{where} has no .{' and no .'.join(names)} file: correct leaves=, or remove the sample"
+                )
+            try:
+                values.append([self._decoded(name, members[name])])
+            except Exception as error:
+                raise ValueError(f"{where}: cannot decode its .{name} file: {type(error).__name__}: {error}") from error
+        return next(self._columns.samples(values))
+
+    def _decoded(self, name: str, data: bytes) -> Any:
+        last = name.rpartition(".")[2]  # of "left.npy"
+        for ending in (name, last):
+            if ending in self._decode:
+                return self._decode[ending](data)
+        return _DECODERS.get(last, bytes)(data)
+
+
+def _samples(file: str, opened: Any, wanted: set[str]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield the key and the wanted files of each sample."""
+    members: dict[str, bytes] = {}
+    key, complete = "", False
+    try:
+        with tarfile.open(fileobj=opened, mode="r|*", tarinfo=_StrictTarInfo) as tar:
+            for info in tar:
+                match = _NAME.fullmatch(info.name) if info.isfile() else None
+                if match is None:
+                    continue
+                if match[1] != key:
+                    if complete:
+                        yield key, members
+                    key, members, complete = match[1], {}, True
+                name = match[2].lower()
+                if name in members:
+                    raise ValueError(f"{file}: {info.name} is there twice: give each sample a name of its own")
+                if name in wanted:
+                    stream = tar.extractfile(info)
+                    assert stream is not None  # it is a regular file
+                    members[name] = stream.read()
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise OSError(f"{file}: the tar file is truncated or damaged: copy it again ({error})") from None
+    if complete:
+        yield key, members
+
+
+class _StrictTarInfo(tarfile.TarInfo):
+    """Reports an archive that ends too soon, which tarfile would take for one that ends there."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictTarInfo:
+        ends: Any = tarfile
+        try:
+            return super().fromtarfile(tarfile_)
+        except ends.EOFHeaderError:  # the block of zeros at the end
+            raise
+        except ends.HeaderError as error:
+            raise tarfile.ReadError(f"no end of archive after {tarfile_.offset} bytes: {error}") from None
+
+
+def _load(data: bytes) -> Any:
+    loaded = np.load(io.BytesIO(data), allow_pickle=False)
+    return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
+    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    **dict.fromkeys(("npy", "npz"), _load),
+}
