@@ -80,6 +80,9 @@ def test_files_are_served_from_the_command_line(digits: Path, tf: Any) -> None:
         ("a.h5 b.py:feed --leaf images --batch-size 4", "second daemon"),
         ("b.py:feed --leaf images", "--leaf are for data files"),
         ("a.h5 --leaf x --batch-size 4 --rows 7", "START:STOP"),
+        ("a.h5 b.npz --leaf x --batch-size 4", "one format"),
+        ("a.tar --batch-size 4", "--leaf NAME=DATASET"),
+        ("a.tar --leaf cls --batch-size 4 --rows 1:2", "--rows is for HDF5 and NumPy"),
     ],
 )
 def test_options_that_cannot_work_are_refused(words: str, message: str) -> None:

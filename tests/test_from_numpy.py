@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Serve
+from conftest import Daemon, Serve
 from one_stream import one_stream
 
+import penstock
 from penstock_server import Feed
 
 ROWS = 300
@@ -47,6 +50,17 @@ def test_the_stream_is_the_same_with_any_workers_through_a_kill_and_a_resume(arr
     assert sorted(np.concatenate([batch["y"] for batch in batches])) == IDS.tolist()
     for batch in batches:
         np.testing.assert_array_equal(batch["x"], IMAGES[batch["y"]])
+
+
+def test_files_are_served_from_the_command_line(arrays: Path) -> None:
+    words = "stored.npz --batch-size 32 --rows :100 --workers 1 --bind tcp://127.0.0.1:0"
+    command = [sys.executable, "-m", "penstock_server", "serve", *words.split()]
+    daemon = Daemon(command, arrays, arrays / "log", dict(os.environ))
+    daemon.wait_ready(1)
+    with penstock.connect(f"{daemon.url}") as connection:
+        batches = list(connection.batches())
+    assert np.concatenate([batch["labels"] for batch in batches]).tolist() == list(range(100))
+    assert daemon.stop() == 0
 
 
 @pytest.mark.parametrize("file", ["stored.npz", "packed.npz"])

@@ -138,8 +138,8 @@ def main() -> None:
     "leaves",
     multiple=True,
     metavar="NAME=DATASET",
-    help="With FILE: a leaf of the samples and the dataset that holds it; once for each leaf. DATASET without a name, "
-    "for all leaves, makes samples tuples.",
+    help="With FILE: a leaf of the samples and the dataset, array, column or extension that holds it; once for each "
+    "leaf. DATASET without a name, for all leaves, makes samples tuples.",
 )
 @click.option("--batch-size", type=click.IntRange(1), default=None, help="With FILE: samples in a batch.")
 @click.option("--shuffle", type=click.IntRange(0), default=None, help="With FILE: number of samples to mix.")
@@ -176,8 +176,8 @@ def serve(
     MODULE:ATTR names a Feed; MODULE is the name of a module or the path of a .py file. When a feed is ready, the daemon
     prints a line `ready tcp://HOST:PORT/NAME`.
 
-    FILE is an HDF5 file (.h5, .hdf5), a quoted pattern or a URL. All files together are one feed, described by --leaf
-    and --batch-size.
+    FILE is a data file (.h5, .hdf5, .npy, .npz, .parquet, .tar), a quoted pattern or a URL. All files together are one
+    feed, described by --leaf and --batch-size.
 
     \b
     Signals:
@@ -312,7 +312,7 @@ def _targets(feeds: Sequence[str], options: dict[str, Any]) -> list[str]:
     if not files:
         if given:
             named = " and ".join(given).replace("leaves", "leaf")
-            raise click.UsageError(f"{named} are for data files (.h5): a feed has them in its module, as Feed(...)")
+            raise click.UsageError(f"{named} are for data files: a feed has them in its module, as Feed(...)")
         return list(feeds)
     if len(files) < len(feeds):
         raise click.UsageError("serve either data files or MODULE:ATTR feeds, or start a second daemon on another port")

@@ -19,8 +19,16 @@ from .feed import Feed
 _PREFIX = "files:"
 _MOST = 100_000  # bytes of one argument: Linux allows 128 KiB
 
-_FORMATS = {".h5": "from_hdf5", ".hdf5": "from_hdf5"}
-_LIBRARIES = {"from_hdf5": "h5py"}
+_FORMATS = {
+    ".h5": "from_hdf5",
+    ".hdf5": "from_hdf5",
+    ".npy": "from_numpy",
+    ".npz": "from_numpy",
+    ".parquet": "from_parquet",
+    ".tar": "from_webdataset",
+}
+_HAVE_ROWS = ("from_hdf5", "from_numpy")
+_NEED_LEAVES = ("from_hdf5", "from_webdataset")
 
 
 def is_data_file(argument: str) -> bool:
@@ -38,7 +46,8 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
 
     Args:
         files: paths, patterns or URLs, all of one format.
-        leaves: NAME=DATASET for each leaf of a dict, or DATASET for each leaf of a tuple.
+        leaves: NAME=DATASET for each leaf of a dict, or DATASET for each leaf of a tuple. DATASET is an array, a column
+            or an extension in other formats than HDF5.
         name: the feed's name; by default that of the first file without its suffix.
         options: of the constructor, such as `batch_size`; those that are None are left out.
 
@@ -48,8 +57,13 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     formats = {_FORMATS[_suffix(file)] for file in files}
     if len(formats) > 1:
         raise ValueError("the files of a feed have one format: serve each format with a daemon of its own")
+    constructor = formats.pop()
+    if not leaves and constructor in _NEED_LEAVES:
+        raise ValueError("data files need --leaf NAME=DATASET for each leaf of a sample, such as --leaf image=images")
+    if constructor not in _HAVE_ROWS and options.get("rows") is not None:
+        raise ValueError(f"--rows is for HDF5 and NumPy files: divide {files[0]} and the others by file")
     call = {
-        "constructor": formats.pop(),
+        "constructor": constructor,
         "files": list(files),
         "leaves": _structure(leaves),
         "name": name or _name_of(files[0]),
@@ -89,17 +103,17 @@ def shown_target(target: str) -> str:
 
 
 def library_of(target: str) -> str:
-    """Return the module that reads the files of `target`, which can be imported before workers are forked."""
-    return _LIBRARIES[_call(target)["constructor"]]
+    """Return the module that reads the files of `target` and can be imported before workers are forked."""
+    return "h5py" if _call(target)["constructor"] == "from_hdf5" else "numpy"
 
 
 def _call(target: str) -> dict[str, Any]:
     return dict(json.loads(target.removeprefix(_PREFIX)))
 
 
-def _structure(leaves: Sequence[str]) -> dict[str, str] | list[str]:
+def _structure(leaves: Sequence[str]) -> dict[str, str] | list[str] | None:
     if not leaves:
-        raise ValueError("data files need --leaf NAME=DATASET for each leaf of a sample, such as --leaf image=images")
+        return None
     pairs = [leaf.partition("=") for leaf in leaves]
     named = {bool(equals) for _, equals, _ in pairs}
     if len(named) > 1:
