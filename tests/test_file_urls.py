@@ -18,7 +18,8 @@ import pytest
 from conftest import Serve
 
 import penstock
-from penstock_server import Feed
+from penstock_server import Feed, VarLen
+from penstock_server.sources import example
 from penstock_server.sources import files as fs
 
 IDS = np.arange(500)
@@ -113,12 +114,32 @@ def test_a_url_that_cannot_be_reached_is_named(server: str) -> None:
     assert f"FileNotFoundError: {server}/nothing.h5: no such file" in found.stderr
 
 
-def test_a_url_without_fsspec_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['fsspec'] = None; from penstock_server.sources import files; files.size_of('s3://a/b')"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "s3://a/b is a URL, which needs fsspec: pip install 'penstock[urls]'" in found.stderr
+@pytest.mark.parametrize(
+    ("package", "code", "message"),
+    [
+        ("fsspec", "files.size_of('s3://a/b')", "s3://a/b is a URL, which needs fsspec: pip install 'penstock[urls]'"),
+        (
+            "google.protobuf",
+            "list(Feed.from_tfrecord('a', {'x': VarLen('int64')}, batch_size=1).generate(None))",
+            "TFRecord files need protobuf: pip install 'penstock[tfrecord]'",
+        ),
+        (
+            "pyarrow",
+            "Feed.from_parquet(__file__, 'x', batch_size=1).splits()",
+            "Parquet files need pyarrow: pip install 'penstock[parquet]'",
+        ),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, package: str, code: str, message: str
+) -> None:
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    example.example_class.cache_clear()
+    with pytest.raises(ImportError) as raised:
+        eval(code, {"files": fs, "Feed": Feed, "VarLen": VarLen, "__file__": __file__})
+    assert str(raised.value) == message
 
 
 def test_patterns_match_files_sorted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

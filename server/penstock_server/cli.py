@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from penstock_proto import PenstockError
@@ -16,6 +16,8 @@ try:
     import click
 except ImportError:
     sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
+
+from .file_options import file_options, targets_of
 
 
 class PenstockGroup(click.Group):
@@ -64,19 +66,6 @@ class Advertised(click.ParamType[str]):
                 ctx,
             )
         return text
-
-
-class Rows(click.ParamType[tuple[int, int | None]]):
-    """A range of rows: 100:200, 100: or :200."""
-
-    name = "rows"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
-        """Return `value` as (start, stop)."""
-        match = re.fullmatch(r"([0-9]*):([0-9]*)", str(value))
-        if match is None or str(value) == ":":
-            self.fail(f"must be START:STOP, such as 0:50000 or 50000:, got {value!r}", param, ctx)
-        return int(match[1] or 0), int(match[2]) if match[2] else None
 
 
 @click.group(
@@ -133,26 +122,7 @@ def main() -> None:
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-@click.option(
-    "--leaf",
-    "leaves",
-    multiple=True,
-    metavar="NAME=DATASET",
-    help="With FILE: a leaf of the samples and the dataset, array, column or extension that holds it; once for each "
-    "leaf. DATASET without a name, for all leaves, makes samples tuples.",
-)
-@click.option("--batch-size", type=click.IntRange(1), default=None, help="With FILE: samples in a batch.")
-@click.option("--shuffle", type=click.IntRange(0), default=None, help="With FILE: number of samples to mix.")
-@click.option("--seed", type=click.IntRange(0), default=None, help="With FILE: seed of the order.")
-@click.option(
-    "--rows",
-    type=Rows(),
-    default=None,
-    metavar="START:STOP",
-    show_default="all",
-    help="With FILE: rows to serve, counted over all files.",
-)
-@click.option("--name", default=None, show_default="the first file's", help="With FILE: the feed's name.")
+@file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
     feeds: tuple[str, ...],
@@ -163,13 +133,8 @@ def serve(
     hang_timeout: float | None,
     state: str | None,
     log_level: str,
-    leaves: tuple[str, ...],
-    batch_size: int | None,
-    shuffle: int | None,
-    seed: int | None,
-    rows: tuple[int, int | None] | None,
-    name: str | None,
     until_stdin_closes: bool,
+    **of_files: Any,
 ) -> None:
     """Serve feeds until SIGTERM or Ctrl-C.
 
@@ -198,17 +163,7 @@ def serve(
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s penstock: %(message)s"
     )
-    targets = _targets(
-        feeds,
-        {
-            "leaves": leaves or None,
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "seed": seed,
-            "rows": rows,
-            "name": name,
-        },
-    )
+    targets = targets_of(feeds, of_files)
     try:
         daemon.serve(
             targets,
@@ -301,27 +256,6 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
         timeout = 10.0
     control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting)
     click.echo("stopped")
-
-
-def _targets(feeds: Sequence[str], options: dict[str, Any]) -> list[str]:
-    """Return what workers load: MODULE:ATTR arguments as they are, or one feed of all data files."""
-    from .file_target import is_data_file, make_target
-
-    files = [argument for argument in feeds if is_data_file(argument)]
-    given = [f"--{option.replace('_', '-')}" for option, value in options.items() if value is not None]
-    if not files:
-        if given:
-            named = " and ".join(given).replace("leaves", "leaf")
-            raise click.UsageError(f"{named} are for data files: a feed has them in its module, as Feed(...)")
-        return list(feeds)
-    if len(files) < len(feeds):
-        raise click.UsageError("serve either data files or MODULE:ATTR feeds, or start a second daemon on another port")
-    if options["batch_size"] is None:
-        raise click.UsageError("data files need --batch-size, such as --batch-size 32")
-    try:
-        return [make_target(files, options.pop("leaves") or (), **options)]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:

@@ -74,10 +74,10 @@ class ExampleParser:
     """
 
     def __init__(self, features: Mapping[str, FixedLen | VarLen]) -> None:
+        self._parse = example_class().FromString
         from google.protobuf.message import DecodeError
 
         self._error = DecodeError
-        self._parse = example_class().FromString
         self._features = [
             (name, feature, _LISTS[feature.dtype], _reader(feature)) for name, feature in features.items()
         ]
