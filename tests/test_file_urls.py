@@ -105,13 +105,20 @@ def test_patterns_work_in_urls() -> None:
         fs.expand(["memory://data/*.h5"])
 
 
-def test_a_url_that_cannot_be_reached_is_named(server: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("{server}/nothing.h5", "FileNotFoundError: {server}/nothing.h5: no such file"),
+        ("http://127.0.0.1:9/a.h5", "http://127.0.0.1:9/a.h5: no such file, or it cannot be reached (Cannot connect"),
+    ],
+)
+def test_a_url_that_cannot_be_reached_is_named(server: str, url: str, message: str) -> None:
     pytest.importorskip("aiohttp")
-    command = [sys.executable, "-m", "penstock_server", "serve", f"{server}/nothing.h5", "--leaf", "x"]
+    command = [sys.executable, "-m", "penstock_server", "serve", url.format(server=server), "--leaf", "x"]
     command += ["--batch-size", "1", "--workers", "1", "--bind", "tcp://127.0.0.1:0"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 1
-    assert f"FileNotFoundError: {server}/nothing.h5: no such file" in found.stderr
+    assert message.format(server=server) in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,10 @@ def check_size(file: str, size: int | None) -> None:
     Raises:
         OSError: it has not.
     """
+    if size is None:
+        return
     now = size_of(file)
-    if size is not None and now is not None and now != size:
+    if now is not None and now != size:
         raise OSError(
             f"{file} has changed: it had {size} bytes when its splits were listed, and now has {now}. A file must stay "
             "the same while it is served: write new data to a new file, and start the daemon again"
@@ -136,15 +138,18 @@ def errors_that_name(file: str) -> Iterator[None]:
     """
     try:
         yield
-    except FileNotFoundError:
-        where = "" if is_url(file) or os.path.isabs(file) else f" in {os.getcwd()}"
+    except FileNotFoundError as error:
+        if is_url(file):  # fsspec raises this for whatever goes wrong first
+            cause = f" ({error.__cause__})" if error.__cause__ else ""
+            raise FileNotFoundError(f"{file}: no such file, or it cannot be reached{cause}") from None
+        where = "" if os.path.isabs(file) else f" in {os.getcwd()}"
         raise FileNotFoundError(f"{file}: no such file{where}") from None
     except ImportError:
         raise
     except OSError as error:
         if file in str(error):
             raise
-        raise type(error)(f"{file}: {error}") from None
+        raise OSError(f"{file}: {type(error).__name__}: {error}") from None
     except io.UnsupportedOperation:
         raise
     except Exception as error:  # of the library behind a URL: botocore, aiohttp
