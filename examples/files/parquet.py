@@ -21,7 +21,7 @@ feed = Feed.from_parquet(
 
 def write(path):
     """Write 2,000 random images and their labels in row groups of 100 rows: each is a split."""
-    import pyarrow as pa  # here, so that it is not imported before workers are forked
+    import pyarrow as pa
     from pyarrow import parquet
 
     rng = np.random.default_rng(0)
