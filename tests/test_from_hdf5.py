@@ -31,7 +31,7 @@ def digits(tmp_path: Path) -> Path:
             images = np.broadcast_to(ids.astype(np.float32)[:, None, None], (ROWS, 4, 5))
             file.create_dataset("images", data=images, chunks=(50, 2, 5), compression="gzip")
             file.create_dataset("labels", data=ids.astype(">i4"))
-            file.create_dataset("names", data=["name"] * ROWS)
+            file.create_dataset("names", data=[f"näme {number}" for number in ids])
             file.create_dataset("short", data=ids[:7])
             file.create_dataset("group/flag", data=ids % 2 == 0)
     return tmp_path
@@ -61,11 +61,17 @@ def test_the_stream_is_the_same_with_any_workers_through_a_kill_and_a_resume(dig
 
 
 def test_files_are_served_from_the_command_line(digits: Path, tf: Any) -> None:
-    words = f"digits-*.h5 --leaf images --leaf labels --batch-size 32 --shuffle 100 --rows 500:700 --name {'d' * 9}"
+    (digits / "images.py").write_text("def twice(sample):\n    x, name, y = sample\n    return 2 * x, name, y\n")
+    words = "digits-*.h5 --leaf images --leaf names --leaf labels --batch-size 32 --shuffle 100 --rows 500:700"
+    words += " --transform images.py:twice --name ddddddddd"
     command = [sys.executable, "-m", "penstock_server", "serve", *words.split(), "--bind", "tcp://127.0.0.1:0"]
     daemon = Daemon(command, digits, digits / "log", dict(os.environ))
     daemon.wait_ready(1)
-    labels = [label for _, y in penstock.dataset(daemon.url) for label in y.numpy()]
+    labels = []
+    for x, name, y in penstock.dataset(daemon.url):
+        assert (x.numpy()[:, 0, 0] == 2 * y.numpy()).all()
+        assert name.numpy().tolist() == [f"näme {label}".encode() for label in y.numpy()]
+        labels += y.numpy().tolist()
     assert sorted(labels) == list(range(500, 700))
     assert daemon.url.endswith("/ddddddddd")
     assert daemon.stop() == 0
@@ -81,6 +87,7 @@ def test_files_are_served_from_the_command_line(digits: Path, tf: Any) -> None:
         ("b.py:feed --leaf images", "--leaf are for data files"),
         ("a.h5 --leaf x --batch-size 4 --rows 7", "START:STOP"),
         ("a.h5 b.npz --leaf x --batch-size 4", "one format"),
+        ("b.py:feed --transform b.py:twice", "--transform are for data files"),
         ("a.tar --batch-size 4", "--leaf NAME=DATASET"),
         ("a.tar --leaf cls --batch-size 4 --rows 1:2", "--rows is for HDF5 and NumPy"),
     ],
@@ -89,6 +96,24 @@ def test_options_that_cannot_work_are_refused(words: str, message: str) -> None:
     found = CliRunner().invoke(main, ["serve", *words.split()])
     assert found.exit_code == 2
     assert message in found.output
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        ("images.py", "expected MODULE:FUNCTION, such as images.py:augment, got 'images.py'"),
+        ("images.py:nothing", "images.py has no attribute 'nothing'"),
+        ("absent.py:f", "absent.py: no such file"),
+    ],
+)
+def test_a_transform_that_cannot_be_loaded_ends_the_command(digits: Path, transform: str, message: str) -> None:
+    (digits / "images.py").write_text("")
+    words = f"digits-0.h5 --leaf labels --batch-size 32 --bind tcp://127.0.0.1:0 --transform {transform}"
+    command = [sys.executable, "-m", "penstock_server", "serve", *words.split()]
+    found = subprocess.run(command, cwd=digits, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1
+    assert message in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 def test_an_error_of_a_file_ends_the_command_and_names_the_file(digits: Path) -> None:
@@ -138,7 +163,6 @@ def test_chunks_of_labels_are_followed_only_if_many_splits_remain(tmp_path: Path
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
-        ("names", "'names' holds strings, which cannot be served yet"),
         (("labels", "short"), "'labels' has 600 rows and 'short' has 7"),
         ("group", "has a group, not a dataset, 'group'; its datasets are group/flag"),
         ("nothing", "has no dataset 'nothing'"),

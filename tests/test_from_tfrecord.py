@@ -118,6 +118,25 @@ def test_the_stream_is_the_same_with_any_workers_through_a_kill_and_a_resume(
     assert sorted(np.concatenate([batch["label"] for batch in batches])) == list(range(600))
 
 
+def test_text_and_values_of_any_number_arrive_as_tensorflow_has_them(tf: Any, tmp_path: Path, serve: Serve) -> None:
+    path = write(tf, tmp_path / "a.tfrecord", range(40))
+    daemon = serve(
+        """
+        import os
+        from penstock_server import Feed, FixedLen, VarLen
+        features = {"image": FixedLen((), "bytes"), "ids": VarLen("int64")}
+        feed = Feed.from_tfrecord(os.environ["DATA"], features, batch_size=8, batching="ragged", lanes=1)
+        """,
+        env={"DATA": str(path)},
+    )
+    theirs = {"image": tf.io.FixedLenFeature((), tf.string), "ids": tf.io.RaggedFeature(tf.int64)}
+    wanted = tf.data.TFRecordDataset(str(path)).batch(8).map(lambda records: tf.io.parse_example(records, theirs))
+    with penstock.connect(daemon.url) as connection:
+        for mine, other in zip(connection.dataset(), wanted, strict=True):
+            assert mine["image"].numpy().tolist() == other["image"].numpy().tolist()
+            assert mine["ids"].to_list() == other["ids"].to_list()
+
+
 def test_large_files_are_divided_where_records_begin(tf: Any, tmp_path: Path) -> None:
     path = write(tf, tmp_path / "a.tfrecord", range(500))
     feed = from_tfrecord(path, split_bytes=5000)

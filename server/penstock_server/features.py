@@ -71,7 +71,8 @@ class FixedLen:
 class VarLen:
     """A feature whose number of values varies, as `tf.io.VarLenFeature`: an array of one dimension, often padded.
 
-    A record without the feature has none. A feed stacks arrays of one length only, so give `pad_to`.
+    A record without the feature has none. A feed stacks arrays of one length only, so give `pad_to`, or let the feed
+    pad each batch (`batching="pad"`) or keep the lengths (`batching="ragged"`).
 
     Attributes:
         dtype: "float32", "int64" or "bytes".

@@ -28,10 +28,9 @@ from penstock_proto.spec import (
     shown,
 )
 
+from .from_files import FromFiles
 from .generator_call import GeneratorCall
 from .transforms import checked_transforms
-
-from .from_files import FromFiles
 
 INTERLEAVE = 4
 """Default of splits that a lane reads at once when it shuffles."""

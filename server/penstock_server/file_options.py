@@ -44,6 +44,12 @@ _OPTIONS = (
         show_default="all",
         help="With FILE: rows to serve, counted over all files.",
     ),
+    click.option(
+        "--transform",
+        multiple=True,
+        metavar="MODULE:FUNCTION",
+        help="With FILE: a function that makes each sample of one that was read; several are applied in turn.",
+    ),
     click.option("--name", default=None, show_default="the first file's", help="With FILE: the feed's name."),
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -67,7 +67,7 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
         "files": list(files),
         "leaves": _structure(leaves),
         "name": name or _name_of(files[0]),
-        **{key: value for key, value in options.items() if value is not None},
+        **{key: value for key, value in options.items() if value not in (None, ())},
     }
     target = _PREFIX + json.dumps(call)
     if len(target.encode()) > _MOST:
@@ -78,13 +78,15 @@ def make_target(files: Sequence[str], leaves: Sequence[str], *, name: str | None
     return target
 
 
-def load_target(target: str) -> Feed:
-    """Make the feed that `target` stands for.
+def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
+    """Make the feed that `target` stands for. Its transforms are loaded by `load_function`, from MODULE:FUNCTION.
 
     Raises:
-        StartError: an option cannot work.
+        StartError: an option cannot work, or a transform cannot be loaded.
     """
     call = _call(target)
+    if "transform" in call:
+        call["transform"] = [load_function(name) for name in call["transform"]]
     constructor, files, leaves = call.pop("constructor"), call.pop("files"), call.pop("leaves")
     if isinstance(leaves, list):
         leaves = leaves[0] if len(leaves) == 1 else tuple(leaves)
@@ -105,6 +107,11 @@ def shown_target(target: str) -> str:
 def library_of(target: str) -> str:
     """Return the module that reads the files of `target` and can be imported before workers are forked."""
     return "h5py" if _call(target)["constructor"] == "from_hdf5" else "numpy"
+
+
+def transforms_of(target: str) -> list[str]:
+    """Return the transforms of `target`, as MODULE:FUNCTION."""
+    return list(_call(target).get("transform", ()))
 
 
 def _call(target: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class FromFiles:
 
         The files are opened in workers, when the splits of an epoch are listed. What is wrong with them is reported as
         an error of the feed, which names the file: it is missing, locked, truncated or was changed since; a dataset is
-        missing or has another length than the others; a dataset holds strings.
+        missing or has another length than the others.
 
         Raises:
             TypeError, ValueError: an option cannot work; the message says what to do.

@@ -9,8 +9,10 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 from penstock_proto import StartError
 from penstock_proto.spec import printable, shown
@@ -38,13 +40,31 @@ def load(target: str) -> Feed:
         StartError: it cannot be loaded; the message says why.
     """
     if is_file_target(target):
-        return load_target(target)
+        return load_target(target, load_function)
     module_name, colon, attribute = target.rpartition(":")
     if not colon or not module_name or not attribute:
         raise StartError(f"expected MODULE:ATTR, such as scenes:feed or scenes.py:feed, got {target!r}")
     name, path = place_of(target)
     module = _load_module(name) if path is None else _load_file(name, path)
     return _feed(module, module_name, attribute)
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Load the function that `target` names, "MODULE:NAME" as for `load`.
+
+    Raises:
+        StartError: it cannot be loaded; the message says why.
+    """
+    module_name, colon, attribute = target.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise StartError(f"expected MODULE:FUNCTION, such as images.py:augment, got {target!r}")
+    name, path = place_of(target)
+    module = _load_module(name) if path is None else _load_file(name, path)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        what = "has no attribute" if found is None else "has no function"
+        raise StartError(f"{module_name} {what} {attribute!r}")
+    return found  # type: ignore[no-any-return]
 
 
 def place_of(target: str) -> tuple[str, str | None]:

@@ -213,12 +213,8 @@ def _check_servable(dataset: Any, file: str, name: str) -> None:
     if not dataset.shape:
         raise TypeError(f"{file}: {name!r} is a single value, not an array of rows: leave it out")
     kind = dataset.dtype
-    if h5py.check_string_dtype(kind) is not None:
-        raise TypeError(
-            f"{file}: {name!r} holds strings, which cannot be served yet: leave it out, or write numbers in its place "
-            "(token ids, class numbers)"
-        )
-    if kind.kind == "V" or (kind.kind == "O" and h5py.check_vlen_dtype(kind) is None):
+    text = h5py.check_string_dtype(kind) is not None
+    if kind.kind == "V" or (kind.kind == "O" and not text and h5py.check_vlen_dtype(kind) is None):
         raise TypeError(f"{file}: {name!r} has dtype {kind}, which cannot be served: write each field as a dataset")
 
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from ..file_target import is_file_target, library_of
+from ..file_target import is_file_target, library_of, transforms_of
 from ..importing import is_installed, join_path, place_of
 
 Steps: TypeAlias = Generator[str, None, bool]
@@ -39,10 +39,14 @@ def preload(targets: Sequence[str], without: Collection[str] = ()) -> Iterator[s
         Failed: a library cannot be imported.
     """
     search = _Search(frozenset(without))
+    modules: list[str] = []
     for target in targets:
         if is_file_target(target):
             yield from search.module(library_of(target), [])
-            continue
+            modules += transforms_of(target)
+        else:
+            modules.append(target)
+    for target in modules:
         name, path = place_of(target)
         join_path(os.getcwd() if path is None else os.path.dirname(path))
         begins = search.module(name, []) if path is None else search.file(Path(path), "")
