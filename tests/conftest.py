@@ -234,8 +234,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
 
     Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`, `nofile` bounds the files that it
-    may have open, `own_group` starts it as the leader of a process group; other keywords become options
-    (`memory=...` is `--memory`).
+    may have open, `own_group` starts it as the leader of a process group, `words` are further arguments; other keywords
+    become options (`memory=...` is `--memory`).
     The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
     """
     daemons: list[Daemon] = []
@@ -248,6 +248,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         patched: dict[str, object] | None = None,
         nofile: int | None = None,
         own_group: bool = False,
+        words: tuple[str, ...] = (),
         **options: object,
     ) -> Daemon:
         number = len(daemons)
@@ -255,12 +256,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         folder.mkdir(exist_ok=True)
         (folder / "feeds.py").write_text(textwrap.dedent(source))
         feeds = feeds or ("feed",)
-        words = [*command(patched or {}), "serve", *(f"feeds.py:{feed}" for feed in feeds)]
+        words = (*command(patched or {}), "serve", *(f"feeds.py:{feed}" for feed in feeds), *words)
         for name, value in {"bind": "tcp://127.0.0.1:0", "workers": 2, **options}.items():
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += (f"--{name.replace('_', '-')}", str(value))
         if nofile is not None:
-            words = ["sh", "-c", f'ulimit -n {nofile} && exec "$0" "$@"', *words]
-        daemon = Daemon(words, folder, folder / "log", {**os.environ, **(env or {})}, own_group=own_group)
+            words = ("sh", "-c", f'ulimit -n {nofile} && exec "$0" "$@"', *words)
+        daemon = Daemon([*words], folder, folder / "log", {**os.environ, **(env or {})}, own_group=own_group)
         daemons.append(daemon)
         if ready:
             daemon.wait_ready(len(feeds))

@@ -12,6 +12,8 @@ from typing import Any
 
 from penstock_proto import PenstockError
 
+from .environment import checked
+
 try:
     import click
 except ImportError:
@@ -48,6 +50,24 @@ class Bytes(click.ParamType[int]):
         if number <= 0:
             self.fail(f"must be more than 0, got {value!r}", param, ctx)
         return int(number)
+
+
+class Variable(click.ParamType[tuple[str, str | None]]):
+    """NAME=VALUE, or NAME for the value that it has in this process (None if it has none)."""
+
+    name = "variable"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
+        """Return the name and the value."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        result = text if equals else os.environ.get(name)
+        try:
+            checked({name: result}, "--env")
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return name, result
 
 
 class Advertised(click.ParamType[str]):
@@ -120,6 +140,15 @@ def main() -> None:
     help="Keep the positions of groups in this file (SQLite); the next daemon with the same file continues them.",
 )
 @click.option(
+    "--env",
+    "environment",
+    type=Variable(),
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Set an environment variable in the workers, whatever their feeds and the defaults say (each library one "
+    "thread, no GPU); NAME alone takes the value that it has here.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @file_options
@@ -132,6 +161,7 @@ def serve(
     memory: int | None,
     hang_timeout: float | None,
     state: str | None,
+    environment: tuple[tuple[str, str | None], ...],
     log_level: str,
     until_stdin_closes: bool,
     **of_files: Any,
@@ -175,6 +205,7 @@ def serve(
             until_stdin_closes=until_stdin_closes,
             hang_timeout=hang_timeout,
             state=state,
+            environment=dict(environment),
         )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it

@@ -74,6 +74,7 @@ class Daemon:
         on_ready: called with the URL of each feed once it can be consumed.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
         state: path of the file by which groups outlive the daemon, or None.
+        environment: variables of the workers; None as a value removes one.
 
     Raises:
         StartError: that file cannot be used, or the process may not have enough files open.
@@ -90,7 +91,9 @@ class Daemon:
         hang_timeout: float | None = None,
         state: str | None = None,
         advertise: str | None = None,
+        environment: m.Environment | None = None,
     ) -> None:
+        self._environment = environment
         self._feeds = feeds
         self._advertise = advertise
         self._bind = bind
@@ -301,6 +304,7 @@ class Daemon:
             lambda worker, how, doing: self._from_workers.died(worker, how, doing),
             lambda worker, how: self._from_workers.given_up(worker, how),
             self._hang_timeout,
+            self._environment,
         )
         self._to_workers = ToWorkers(self._supervisor, range(self._workers))
         self._from_workers = FromWorkers(
@@ -444,6 +448,7 @@ def serve(
     hang_timeout: float | None = None,
     state: str | None = None,
     advertise: str | None = None,
+    environment: m.Environment | None = None,
 ) -> None:
     """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
 
@@ -464,6 +469,7 @@ def serve(
             hang_timeout=hang_timeout,
             state=state,
             advertise=advertise,
+            environment=environment,
         )
         await daemon.run(until_stdin_closes)
 

@@ -28,6 +28,7 @@ from penstock_proto.spec import (
     shown,
 )
 
+from . import environment
 from .from_files import FromFiles
 from .generator_call import GeneratorCall
 from .transforms import checked_transforms
@@ -120,6 +121,9 @@ class Feed(FromFiles):
             its worker process `attempts` times fails the stream, or is left out with "skip". A sample that does not
             fit the spec always fails the stream.
         attempts: how often a split may end its worker process before that.
+        env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
+            imported; None as a value removes one. They take the place of the daemon's own and of the defaults, which
+            give each library one thread and no GPU. Feeds of one daemon share its workers, so theirs must agree.
 
     Raises:
         TypeError, ValueError: an option cannot work; the message says what to do.
@@ -151,6 +155,7 @@ class Feed(FromFiles):
     too_long: str = "raise"
     on_error: str = "raise"
     attempts: int = 3
+    env: Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
         _whole("batch_size", self.batch_size, 1, 2**31, optional=True)
@@ -187,6 +192,7 @@ class Feed(FromFiles):
         self._check_batching()
         if self.spec is not None:
             object.__setattr__(self, "spec", _checked_spec(self.spec, self.batch_size, self.batching))
+        object.__setattr__(self, "env", environment.checked(self.env, "env="))
         if is_indexable(self.generate):
             self._check_indexable()
         else:

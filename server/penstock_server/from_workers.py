@@ -155,12 +155,28 @@ class FromWorkers:
             case m.Imported():
                 self._imports[worker] = message
                 tell(on.Imported(worker, message.feeds))
+            case m.EnvironmentWanted():
+                self._environment_wanted(worker, message)
             case m.StartFailed() if self._coordinator.starting.done or self._coordinator.starting.retries:
                 log.error("worker %d cannot start any more: %s", worker, message.error.error())
             case m.StartFailed():
                 self._fail(message.error.error())
         if fd is not None:
             os.close(fd)
+
+    def _environment_wanted(self, worker: int, message: m.EnvironmentWanted) -> None:
+        names = ", ".join(sorted(message.variables)) or "none"
+        if self._coordinator.starting.begun:
+            log.error(
+                "worker %d imported feeds with another env= (%s): a module changed; restart the daemon", worker, names
+            )
+        elif not self._supervisor.use_environment(worker, message.variables):
+            self._fail(
+                StartError(
+                    f"the feeds' env= differs each time they are imported (this time it sets: {names}), so workers "
+                    "cannot be started with it: give it values that are the same in every process"
+                )
+            )
 
     def _run_failed(self, message: m.RunFailed) -> None:
         error = message.error.error()

@@ -51,11 +51,13 @@ from .client import (
 )
 from .feeds import (
     MAX_BUCKETS,
+    Environment,
     FeedInfo,
     FeedPlan,
 )
 from .from_worker import (
     Compared,
+    EnvironmentWanted,
     FirstSample,
     FromWorker,
     Imported,
@@ -124,6 +126,8 @@ __all__ = [
     "Digests",
     "DropRun",
     "End",
+    "Environment",
+    "EnvironmentWanted",
     "Epoch",
     "ErrorReport",
     "Failed",

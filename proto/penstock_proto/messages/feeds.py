@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
 from ..spec import Spec, check_size
 from .base import Count, Line, Name, Seed
 
+Environment: TypeAlias = dict[
+    Annotated[str, Meta(min_length=1, max_length=256)], Annotated[str, Meta(max_length=16384)] | None
+]
+"""Environment variables to set, or, with None, to remove."""
 MAX_BUCKETS = 256
 Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from ..spec import Spec, check_size
 from .base import Count, Digest, Digests, ErrorReport, Line, Message, Record, Shapes
-from .feeds import FeedPlan
+from .feeds import Environment, FeedPlan
 
 
 class Imported(Message, frozen=True):
@@ -17,6 +17,13 @@ class Imported(Message, frozen=True):
     feeds: Annotated[tuple[FeedPlan, ...], Meta(max_length=256)]
     imports_seconds: Annotated[float, Meta(ge=0)]
     tensorflow: bool
+
+
+class EnvironmentWanted(Message, frozen=True):
+    """The feeds want other environment variables than the worker was started with, in place of Imported; it ends. None
+    removes a variable."""
+
+    variables: Environment
 
 
 class StartFailed(Message, frozen=True):
@@ -131,6 +138,7 @@ class RunFailed(Message, frozen=True):
 
 FromWorker: TypeAlias = (
     Imported
+    | EnvironmentWanted
     | StartFailed
     | SplitsListed
     | Compared

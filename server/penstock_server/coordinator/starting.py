@@ -60,6 +60,11 @@ class Starting:
         """The worker that lists the splits, and the feed, by run, until the feed is ready."""
 
     @property
+    def begun(self) -> bool:
+        """Whether a worker has imported the feeds."""
+        return bool(self._plans)
+
+    @property
     def done(self) -> bool:
         """Whether all feeds can be read."""
         return bool(self._plans) and len(self.feeds) == len(self._plans)

@@ -82,6 +82,11 @@ class ForkServer:
         else:
             self._early.append(asked)
 
+    def replace(self) -> None:
+        """End it and its workers at once: another takes its place."""
+        self._process.kill()
+        self._lost()
+
     def stop(self) -> None:
         """End it and the processes that it has forked. It first reaps those that have ended."""
         self._peer.close()

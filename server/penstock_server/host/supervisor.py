@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
 
+from penstock_proto.messages import Environment
+
 from .. import activity
 from ..activity import Activity
+from ..environment import of_workers
 from . import hang_detection
 from .descriptors import scarce
 from .fork_server import ForkServer
@@ -48,18 +50,6 @@ _DUMP_SECONDS = 0.5
 
 _CUT_OFF = "ended because user code closed or replaced its connection to the daemon (as os.closerange does)"
 
-_ONE_THREAD = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "BLIS_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-    ),
-    "1",
-)
-
 
 class Supervisor:
     """Keeps workers running, at first `count` of them.
@@ -73,6 +63,7 @@ class Supervisor:
             It stays in `workers` until it is retired.
         hang_timeout: seconds without a sample after which a worker in user code is killed. None: no worker is killed,
             and one that does not read its messages is only logged.
+        environment: variables of the workers, which go before those that their feeds want.
     """
 
     def __init__(
@@ -83,6 +74,7 @@ class Supervisor:
         on_death: Callable[[int, str, Activity | None], None],
         on_given_up: Callable[[int, str], None],
         hang_timeout: float | None = None,
+        environment: Environment | None = None,
     ) -> None:
         self.workers = {number: WorkerHandle(number, on_data) for number in range(count)}
         self._leaving: set[WorkerHandle] = set()
@@ -98,6 +90,9 @@ class Supervisor:
         """When the workers were last checked, and since when they have been checked without a break."""
         self._inquiries: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._patient = False
+        self._environment = environment or {}
+        self._of_feeds: Environment | None = None
+        """The variables that feeds want; None until they have said so."""
         self._forking = True
         self._fork_server: ForkServer | None = None
 
@@ -153,7 +148,30 @@ class Supervisor:
         """Note that a worker's process has imported the user's modules."""
         worker = self.workers[number]
         worker.ready = True
+        worker.again = False
         worker.starts_without_ready = 0
+
+    def use_environment(self, number: int, variables: Environment) -> bool:
+        """Start a worker again because its feeds want these environment variables, and with it all others.
+
+        Returns:
+            Whether it is done. False if the workers were started again already, with other variables.
+        """
+        if self._of_feeds not in (None, variables):
+            return False
+        if self._of_feeds is None:
+            self._of_feeds = variables
+            log.info("workers start again, with environment variables of their feeds: %s", ", ".join(variables))
+            again = [worker for worker in self.workers.values() if worker.process is not None]
+            if self._fork_server is not None:
+                self._fork_server.replace()
+        else:
+            again = [self.workers[number]]
+        for worker in again:
+            worker.again = True
+            if worker.process is not None:
+                worker.process.kill()
+        return True
 
     def give_nobody_up(self) -> None:
         """Never give a place up, however often its processes die before they are ready."""
@@ -212,7 +230,7 @@ class Supervisor:
             self._forking = False
             return None
         try:
-            self._fork_server = ForkServer(self._feeds, _environment("none"), ticks=self._hang_timeout is not None)
+            self._fork_server = ForkServer(self._feeds, self._variables("none"), ticks=self._hang_timeout is not None)
         except OSError as error:
             self._forking = scarce(error)
             log.warning("the fork server cannot be started (%s)", error)
@@ -237,7 +255,14 @@ class Supervisor:
         command = [sys.executable, "-m", "penstock_server.worker", *ticks, "--number", str(worker.number)]
         for option, fd in zip(("--fd", "--activity-fd", "--dump-fd"), fds, strict=True):
             command += [option, str(fd)]
-        self._begin(worker, Process.started([*command, *self._feeds], _environment(str(worker.number)), fds))
+        self._begin(worker, Process.started([*command, *self._feeds], self._variables(str(worker.number)), fds))
+
+    def _variables(self, number: str) -> dict[str, str]:
+        """Return the environment of the worker with this number."""
+        result = of_workers(self._of_feeds or {}, self._environment)
+        result["PYTHONHASHSEED"] = "0"
+        result["PENSTOCK_WORKER"] = number  # the client does not start daemons in a worker
+        return result
 
     def _begin(self, worker: WorkerHandle, process: Process) -> None:
         worker.begin(process)
@@ -261,6 +286,11 @@ class Supervisor:
         if worker.leaving:
             self._leaving.discard(worker)
             worker.close()
+        elif worker.again:  # nothing was sent to it yet
+            worker.again = False
+            worker.starts_without_ready = 0
+            worker.renew()
+            self._spawn(worker)
         else:
             self._ended(worker, how, last)
 
@@ -349,11 +379,3 @@ class Supervisor:
                 process.kill()
         finally:
             del self._inquiries[worker]
-
-
-def _environment(number: str) -> dict[str, str]:
-    """Return the environment of the worker with this number."""
-    environment = {**_ONE_THREAD, "PYTHONUNBUFFERED": "1", **os.environ}
-    environment["PYTHONHASHSEED"] = "0"
-    environment["PENSTOCK_WORKER"] = number  # the client does not start daemons in a worker
-    return environment

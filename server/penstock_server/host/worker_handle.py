@@ -39,6 +39,7 @@ class WorkerHandle:
         started: when the last start began, in monotonic seconds.
         timer: until the next process is started, or a leaving one is killed.
         hung: why it was killed, if it was killed for hanging.
+        again: whether the process ends to be started again, which is no death.
         warned: whether the log says already that this process does not read its messages.
         peer: the connection.
     """
@@ -56,6 +57,7 @@ class WorkerHandle:
         self.started = 0.0
         self.timer: asyncio.TimerHandle | None = None
         self.hung = ""
+        self.again = False
         self.warned = False
         self._unread_since: float | None = None
         self._next: tuple[Peer, socket.socket] | None = None

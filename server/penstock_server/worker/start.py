@@ -20,9 +20,10 @@ import msgspec
 
 from penstock_proto import PenstockError, StartError, codec, seqpacket
 from penstock_proto.codec import MAX_MESSAGE
-from penstock_proto.messages import ErrorReport, FeedPlan, Imported, Message, StartFailed
+from penstock_proto.messages import EnvironmentWanted, ErrorReport, FeedPlan, Imported, Message, StartFailed
 
 from ..activity import ActivityPage
+from ..environment import missing
 from ..feed import Feed
 from ..file_target import shown_target
 from ..importing import load, summary, user_traceback
@@ -81,12 +82,16 @@ def serve(
     page.importing(f"importing {' '.join(map(shown_target, feeds))}")
     try:
         loaded = _load(feeds)
+        variables = missing((name, dict(one.declared.env or {})) for name, one in loaded.items())
     except PenstockError as error:
         error.worker = number
         guard.check()
         _send(connection, StartFailed(error=ErrorReport.of(error)))
         return 1
     page.leave()
+    if variables is not None:
+        _send(connection, EnvironmentWanted(variables=variables))
+        return 0
     _send(
         connection,
         Imported(
