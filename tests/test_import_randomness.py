@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 from conftest import Daemon, Serve
 
 import penstock
-from penstock_server import control
 
 FEEDS = """
 import random
@@ -229,23 +226,3 @@ def test_torch_is_seeded_for_imports_splits_and_batches(start: Callable[..., Dae
     for stream in (noisy, items, made):
         drawn = [row[-1] for (batch,) in stream for row in batch]
         assert len(set(drawn)) == len(drawn) > 50
-
-
-def test_the_permutation_of_keras_image_data_generator_is_the_same_in_all_workers(serve: Serve) -> None:
-    pytest.importorskip("keras")
-    source = """
-    import os
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    import numpy as np
-    from keras.src.legacy.preprocessing.image import ImageDataGenerator
-    from penstock_server import Feed
-
-    x = np.arange(640, dtype="float32").reshape(640, 1, 1, 1)
-    feed = Feed(ImageDataGenerator().flow(x, np.arange(640), batch_size=8, shuffle=True), batch_size=None)
-    """
-    daemon = serve(source, workers=2)
-    while not all(worker["ready"] for worker in json.loads(control.status(daemon.url, 60))["workers"]):
-        time.sleep(0.05)
-    rows = [row for _, y in read(daemon.url) for row in y]
-    assert sorted(rows) == list(range(640))
-    assert rows != list(range(640))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -336,6 +337,8 @@ def as_array(value: Any, path: str = "") -> npt.NDArray[Any]:
     if isinstance(value, np.ma.MaskedArray):
         text = "is a masked array, whose mask would be lost: yield `.filled(...)` and the mask separately"
         raise SpecError(f"sample{path} {text}")
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor
+        value = _from_torch(value, path)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -407,6 +410,21 @@ def _as_bytes(value: str | bytes) -> bytes:
         return str.__str__(value).encode(errors="surrogateescape")  # file names that are no UTF-8 keep their bytes
     except UnicodeEncodeError:
         raise SpecError(f"{shown(value)} is not valid Unicode, so it has no UTF-8: yield bytes") from None
+
+
+def _from_torch(tensor: Any, path: str) -> Any:
+    """Return the array that shares a torch tensor's memory. (This file does not import torch.)"""
+    if tensor.device.type != "cpu":
+        raise SpecError(
+            f"sample{path} is a torch tensor on {tensor.device}: workers have no GPU, so make it on the CPU, or yield "
+            "tensor.cpu()"
+        )
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise SpecError(f"sample{path} is a torch tensor of layout {tensor.layout}: yield tensor.to_dense()")
+    tensor = tensor.detach()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.view(sys.modules["torch"].uint16).numpy().view(numpy_dtype("bfloat16"))
+    return tensor.numpy()
 
 
 @functools.cache

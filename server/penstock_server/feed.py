@@ -29,8 +29,11 @@ from penstock_proto.spec import (
 )
 
 from . import environment
+from .endless_items import EndlessItems
 from .from_files import FromFiles
 from .generator_call import GeneratorCall
+from .indexables import is_indexable, is_keras, is_torch_iterable, length_of
+from .torch_iterable import TorchIterable
 from .transforms import checked_transforms
 
 INTERLEAVE = 4
@@ -58,7 +61,9 @@ class Feed(FromFiles):
         shard                            (index, count), for a generator without `splits` that divides itself
 
     A generator without `rng` finds `random` and `numpy.random` seeded in the same way. In place of a generator, an
-    object with `__len__` and `__getitem__` serves its items, each once an epoch.
+    object with `__len__` and `__getitem__` serves its items, each once an epoch. If it also has `__getitems__`, that is
+    given the list of indices of a batch. The items of a Keras `PyDataset` are whole batches, and its `on_epoch_begin`
+    and `on_epoch_end` are called. A torch `IterableDataset` is divided by its `get_worker_info()`.
 
     A generator that makes its samples up, perhaps endlessly, has no splits. With `segment` it runs again and again, for
     segment 0, 1, 2, ..., each time with other random numbers, and is ended after `segment` samples. Workers share
@@ -89,6 +94,8 @@ class Feed(FromFiles):
             whole batches), and their numbers of rows may differ.
         name: the feed's name in its URL; by default the name of the module's attribute.
         shuffle: number of samples to mix (batches if `batch_size` is None); 0 keeps the order of the input.
+        block: for indexable objects with slow random access: permute blocks of so many neighbours, and then mix each
+            `shuffle` samples that follow each other (items if `batch_size` is None). Without it `shuffle` permutes all.
         interleave: splits that a lane reads at once when it shuffles; 4 by default.
         seed: 0 to 2**62. The stream is a function of the feed and its seed.
         epochs: number of epochs in a stream; None: no limit.
@@ -155,9 +162,12 @@ class Feed(FromFiles):
     too_long: str = "raise"
     on_error: str = "raise"
     attempts: int = 3
+    block: int | None = None
     env: Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
+        self._adapt()
+        _whole("block", self.block, 1, 2**62, optional=True)
         _whole("batch_size", self.batch_size, 1, 2**31, optional=True)
         _whole("shuffle", self.shuffle, 0, 2**62)
         _whole("interleave", self.interleave, 1, MAX_INTERLEAVE, optional=True)
@@ -193,6 +203,8 @@ class Feed(FromFiles):
         if self.spec is not None:
             object.__setattr__(self, "spec", _checked_spec(self.spec, self.batch_size, self.batching))
         object.__setattr__(self, "env", environment.checked(self.env, "env="))
+        if self.block is not None:
+            self._check_block()
         if is_indexable(self.generate):
             self._check_indexable()
         else:
@@ -233,6 +245,34 @@ class Feed(FromFiles):
                 "samples= promises the length of an epoch, and too_long='drop' cannot keep it: leave one of them out"
             )
 
+    def _adapt(self) -> None:
+        """Take a source that neither is a generator function nor has a last item as a generator function."""
+        source = self.generate
+        if is_torch_iterable(source):
+            object.__setattr__(self, "generate", TorchIterable(source))
+        if not is_keras(source):
+            return
+        if self.batch_size is not None:
+            raise ValueError(
+                f"{type(source).__name__} is a Keras dataset, whose items are whole batches, so batch_size must be "
+                f"None, got {self.batch_size}: set the size of a batch in the dataset itself"
+            )
+        if length_of(source) is None:
+            if self.splits is not None or self.segment is not None or self.samples is not None:
+                raise ValueError(
+                    f"{type(source).__name__} is an endless Keras dataset: leave splits=, segment= and samples= out"
+                )
+            object.__setattr__(self, "segment", 1)
+            object.__setattr__(self, "generate", EndlessItems(source))
+
+    def _check_block(self) -> None:
+        if not is_indexable(self.generate):
+            raise ValueError("block= is for indexable objects: leave it out, and let splits= be what is read together")
+        if not self.shuffle:
+            raise ValueError(
+                "block= needs shuffle=, the number of samples to mix: 1 permutes blocks and keeps the order inside each"
+            )
+
     def _check_segment(self) -> None:
         if self.segment is None:
             return
@@ -270,12 +310,9 @@ class Feed(FromFiles):
                 "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ return "
                 "another sample, or use a generator with splits="
             )
-        if self.samples is not None and self.samples != len(self.generate):  # type: ignore[arg-type]
-            raise ValueError(
-                f"samples={self.samples}, but the indexable object has {len(self.generate)}: "  # type: ignore[arg-type]
-                "leave samples= out"
-            )
-        length = len(self.generate)  # type: ignore[arg-type]
+        length = length_of(self.generate)
+        if self.samples is not None and self.samples != length:
+            raise ValueError(f"samples={self.samples}, but the indexable object has {length}: leave samples= out")
         if length and self.drop_remainder and length < (self.batch_size or 0):
             raise ValueError(_never_full(length, self.batch_size))
 
@@ -286,7 +323,7 @@ class Feed(FromFiles):
             ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.
         """
         name = self.name if self.name is not None else check_name(default_name)
-        length = len(self.generate) if is_indexable(self.generate) else None  # type: ignore[arg-type]
+        length = length_of(self.generate) if is_indexable(self.generate) else None
         samples, lanes, warnings = self.samples, self.lanes, []
         interleave = self.interleave or (INTERLEAVE if self.shuffle else 1)
         turn = 1 if self.batch_size is None else self.turn
@@ -331,6 +368,7 @@ class Feed(FromFiles):
             segment=self.segment,
             batching=self.batching,
             buckets=tuple(self.buckets or ()),
+            block=self.block,
         )
 
 
@@ -360,11 +398,6 @@ def is_shared(feed: Feed) -> bool:
         and feed.segment is None
         and not generator_call(feed).wants.shard
     )
-
-
-def is_indexable(source: Any) -> bool:
-    """Whether `source` is an object with numbered items, and not a generator function or a class."""
-    return not isinstance(source, type) and hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
 def check_name(name: str) -> str:

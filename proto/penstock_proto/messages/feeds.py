@@ -58,7 +58,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     raises, or that has ended its worker `attempts` times. `warnings` are for the log. `segment`: the most samples of
     one run of a generator that is run again and again, for segment 0, 1, ...; segments are its splits. Without
     `samples` they have no end. `batching`: how samples of different shapes become a batch. `buckets`: the lengths to
-    which "pad" fills them up; none: to the longest of the batch.
+    which "pad" fills them up; none: to the longest of the batch. `block`: how many neighbours of an indexable feed stay
+    together when it shuffles.
     """
 
     name: Name
@@ -81,6 +82,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     batching: Batching = "stack"
     buckets: Annotated[tuple[Count, ...], Meta(max_length=MAX_BUCKETS)] = ()
+    block: Annotated[int, Meta(ge=1, le=2**62)] | None = None
 
     def __post_init__(self) -> None:
         check_size(self.spec)

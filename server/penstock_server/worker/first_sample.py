@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from ..feed import batch_warning
 from ..importing import user_traceback
 from ..transforms import checked_transforms
 from .failures import describe
-from .indexed import item_failed
+from .indexed import enter_epoch, item_failed
 from .lane_splits import MAX_EMPTY
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
@@ -94,38 +93,32 @@ class Probe:
         if not feed.needs_a_look:
             return None, feed.declared_nbytes
         began = time.monotonic()
-        feed.set_warm()
-        sample = self.item(0)
+        sample = self.item(0, warm=False)
         return self._seen(sample, "item 0", 0, time.monotonic() - began)
 
-    def warm_up(self) -> None:
-        """Read item 0 of an indexable feed before any other, once in each process, and drop it.
+    def item(self, index: int, *, warm: bool = True) -> Any:
+        """Read an item of the first epoch of an indexable feed, and transform it, with the same random numbers in every
+        process.
 
-        An object that draws at its first use, as Keras' ImageDataGenerator.flow() does its permutation, then draws the
-        same in every worker. An error of the item is raised again when its batch is made.
-        """
-        if self._feed.warm or not self._feed.plan.length:
-            return
-        self._feed.set_warm()
-        with contextlib.suppress(PenstockError):
-            self.item(0)
-
-    def item(self, index: int) -> Any:
-        """An item of an indexable feed, transformed, read with the same random numbers in every process.
+        Args:
+            index: of the item.
+            warm: read item 0 before any other. False: this is item 0.
 
         Raises:
             GeneratorError: user code raised.
         """
+        items = self._feed.items
+        if not items.is_at(0):
+            enter_epoch(items, 0, self._randomness, self._page, self._run, warm=warm)
         seed = self._feed.plan.seed
+        transform = SampleTransform(checked_transforms(self._feed.declared.transform), seed, self._randomness)
         self._randomness.seed(seed, 0, index)
-        source: Any = self._feed.declared.generate
         self._page.enter(self._run, -1, f"item {index}")
         try:
-            sample = source[index]
-            transform = SampleTransform(checked_transforms(self._feed.declared.transform), seed, self._randomness)
-            return transform(sample, 0, 0, index)
+            sample = next(items.read([index]))
+            return transform(sample, 0, 0, index) if transform else sample
         except BaseException as error:
-            raise item_failed(index, error) from error
+            raise item_failed(f"item {index}", error) from error
         finally:
             self._page.leave()
 

@@ -11,10 +11,12 @@ from penstock_proto import GeneratorError, SpecError
 from penstock_proto.messages import FeedPlan
 
 from ..activity import ActivityPage
+from ..block_order import BlockOrder
 from ..importing import user_traceback
 from ..permutation import make_key, permute
 from .collate import BadSample, Collate, Raised
 from .failures import describe
+from .items import Items
 from .randomness import GlobalRandomness
 from .transforming import SampleTransform, TransformFailed
 
@@ -25,8 +27,8 @@ class IndexRun:
     """One epoch of an indexable feed.
 
     Args:
-        plan: the feed's options; `length` is that of `source`.
-        source: has `__getitem__`.
+        plan: the feed's options; `length` is the number of items.
+        items: the indexable object.
         epoch: from 0.
         collate: copies samples into stores.
         randomness: seeded for each batch.
@@ -48,7 +50,7 @@ class IndexRun:
     def __init__(
         self,
         plan: FeedPlan,
-        source: Any,
+        items: Items,
         *,
         epoch: int,
         collate: Collate,
@@ -59,11 +61,14 @@ class IndexRun:
     ) -> None:
         assert plan.length is not None
         self.index = 0
-        self._source = source
+        self._items = items
         self._length = plan.length
         self._seed = plan.seed
         self._epoch = epoch
         self._key = make_key(plan.seed, epoch, "index") if plan.shuffle else None
+        self._blocks = None
+        if plan.block is not None and plan.length:
+            self._blocks = BlockOrder(plan.seed, epoch, plan.length, plan.block, plan.shuffle)
         self._batch_rows = plan.batch_size or 1
         self._collate = collate
         self._randomness = randomness
@@ -71,7 +76,9 @@ class IndexRun:
         self._run = run
         self._transform = transform or None
         self._ahead: tuple[int, list[int]] = 0, []
-        self._item = 0
+        self._reads: list[int] = []
+        self._transforms: int | None = None
+        """The item that is being transformed."""
 
     def next_batch(self, target: Any) -> int:
         """Put batch `index` in the first rows of the store `target`.
@@ -80,22 +87,25 @@ class IndexRun:
             Its rows, fewer than a full batch only for the last; 0 beyond it.
 
         Raises:
-            GeneratorError: `source[i]` raised.
-            SpecError: `source[i]` does not fit the spec.
+            GeneratorError: reading an item raised.
+            SpecError: an item does not fit the spec.
         """
         start = self.index * self._batch_rows
         rows = min(self._batch_rows, self._length - start)
         if rows <= 0:
             return 0
-        items = self._page.counting(self._items(start, start + rows))
+        if not self._items.is_at(self._epoch):
+            enter_epoch(self._items, self._epoch, self._randomness, self._page, self._run)
+        self._reads, self._transforms = self._indices(start, start + rows), None
+        items = self._page.counting(self._samples())
         self._randomness.seed(self._seed, self._epoch, self.index)
         self._page.enter(self._run, self.index, f"batch {self.index}")
         try:
             self._collate.timed_fill(target, 0, rows, items)
         except BadSample as error:
-            raise SpecError(error.message, split=f"item {self._item}") from None
+            raise SpecError(error.message, split=self._place()) from None
         except Raised as raised:
-            raise item_failed(self._item, raised.error) from raised.error
+            raise item_failed(self._place(), raised.error) from raised.error
         finally:
             self._page.leave(self._collate.copying)
         self.index += 1
@@ -112,28 +122,61 @@ class IndexRun:
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
-    def _items(self, start: int, stop: int) -> Iterator[Any]:
-        source, transform = self._source, self._transform
-        for item in self._indices(start, stop):
-            self._item = item
-            yield source[item] if transform is None else transform(source[item], self._epoch, 0, item)
+    def _samples(self) -> Iterator[Any]:
+        """Yield the items of `_reads`, transformed."""
+        items = self._items.read(self._reads)
+        if self._transform is None:
+            return items
+        return map(self._transformed, self._reads, items)
+
+    def _transformed(self, item: int, sample: Any) -> Any:
+        assert self._transform is not None
+        self._transforms = item
+        made = self._transform(sample, self._epoch, 0, item)
+        self._transforms = None
+        return made
+
+    def _place(self) -> str:
+        """Return what was being read, for an error."""
+        if self._transforms is not None:
+            return f"item {self._transforms}"
+        if self._items.item is not None:
+            return f"item {self._items.item}"
+        return f"items {', '.join(map(str, self._reads[:8]))}{', ...' if len(self._reads) > 8 else ''}"
 
     def _indices(self, start: int, stop: int) -> list[int]:
         if self._key is None:
             return list(range(start, stop))
         first, known = self._ahead
         if start < first or stop > first + len(known):
-            first = start
-            positions = np.arange(start, min(self._length, max(stop, start + _AHEAD)))
-            known = permute(self._key, self._length, positions).tolist()
+            first, last = start, min(self._length, max(stop, start + _AHEAD))
+            if self._blocks is not None:
+                known = self._blocks.at(start, last).tolist()
+            else:
+                known = permute(self._key, self._length, np.arange(start, last)).tolist()
             self._ahead = first, known
         return known[start - first : stop - first]
 
 
-def item_failed(item: int, error: BaseException) -> GeneratorError:
-    """Return the error to report when the indexable object, or a transform, raised `error` for this item."""
+def enter_epoch(
+    items: Items, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int, *, warm: bool = True
+) -> None:
+    """Have the items be those of an epoch; see `KerasItems.enter`. `page` shows it meanwhile.
+
+    Raises:
+        GeneratorError, FeedError: user code raised, or does what it may not.
+    """
+    randomness.use(None)
+    page.enter(run, -1, f"item 0 of epoch {epoch}" if warm else f"the beginning of epoch {epoch}")
+    try:
+        items.enter(epoch, warm=warm)
+    finally:
+        page.leave()
+
+
+def item_failed(place: str, error: BaseException) -> GeneratorError:
+    """Return the error to report when the indexable object, or a transform, raised `error`; `place` is such as
+    "item 3"."""
     if isinstance(error, TransformFailed):
-        return error.user_error(f"item {item}")
-    return GeneratorError(
-        f"reading item {item} {describe(error)}", split=f"item {item}", remote_traceback=user_traceback(error)
-    )
+        return error.user_error(place)
+    return GeneratorError(f"reading {place} {describe(error)}", split=place, remote_traceback=user_traceback(error))

@@ -33,7 +33,8 @@ def answer_listing(
     plan, probe = feed.plan, Probe(feed, randomness, page, message.run)
     if plan.length is not None:
         spec, nbytes = probe.look_at_item()
-        send(_without_list(message.run, 0, f"indexable {plan.length}", spec, nbytes, feed.first), None)
+        identity = f"indexable {plan.length}" + ("" if plan.block is None else f" block {plan.block}")
+        send(_without_list(message.run, 0, identity, spec, nbytes, feed.first), None)
         return
     if plan.segment is not None:
         count = segment_count(plan)

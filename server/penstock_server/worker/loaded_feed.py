@@ -13,8 +13,11 @@ from penstock_proto.columns import Columns
 from penstock_proto.messages import FeedPlan, FirstSample
 from penstock_proto.spec import Spec, leaf_list
 
+from ..endless_items import EndlessItems
 from ..feed import Feed, fixed_slots
 from .collate import Collate, CollateAlone, Rows
+from .items import Items, items_of
+from .keras_items import KerasItems
 from .ready_batches import ReadyBatches
 from .sample_spec import nbytes_of
 from .variable_rows import VariableRows
@@ -31,7 +34,6 @@ class LoadedFeed:
         spec: declared, or inferred from the first sample; None until it is known.
         layout: of a slot; None until the spec is known, and where batches vary in size.
         first: the first sample as this process has seen it, or None.
-        warm: whether this process has read item 0 of an indexable feed.
     """
 
     def __init__(self, declared: Feed, plan: FeedPlan) -> None:
@@ -40,8 +42,10 @@ class LoadedFeed:
         self.spec: Spec | None = None
         self.layout: layout.SlotLayout | None = None
         self.first: FirstSample | None = None
-        self.warm = False
+        self._items: Items | None = None
         self._collate: Collate | None = None
+        if isinstance(declared.generate, EndlessItems):
+            declared.generate.reader = KerasItems(declared.generate.source, declared.seed)
         if plan.spec is not None:
             self.learn(plan.spec)
 
@@ -59,9 +63,12 @@ class LoadedFeed:
         """Keep the first sample as it was seen, or forget the last one."""
         self.first = first
 
-    def set_warm(self) -> None:
-        """Item 0 is being read."""
-        self.warm = True
+    @property
+    def items(self) -> Items:
+        """The items of an indexable feed; all its streams in this process share them."""
+        if self._items is None:
+            self._items = items_of(self.declared)
+        return self._items
 
     @property
     def needs_a_look(self) -> bool:

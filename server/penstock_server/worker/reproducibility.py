@@ -35,8 +35,8 @@ _ONCE_A_PROCESS = (
     "first. Give it a seed, or draw it when the module is imported"
 )
 _KEPT = (
-    "the object keeps something from one item to the next, such as a count of its calls (Keras' flow(seed=...) does: "
-    "leave its seed out). Let an item depend only on its index and on the global random numbers"
+    "the object keeps something from one item to the next, such as a count of its calls. Let an item depend only on "
+    "its index and on the global random numbers"
 )
 _SO = (
     "As it is, the stream changes with the number of workers and after a fault, and rows that are chosen in this way "
@@ -85,7 +85,6 @@ class ReproducibilityCheck:
         return ""
 
     def _item(self, digests: bytes) -> str:
-        self._feed.set_warm()
         first = self._item_digests(0)
         if self._feed.plan.length != 1:
             self._item_digests(1)
@@ -95,7 +94,7 @@ class ReproducibilityCheck:
         return "" if again == first else self._differs("item 0", [again], digests, _KEPT)
 
     def _item_digests(self, index: int) -> bytes:
-        return self._digests(self._probe.item(index))
+        return self._digests(self._probe.item(index, warm=index != 0))
 
     def _equal_segments(self) -> str:
         """Compare more segments, since two different ones may begin alike: a game has one opening, a coin two sides."""

@@ -1,6 +1,6 @@
 """Runs: the daemon's requests to make one lane, or batches of one indexable feed, of one epoch.
 
-Opening a run reads only the restart record, and, for an indexable feed, item 0 once in each process.
+Opening a run reads only the restart record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from penstock_proto import messages as m
 from ..activity import ActivityPage
 from ..feed import segment_count
 from ..transforms import checked_transforms
-from .first_sample import Probe
 from .indexed import IndexRun
 from .lane import LaneRun
 from .loaded_feed import LoadedFeed
@@ -96,10 +95,9 @@ class RunOpener:
             feed.learn(message.spec)
         batches: LaneRun | IndexRun
         if feed.plan.length is not None:
-            Probe(feed, self._randomness, self._page, message.run).warm_up()
             batches = IndexRun(
                 feed.plan,
-                feed.declared.generate,
+                feed.items,
                 epoch=message.epoch,
                 collate=feed.collate,
                 randomness=self._randomness,

@@ -1,0 +1,76 @@
+"""Recognizes indexable objects, and those of Keras and torch among them by their base classes.
+
+Neither library is imported: an object of theirs has imported it already. This file reads no items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def is_indexable(source: Any) -> bool:
+    """Whether `source` is an object with numbered items, and not a generator function or a class."""
+    if isinstance(source, type) or is_torch_iterable(source):  # the latter inherits a __getitem__ that raises
+        return False
+    return hasattr(source, "__getitem__") and (hasattr(source, "__len__") or is_keras(source))
+
+
+def is_keras(source: Any) -> bool:
+    """Whether `source` is a Keras `PyDataset` (or `Sequence`), whose items are whole batches."""
+    return any(is_keras_base(base) for base in type(source).__mro__)
+
+
+def is_keras_base(base: type) -> bool:
+    """Whether `base` is Keras' own class `PyDataset` or `Sequence`, in any of its versions."""
+    return base.__name__ in ("PyDataset", "Sequence") and _package(base) in ("keras", "tf_keras", "tensorflow")
+
+
+def is_torch(source: Any) -> bool:
+    """Whether `source` is a torch `Dataset`."""
+    return any(base.__name__ == "Dataset" and _package(base) == "torch" for base in type(source).__mro__)
+
+
+def is_torch_iterable(source: Any) -> bool:
+    """Whether `source` is a torch `IterableDataset`."""
+    return any(base.__name__ == "IterableDataset" and _package(base) == "torch" for base in type(source).__mro__)
+
+
+def length_of(source: Any) -> int | None:
+    """Return the number of items of an indexable object, or None for a Keras dataset without an end.
+
+    Raises:
+        Exception: anything that the object raises, or NotImplementedError from a Keras dataset with no length at all.
+    """
+    if is_keras(source) and hasattr(type(source), "num_batches"):
+        batches = source.num_batches
+        return None if batches is None else int(batches)
+    return len(source)
+
+
+def as_structure(item: Any, *, inside: bool = False) -> Any:
+    """Return an item of Keras or torch with tuples in place of the lists that mean a structure.
+
+    The outermost list is one always, and a list inside is one if it holds arrays or other structures. A list of numbers
+    inside is an array.
+    """
+    if isinstance(item, list) and (not inside or any(_is_part(part) for part in item)):
+        return tuple(as_structure(part, inside=True) for part in item)
+    if isinstance(item, tuple):
+        parts = [as_structure(part, inside=True) for part in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
+    if isinstance(item, Mapping):
+        return {key: as_structure(part, inside=True) for key, part in item.items()}
+    return item
+
+
+def _is_part(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_part(part) for part in value)
+    return isinstance(value, tuple | Mapping) or bool(np.ndim(value) if hasattr(value, "shape") else 0)
+
+
+def _package(base: type) -> str:
+    return base.__module__.partition(".")[0]
