@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -96,6 +98,15 @@ def test_what_goes_wrong_with_many_items_at_once_names_them(serve: Serve) -> Non
         read(daemon, "too_few")
     with pytest.raises(penstock.GeneratorError, match=r"reading items 0, 1, 2, .*, \.\.\. raised OSError: no route"):
         read(daemon, "broken")
+
+
+def test_the_example_decompresses_a_chunk_about_once(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[1] / "examples" / "hdf5_rows.py"
+    env = {**os.environ, "ROWS_H5": str(tmp_path / "rows.h5")}
+    done = subprocess.run([sys.executable, example], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    chunks, times, anywhere = map(int, re.findall(r"\b(\d+) (?:chunks are|times)", done.stdout))
+    assert chunks <= times <= 2 * chunks < anywhere / 10
 
 
 # --- blocks ---
