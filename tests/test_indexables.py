@@ -306,6 +306,12 @@ def test_an_iterable_dataset_that_would_be_duplicated_is_refused(
     assert re.search(text, daemon.stderr()), daemon.stderr()
 
 
+def test_a_loader_is_refused_with_the_fix() -> None:
+    loader = type("DataLoader", (), {"__module__": "torch.utils.data.dataloader", "__len__": lambda self: 3})()
+    with pytest.raises(TypeError, match=r"got a torch DataLoader.*Feed\(loader.dataset, batch_size="):
+        Feed(loader, batch_size=8)
+
+
 def test_tensors_are_taken_without_a_copy() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.arange(6.0, requires_grad=True).reshape(2, 3)

@@ -32,7 +32,7 @@ from . import environment
 from .endless_items import EndlessItems
 from .from_files import FromFiles
 from .generator_call import GeneratorCall
-from .indexables import is_indexable, is_keras, is_torch_iterable, length_of
+from .indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
 from .torch_iterable import TorchIterable
 from .transforms import checked_transforms
 
@@ -248,6 +248,11 @@ class Feed(FromFiles):
     def _adapt(self) -> None:
         """Take a source that neither is a generator function nor has a last item as a generator function."""
         source = self.generate
+        if is_torch_loader(source):
+            raise TypeError(
+                "expected a dataset, got a torch DataLoader, which starts workers of its own: give its dataset, "
+                "Feed(loader.dataset, batch_size=..., shuffle=...)"
+            )
         if is_torch_iterable(source):
             object.__setattr__(self, "generate", TorchIterable(source))
         if not is_keras(source):

@@ -38,6 +38,11 @@ def is_torch_iterable(source: Any) -> bool:
     return any(base.__name__ == "IterableDataset" and _package(base) == "torch" for base in type(source).__mro__)
 
 
+def is_torch_loader(source: Any) -> bool:
+    """Whether `source` is a torch `DataLoader`, which is no source."""
+    return any(base.__name__ == "DataLoader" and _package(base) == "torch" for base in type(source).__mro__)
+
+
 def length_of(source: Any) -> int | None:
     """Return the number of items of an indexable object, or None for a Keras dataset without an end.
 
