@@ -6,11 +6,11 @@ is when an epoch begins:
     epoch 0        the object as it was imported, then on_epoch_begin()
     epoch e + 1    the object at the beginning of epoch e, then on_epoch_end() and on_epoch_begin()
 
-Each call finds `random` and `numpy.random` seeded from the feed's seed and the epoch. Reading items does not count:
-each epoch reads from a copy, so what a worker has read changes nothing in the next epoch. To enter an epoch, here or
-after a resume, costs the calls of the epochs before it.
+`random` and `numpy.random` are seeded before each call, from the feed's seed and the epoch. Items are read from a copy,
+so what a worker has read changes nothing in the next epoch. A worker that begins at epoch e makes the calls of all
+epochs before it.
 
-An object may also draw at its first use. So item 0 is read first in each epoch, and dropped.
+An object may also draw at its first use. So a worker reads item 0 first in each epoch, and drops it.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ class KerasItems:
         return changed
 
     def _become(self, state: State) -> None:
+        """Give the object these attributes."""
         object.__setattr__(self._source, "__dict__", state)
 
 
