@@ -6,23 +6,22 @@
 
 How it is measured:
 
-- Workers, consumers and slots are simulated once for each row, with the coordinator that a daemon has: a slot is found
-  as soon as it is asked for, each worker fills its turns in order and takes half to one and a half units of a clock
-  that nobody waits for, and a consumer hands over, releases and acknowledges each slab as soon as it is sent. What the
-  coordinator was told is kept.
-- Then that is told to a fresh coordinator, which answers with the same commands, since it depends on nothing else. Only
-  this is timed: a loop that calls the coordinator and takes its commands after each call, as the daemon does. *The
-  loop* is what the same calls cost when they go to a function that does nothing; it is shown, and not subtracted.
-- The first batches are not timed: until each lane was visited once and the stream's window is full.
-- Times are CPU times of this process, in which nothing else runs. In each round every row has one turn, each round
-  beginning with another one. The first round warms up and is dropped. Medians are shown, with the least and the
-  greatest. *Of the first* is taken within a round: the cost of a batch over that of the first row.
-- With turns of one batch each batch is a slab by itself: the worst case, which large batches have. Small ones share
-  slabs, as in the rows with turns of 16.
+- First, the events of each row are recorded once, with a real coordinator and simulated workers, consumers and slots. A
+  slot is found as soon as it is asked for. Each worker fills its turns in order, and takes half to one and a half units
+  of a simulated clock for each. A consumer hands over, releases and acknowledges each slab as soon as it is sent.
+- Then the same events are told to a fresh coordinator. It answers with the same commands, since it depends on nothing
+  else. Only this is timed: a loop that calls the coordinator and takes its commands after each call, as a daemon does.
+  *The loop* is the time of the same loop with a function that does nothing. It is shown, and not subtracted.
+- The first batches are not timed, until each lane was visited once and the stream's window is full.
+- Times are CPU times of this process, which does nothing else. Each round has one trial of every row, and begins with
+  another row. The first round warms up and is dropped. The tables have medians, with the least and the greatest value.
+  *Of the first* is the cost of a batch over that of the first row, taken within a round.
+- With turns of one batch each batch is a slab by itself. That is the worst case, and large batches have it. Small ones
+  share slabs, as in the rows with turns of 16.
 
-To open a stream is measured from Open to the first turn that a worker is asked for, without the worker's answer;
-beside it what a worker takes to write down the list of splits, and to read the first split of a lane in a list that it
-was given.
+*Opening* a stream is measured from Open to the first turn that a worker is asked for, without the worker's answer.
+Beside it are the times that a worker takes to write the list of splits, and to read the first split of a lane from a
+list that it was given.
 """
 
 import argparse
@@ -59,16 +58,16 @@ BATCH_ROWS = 32
 ENDLESS = 1 << 30
 RECORD = bytes(48)
 ROWS_LEFT = 5
-"""What a lane that ends leaves over."""
+"""Leftover rows of a lane that ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table.
 
-    `length`: batches in a lane (of an indexable feed: in an epoch). `consumers`: of a group, or ranks, of each stream.
-    `event`: what happens to the last worker when the clock starts: it "leaves", and its lanes never come to a border;
-    or it "dies", and lanes move back to the new one.
+    `length`: batches in a lane (for an indexable feed: in an epoch). `consumers`: how many consumers (of a group, or
+    ranks) each stream has. `event`: what happens to the last worker when the timing starts: it "leaves", and its lanes
+    never come to a border; or it "dies", and lanes move back to the new process.
     """
 
     label: str
@@ -160,7 +159,7 @@ class Served:
 
 
 class World:
-    """Workers, consumers and slots that answer what the coordinator wants, and keep what they answered.
+    """Simulated workers, consumers and slots, which answer the coordinator's commands and record their answers.
 
     Attributes:
         events: what the coordinator was told so far.
@@ -175,14 +174,14 @@ class World:
         self._random = random.Random(0)
         self._fills: list[deque[do.Fill]] = [deque() for _ in range(row.workers)]
         self._busy: list[tuple[float, int]] = []
-        """When each worker that has something to do is done with the first of it, soonest first."""
+        """When each busy worker will have finished its first turn, soonest first."""
         self._now = 0.0
         self._careful: set[int] = set()
         self._slabs: dict[int, list[int]] = {number: [0, 0] for number in self._served.coordinator.consumers}
         """How many slabs and Ends came to each consumer."""
 
     def run(self, batches: int) -> None:
-        """Go on until so many batches were sent in all."""
+        """Go on until this many batches were sent in all."""
         self._carry_out(self._served.first)
         while self.batches < batches:
             self._now, worker = heapq.heappop(self._busy)
@@ -192,7 +191,7 @@ class World:
                 self._start(worker)
 
     def happen(self) -> None:
-        """Let come what the row says."""
+        """Let the row's event happen."""
         last = self._row.workers - 1
         if self._row.event == "leaves":
             self._tell(on.RetireWorker(last))
@@ -267,12 +266,12 @@ class World:
 
 
 def nothing(*_: object, **__: object) -> None:
-    """What the loop calls when only the loop is measured."""
+    """Do nothing: called when only the loop is measured."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What the coordinator is told in a row: `events`, of which the first `warm` are not timed."""
+    """The recorded events of a row. The first `warm` of them are not timed."""
 
     row: Row
     events: list[on.Event]
@@ -281,7 +280,7 @@ class History:
 
 
 def history(row: Row, batches: int) -> History:
-    """What the coordinator is told while about so many slabs are sent, or a whole epoch where lanes end."""
+    """Record the events while about this many slabs are sent, or a whole epoch if lanes end."""
     world = World(row)
     if row.length == ENDLESS:
         lanes = row.workers if row.indexable else min(row.lanes, row.splits)
@@ -295,7 +294,7 @@ def history(row: Row, batches: int) -> History:
 
 
 def replay(told: History) -> tuple[float, float]:
-    """Seconds per batch of the coordinator, with the loop, and of the loop alone."""
+    """Return the seconds per batch of the coordinator with the loop, and of the loop alone."""
     served = Served(told.row)
     handle = served.coordinator.handle
     for event in told.events[: told.warm]:
@@ -303,7 +302,7 @@ def replay(told: History) -> tuple[float, float]:
     timed = told.events[told.warm :]
     before = sum(consumer.batches for consumer in served.coordinator.consumers.values())
     gc.collect()
-    gc.freeze()  # what is kept for the measurement is no work of the coordinator's
+    gc.freeze()  # the recorded events are not the coordinator's garbage
     began = time.process_time()
     for event in timed:
         handle(event, 0.0)
@@ -320,7 +319,7 @@ def replay(told: History) -> tuple[float, float]:
 
 
 def opening(lanes: int, shuffle: int) -> dict[str, float]:
-    """Seconds that a stream and an epoch with a million splits take to begin."""
+    """Return the seconds that a stream, and an epoch with a million splits, take to begin."""
     row = Row("", lanes=lanes, splits=SPLITS)
     plan = msgspec.structs.replace(row.plan(), shuffle=shuffle)
     splits = [f"/data/train/part-{number:07}.tfrecord" for number in range(SPLITS)]
@@ -344,7 +343,7 @@ def opening(lanes: int, shuffle: int) -> dict[str, float]:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """The rows, of which the first is the head, as a table in Markdown."""
+    """Return the rows as a table in Markdown. The first one is its head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [[cell.ljust(widths[0]) if not n else cell.rjust(widths[n]) for n, cell in enumerate(row)] for row in rows]
     lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
@@ -352,7 +351,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def tables(report: dict[str, Any]) -> str:
-    """What was measured, in Markdown."""
+    """Return the measurements in Markdown."""
     cells: list[tuple[str, ...]] = [("", "us a batch", "of the first", "the loop, us", "batches/s")]
     for one in report["rows"]:
         cost, ratio, loop = (Spread(**one[key]) for key in ("us_per_batch", "of_the_first", "loop_us"))

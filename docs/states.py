@@ -16,7 +16,7 @@ TABLES: dict[str, Table[Any]] = {"A turn": TURN_STATES, "A lane": LANE_STATES, "
 
 
 def drawn(name: str, table: Table[Any]) -> str:
-    """One machine: each state with what it means, and its ways to others with what takes them."""
+    """Return one state machine: each state with its meaning, and the states that may follow it, with the reasons."""
     lines = [f"{name}"]
     width = max(len(state.name) for state in table)
     for state, ways in table.items():
@@ -26,7 +26,7 @@ def drawn(name: str, table: Table[Any]) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its states drawn anew."""
+    """Return the page with the states drawn again."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     blocks = "\n\n".join(f"```\n{drawn(name, table)}\n```" for name, table in TABLES.items())

@@ -70,7 +70,8 @@ def bench(
       penstock bench scenes.py:feed --tensorflow --cached 50
     """  # noqa: D301 (click wants a real \b)
     from penstock._bench import measure
-    from penstock._bench_verdict import judged, lines
+    from penstock._bench_report import lines
+    from penstock._bench_verdict import judged
     from penstock_server import control
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:

@@ -1,4 +1,4 @@
-"""What the tests share: a daemon that serves the feeds of a test, and the check that nothing is left behind."""
+"""Fixtures that the tests share: a daemon for the feeds of a test, and the check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from trainers import Launcher, Trainer
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of a thousand processes compiles all of Penstock again
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it runs in the background so
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # and what we start would ignore it too
+os.environ.pop(
+    "PYTHONDONTWRITEBYTECODE", None
+)  # otherwise each of a thousand processes would compile all of Penstock again
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does this for programs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # and our child processes would inherit that
 
 
 def _spare_the_collector() -> None:
-    """Have the garbage collector pass over what lives now: with TensorFlow loaded, each look at it all takes 0.2 s."""
+    """Have the garbage collector skip the objects that live now. With TensorFlow loaded, each full pass takes 0.2 s."""
     gc.collect()
     gc.freeze()
 
@@ -37,7 +39,7 @@ def pytest_collection_finish() -> None:
 
 
 def _fds() -> dict[int, str]:
-    """What each open file descriptor of this process refers to."""
+    """Return what each open file descriptor of this process refers to."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -48,7 +50,7 @@ def _fds() -> dict[int, str]:
 
 
 def _left_behind(children: set[int], threads: set[int], fds: set[int]) -> str:
-    """What is there now and was not then: processes, threads, file descriptors."""
+    """Return the processes, threads and file descriptors that exist now and did not exist then."""
     left = [
         f"process {child.pid} {child.name()} ({child.status()})"
         for child in psutil.Process().children(recursive=True)
@@ -60,7 +62,7 @@ def _left_behind(children: set[int], threads: set[int], fds: set[int]) -> str:
 
 
 def _is_ours(target: str) -> bool:
-    """Whether the fd is pytest's own or that of a file that Python keeps open."""
+    """Whether the fd belongs to pytest, or to a file that Python keeps open."""
     return target.startswith(("/dev/", "/tmp/pytest-", "/proc/")) or ("(deleted)" in target and "memfd" not in target)
 
 
@@ -176,14 +178,14 @@ class Daemon:
         """Its worker processes."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
                 if process.name().startswith("penstock-w"):
                     found.append(process)
         return found
 
     def stop(self, how: int = signal.SIGTERM, timeout: float = 50) -> int:
-        """Signal it and return its exit status. By default it has less than the 60 s for which it waits for a consumer
-        that reads on."""
+        """Signal the daemon and return its exit status. The default time is less than the 60 s for which a daemon waits
+        for a consumer that goes on reading."""
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:
@@ -210,7 +212,7 @@ cli.main(prog_name="penstock")
 
 
 def command(patched: dict[str, object]) -> list[str]:
-    """What starts `penstock`, where constants have other values: by module and name, as "host.slots.PATIENCE"."""
+    """Return the command that starts `penstock`, with other values for constants, named as "host.slots.PATIENCE"."""
     if not patched:
         return [sys.executable, "-m", "penstock_server"]
     return [sys.executable, "-c", PATCHED.format(patched=patched)]
@@ -220,7 +222,7 @@ Serve = Callable[..., Daemon]
 
 
 def stop_all(daemons: list[Daemon]) -> None:
-    """Stop those daemons that still run; they must end well."""
+    """Stop the daemons that still run, and check that they end with status 0."""
     for daemon in daemons:
         running = daemon.process.poll() is None
         status = daemon.stop()

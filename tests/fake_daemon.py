@@ -1,7 +1,7 @@
 """A small scripted daemon for tests of the client: it speaks the protocol over both transports, and makes no data.
 
-It sends what it is given, keeps to credits and slots, writes rubbish into a slot as soon as it is released (so that
-a slot that is released too early shows), and remembers every message that it was sent.
+It sends what it is given, within credit and slots, and remembers every message that it was sent. It overwrites a slot
+as soon as it is released, so that a slot that is released too early shows.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ RUBBISH = 0xEE
 
 @dataclass
 class Made:
-    """A slab that is to be sent: the bytes of its slot, and what its message says. `lane` None: lane 0, counted as they
-    are sent, without records."""
+    """A slab that is to be sent: the bytes of its slot, and the fields of its message. `lane` None: lane 0, numbered in
+    the order of sending, without records."""
 
     data: bytes
     layout: SlotLayout
@@ -69,11 +69,11 @@ class Made:
     first: int = 0
 
     def record(self) -> bytes:
-        """The restart record behind it."""
+        """The restart record after it."""
         return b"" if self.lane is None or self.lane < 0 else record(self.lane, self.index + self.batches)
 
     def split(self, batches: int) -> tuple[Made, Made]:
-        """Its first so many batches, and the others."""
+        """Return its first batches, and the others."""
         rows = batches * self.rows // self.batches
         return (
             replace(self, batches=batches, rows=rows),
@@ -88,23 +88,23 @@ class Made:
 
 
 def record(lane: int, index: int) -> bytes:
-    """What the fake has for the restart record behind `index` batches of a lane."""
+    """Return the fake's restart record after `index` batches of a lane."""
     return f"lane {lane} at {index}".encode() + bytes(100)
 
 
 @dataclass
 class Fail:
-    """In place of a slab: the error that is sent."""
+    """In place of a slab: send this error."""
 
     error: PenstockError
 
 
 class Vanish:
-    """In place of a slab: the daemon closes the session's connection without a word, and takes new ones."""
+    """In place of a slab: close the session's connection without a message, and accept new ones."""
 
 
 class Stall:
-    """In place of a slab: nothing more comes until `FakeDaemon.go_on`."""
+    """In place of a slab: send nothing more until `FakeDaemon.go_on`."""
 
 
 def feed_info(
@@ -132,7 +132,7 @@ def feed_info(
 
 
 def slab(info: FeedInfo, *batches: object) -> Made:
-    """The slab of these batches, each in the feed's structure with the rows in front."""
+    """Return the slab of these batches. Each has the feed's structure, and rows as its first dimension."""
     flats = [flatten(info.spec, batch) for batch in batches]
     rows = [len(flat[0]) if flat[0].ndim else 1 for flat in flats]
     dtypes = [leaf.dtype for leaf in leaf_list(info.spec)]
@@ -215,7 +215,7 @@ def dealt(
 
 
 def standing(info: FeedInfo, epoch: int, plan: Sequence[object], batches: int) -> Position:
-    """What the position behind so many batches of the plan has to be, in lanes that end where a slab comes after."""
+    """Return the position that is right after this many batches of the plan."""
     places: dict[int, Place] = {}
     ended: list[EndedLane] = []
     done = rows = merged = 0
@@ -267,7 +267,7 @@ class FakeDaemon:
         got: every message that came, in order.
         marked: for each same-host session that ended, how many slabs its ledger marks as handed.
         ended_sessions: how many sessions ended, by end of file or Close.
-        positions: what the sessions asked to begin from, where they said so.
+        positions: the positions at which sessions asked to begin.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class FakeDaemon:
             try:
                 router.bind(f"tcp://127.0.0.1:{port}")
                 break
-            except zmq.ZMQError:  # ZeroMQ closes sockets in its own time
+            except zmq.ZMQError:  # ZeroMQ may close sockets later
                 time.sleep(0.01)
         return router, port
 
@@ -357,7 +357,7 @@ class FakeDaemon:
         self._waker.send(b"\0")
 
     def go_on(self) -> None:
-        """Send on after a Stall."""
+        """Continue after a Stall."""
 
         def command() -> None:
             for session in self._sessions:
@@ -527,7 +527,7 @@ class FakeDaemon:
                 self.ended_sessions += 1
 
     def _rest(self, session: _Session, position: Position, plan: list[object]) -> list[object]:
-        """What of the plan comes behind the position, which must be one that the plan has."""
+        """Return what comes after the position in the plan. The position must be one of the plan's."""
         want = standing(self.info, position.epoch, plan, position.batches)
         ended = {lane.lane for lane in position.ended}
         assert (position.batches, position.rows, position.merged) == (want.batches, want.rows, want.merged)
@@ -536,7 +536,7 @@ class FakeDaemon:
             assert places == want.places
             ahead = {place.lane: place.ahead for place in position.places if place.ahead}
             at = 0
-            for item in plan:  # each lane of which something is passed over must come by a later place
+            for item in plan:  # each lane with batches that are passed over must reach a later place
                 if isinstance(item, Made):
                     first, at = at, at + item.batches
                     passed = at > position.batches and first < position.batches + position.skip

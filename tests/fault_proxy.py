@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 PIECE = 16 * 1024
 """Bytes that move at once."""
 ROOM = 64
-"""Pieces that wait in each direction; then the sender is not read any more."""
+"""Most pieces that wait in each direction. When there are more, the sender is not read."""
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class FaultProxy:
         self._mends: list[asyncio.TimerHandle] = []
         self.accepted = 0
         self.carried = {UP: 0, DOWN: 0}
-        self._kept = socket.socket()  # bound and not listening: nobody else gets the port while it refuses
+        self._kept = socket.socket()  # bound but not listening, so nobody else gets the port meanwhile
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._kept.bind(("127.0.0.1", 0))
         self.port: int = self._kept.getsockname()[1]
@@ -66,20 +66,20 @@ class FaultProxy:
     # --- faults, from any thread ---
 
     def delay(self, seconds: float, lasting: float) -> None:
-        """What comes goes on `seconds` later, in both directions."""
+        """Forward bytes only after `seconds`, in both directions."""
         self._fault(lambda: setattr(self, "_delay", seconds), lambda: setattr(self, "_delay", 0.0), lasting)
 
     def throttle(self, rate: float, lasting: float) -> None:
-        """Each direction of each connection moves at most `rate` bytes a second."""
+        """Move at most `rate` bytes a second in each direction of each connection."""
         self._fault(lambda: setattr(self, "_rate", rate), lambda: setattr(self, "_rate", None), lasting)
 
     def stall(self, lasting: float, *directions: str) -> None:
-        """Connections are accepted and stay open, and no byte moves; in both directions, or in those that are named."""
+        """Accept connections and keep them open, but move no byte: in both directions, or in those that are named."""
         those = set(directions or (UP, DOWN))
         self._fault(lambda: self._stalled.update(those), lambda: self._stalled.difference_update(those), lasting)
 
     def freeze(self) -> None:
-        """On the connections that are open now no byte moves ever again, and neither side hears of their end."""
+        """Never move a byte again on the connections that are open now. Neither side is told when the other closes."""
 
         def freeze() -> None:
             for pipe in self._pipes:

@@ -1,4 +1,4 @@
-"""A rank in a process of its own, which does what a test tells it, line by line.
+"""A rank in its own process. It does what a test tells it, line by line.
 
 It imports no pytest: each test of ranks starts several of these.
 """
@@ -27,7 +27,7 @@ Epochs = list[list[str]]
 
 
 class Reading:
-    """A connection of one rank, and the iteration that it is in."""
+    """A connection of one rank, and its current iteration."""
 
     def connect(self, url: str, options: dict[str, Any]) -> int | None:
         self.connection = penstock.connect(url, **options)
@@ -35,7 +35,7 @@ class Reading:
         return self.connection.cardinality
 
     def read(self, count: int) -> list[str]:
-        """Read `count` batches, over the ends of epochs."""
+        """Read `count` batches, beyond the end of an epoch if necessary."""
         found: list[str] = []
         while len(found) < count:
             batch = next(self.batches, None)
@@ -46,7 +46,7 @@ class Reading:
         return found
 
     def rest(self) -> list[str]:
-        """Read what is left of the epoch."""
+        """Read the rest of the epoch."""
         found = [digest(batch) for batch in self.batches]
         self.batches = iter(self.connection.batches())
         return found
@@ -68,7 +68,7 @@ class Reading:
         return self.connection.stats()
 
     def cut(self) -> None:
-        """Cut the connection on this host, as if the kernel had."""
+        """Cut the connection on this host, as the kernel might."""
         transport: Any = None
         while transport is None:  # it may just be connecting again
             transport = self.connection._handle.handoff.transport

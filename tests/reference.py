@@ -1,4 +1,4 @@
-"""What the stream of an epoch is, written down straight from the design's words and from nothing else.
+"""The stream of an epoch, written down directly from the words of the design.
 
 An epoch's lanes take turns: a visit takes up to `turn` full batches from a lane, and the lane that finds fewer has
 ended. What it has left over joins one accumulator, and as soon as that holds a batch, it is emitted at that point.
@@ -47,5 +47,5 @@ def batches_of_index(items: Iterable[T], *, batch_size: int, drop_remainder: boo
 
 
 def epoch_length(samples: int, batch_size: int, *, drop_remainder: bool = False) -> int:
-    """How many batches an epoch of so many samples has."""
+    """Return how many batches an epoch with this many samples has."""
     return samples // batch_size if drop_remainder else -(-samples // batch_size)

@@ -29,7 +29,7 @@ class Attacker:
     Args:
         feed: what it attacks.
         acts: how often it does something; then it is gone.
-        group: a group that others read, which it joins. It says of no batch of that group that it was handed it.
+        group: a group of others, which it joins. It claims none of that group's batches as handed over.
     """
 
     def __init__(self, world: World, feed: str, acts: int, group: str = "") -> None:
@@ -43,7 +43,7 @@ class Attacker:
         self._failed: list[Reader] = []
 
     def act(self) -> None:
-        """Do one thing."""
+        """Take one step."""
         self.acts -= 1
         if not self.acts:
             for reader in (*self._there, *self._failed):
@@ -88,7 +88,7 @@ class Attacker:
         except PenstockError:
             assert _state(reader) == before, "what was refused has changed something"
             self._there.remove(reader)
-            self._failed.append(reader)  # its connection still stands, and nothing that it says counts
+            self._failed.append(reader)  # its connection is still open, but its messages are ignored
             handle(on.Cut(reader.number, reader.handed))
 
     def _go(self) -> None:
@@ -98,7 +98,7 @@ class Attacker:
             self._world.handle(on.Lost(reader.number, self._handed(reader)))
 
     def _handed(self, reader: Reader) -> int:
-        """A count of slabs that it says were handed to it."""
+        """Return a count of slabs, which it claims were handed to it."""
         if self._group:
             return self._dice.choice((reader.handed, reader.sent + 1, 2**62))
         return self._dice.choice((reader.handed, reader.sent, reader.sent + 1, self._absurd()))
@@ -127,7 +127,7 @@ class Attacker:
         )
 
     def _position(self) -> Position:
-        """A position as it comes out of the decoder, which raises ProtocolError where a number has no place in one."""
+        """Return a position as the decoder returns it. Raise ProtocolError if the decoder refuses a number in it."""
         dice = self._dice
         few = dice.random() < 0.7  # of its numbers are absurd
         info = self._world.coordinator.feeds[self._feed].info

@@ -1,10 +1,10 @@
 """The coordinator in a simulated world: a host with its arena, workers and consumers, and a schedule drawn from a seed.
 
-Whatever happens is one of a few things: the message at the head of a link arrives, a slot is found for a grant, a
-worker makes a part of a turn, or a consumer does one of the things it may do just now. So are faults: a worker dies or
-is one more or fewer, a consumer's connection is cut with all that is under way, the daemon is started again.
-`World.step` lets one of them happen, chosen at random, and `World.check` then holds the coordinator to its promises.
-The same arguments and the same seed give the same history.
+There are only a few kinds of steps: the message at the head of a link arrives, a slot is found for a ticket, a worker
+makes a part of a turn, or a consumer does something that it may do now. Faults are steps too: a worker dies, is added
+or removed, a connection is cut with everything that is under way, the daemon is restarted. `World.step` lets one of
+them happen, chosen at random, and `World.check` then holds the coordinator to its promises. The same arguments and the
+same seed give the same history.
 
 No process, socket, clock or byte of memory is real. Samples are (epoch, split, number); a slot holds batches of them.
 """
@@ -52,14 +52,14 @@ Sample: TypeAlias = tuple[int, int, int]
 Batch: TypeAlias = tuple[Sample, ...]
 Event: TypeAlias = Callable[[], object]
 Meet: TypeAlias = Callable[[Sample, int], bool]
-"""What happens where a sample is read, of the split at this position."""
+"""What happens when a sample of the split at this position is read."""
 
 
 PATIENCE = 1e9
-"""Seconds that a group waits: its consumers come back before, however fast the clock of a world runs."""
+"""Seconds that a group waits. Its consumers come back sooner, even if the clock of a world runs fast."""
 
 MOST_STEPS = 10_000
-"""A world of these sizes ends long before."""
+"""Most steps of a world. Worlds of these sizes need far fewer."""
 
 
 class Broken(AssertionError):
@@ -71,7 +71,7 @@ class Deadly(Exception):
 
 
 class Stuck(Broken):
-    """Nothing can happen any more, but somebody still waits."""
+    """Nothing can happen, but somebody still waits."""
 
 
 def hold(promise: object, broken: str) -> None:
@@ -218,7 +218,7 @@ class SimFeed:
 
 @dataclass(eq=False)
 class Slot:
-    """Memory of the arena: which ticket has it, what lies in it, and who may touch it now."""
+    """One piece of the arena's memory: its ticket, its contents, and who may touch it now."""
 
     nbytes: int
     ticket: int = -1
@@ -231,8 +231,8 @@ class Slot:
     def write(
         self, ticket: int, position: int, samples: Sequence[Sample], row: int = 0, rows: int = 0, *, skips: bool = False
     ) -> None:
-        """Write samples to the rows of a batch from `row` on, on behalf of a ticket. What a dead worker had not told
-        is written again, and is the same; unless the feed `skips` what raised for that worker alone."""
+        """Write samples to the rows of a batch from `row` on, for a ticket. Rows that a dead worker had not reported
+        are written again, with the same samples, unless the feed `skips` samples that raised only for that worker."""
         hold(self.ticket == ticket, f"ticket {ticket} writes into a slot that ticket {self.ticket} has now")
         hold(position not in self.sent, f"batch {position} of ticket {ticket} is written after it was sent")
         if skips:
@@ -243,7 +243,7 @@ class Slot:
             batch[number] = sample
 
     def read(self, ticket: int, position: int) -> Batch:
-        """A whole batch, on behalf of a ticket."""
+        """Write a whole batch, for a ticket."""
         hold(self.ticket == ticket, f"ticket {ticket} is read from a slot that ticket {self.ticket} has now")
         batch = tuple(sample for sample in self.content[position] if sample is not None)
         hold(len(batch) == len(self.content[position]), f"a batch of ticket {ticket} is read before it is whole")
@@ -251,7 +251,7 @@ class Slot:
 
 
 class Arena:
-    """Slots by ticket. A slot that came back is used again at once, so that whoever still holds it is found out."""
+    """Slots by ticket. A slot that came back is used again at once, so that a leftover user of it is caught."""
 
     def __init__(self, refused: frozenset[int]) -> None:
         self.used: dict[int, Slot] = {}
@@ -261,7 +261,7 @@ class Arena:
 
     @property
     def has_memory(self) -> bool:
-        """Whether the next slot will be there."""
+        """Whether the machine has memory for the next slot."""
         return self._asked + 1 not in self._refused
 
     @property
@@ -269,7 +269,8 @@ class Arena:
         return sum(slot.nbytes for slot in self.used.values())
 
     def take(self, ticket: int, nbytes: int) -> Slot | None:
-        """A slot for the ticket in place of the one that it may have, or None if the machine has no memory for it."""
+        """Give the ticket a slot in place of the one that it may have. Return None if the machine has no memory for
+        it."""
         self._asked += 1
         if self._asked in self._refused:
             return None
@@ -285,7 +286,7 @@ class Arena:
         return slot
 
     def free(self, ticket: int) -> None:
-        """The ticket's slot comes back; it may have none if that was refused."""
+        """Take the ticket's slot back. It has none if that was refused."""
         slot = self.used.pop(ticket, None)
         if slot is None:
             return
@@ -303,7 +304,7 @@ class Arena:
 
 @dataclass(eq=False)
 class Run:
-    """What a worker holds of one lane of an epoch, or of an indexable epoch."""
+    """A worker's run: one lane of an epoch, or an epoch of an indexable feed."""
 
     feed: SimFeed
     epoch: int
@@ -319,14 +320,14 @@ class Run:
     forged: bool = False
 
     def record(self) -> bytes:
-        """What another run needs to go on behind the last batch."""
+        """Return what another run needs to go on after the last batch."""
         if self.feed.length is not None:
             return b""
         cuts = b"".join(number.to_bytes(8) for pair in self.cuts.items() for number in pair)
         return self.index.to_bytes(8) + cuts
 
     def take(self, index: int) -> Batch | None:
-        """Batch number `index`, or None when there is no further full one."""
+        """Return batch number `index`, or None if there is no further full one."""
         if self.kept is not None:
             batch, self.kept = self.kept, None
             return batch
@@ -352,7 +353,7 @@ class Run:
 
 @dataclass(eq=False)
 class Fill:
-    """A turn that is to be made, `made` batches of which are."""
+    """A turn that has to be made; `made` of its batches are made."""
 
     ticket: int
     run: int
@@ -365,7 +366,7 @@ class Fill:
 
 
 class Worker:
-    """One worker process: reads its messages in order, makes its turns in order, answers over its own link."""
+    """One worker process. It reads its messages in order, makes its turns in order, and answers over its own link."""
 
     def __init__(self, world: World, number: int) -> None:
         self.number = number
@@ -381,7 +382,7 @@ class Worker:
         self._world = world
 
     def next_fill(self) -> Fill | None:
-        """The first turn that can be gone on with: one that waits for room holds up its own run only."""
+        """Return the first turn that can continue. A turn that waits for a larger slot holds up only its own run."""
         waiting = {fill.run for fill in self.fills if fill.waits}
         return next((fill for fill in self.fills if fill.run not in waiting), None)
 
@@ -433,10 +434,10 @@ class Worker:
         return False
 
     def fill(self, fill: Fill) -> None:
-        """It makes `batches` batches from number `index`, and puts them at `base` of the slot."""
+        """Begin to make `batches` batches from number `index`, into place `base` of the slot and after it."""
         hold(fill.run not in self.dropped, f"a turn of run {fill.run}, which was dropped, is to be made")
         if not self.fills_of(fill.run):
-            return  # it failed, or was its predecessor's, when the daemon had not heard of it
+            return  # the run failed, or was the predecessor's, and the daemon did not know yet
         for waiting in self.fills:
             if waiting.ticket == fill.ticket:
                 hold(waiting.waits, f"ticket {fill.ticket} is to be filled twice")
@@ -486,7 +487,7 @@ class Worker:
     # what it does
 
     def make(self) -> None:
-        """Go on with the next turn by a random number of batches."""
+        """Make a random number of batches of the next turn."""
         fill = self.next_fill()
         assert fill is not None
         run = self.runs[fill.run]
@@ -515,7 +516,7 @@ class Worker:
             self._made(fill, run, parts, last=run.ended or fill.made + len(parts) == fill.batches)
 
     def die(self) -> None:
-        """End without a word, perhaps within a batch. What it has sent arrives, and then the news of its death."""
+        """Die, perhaps within a batch. Messages that it has sent arrive, and then the news of its death."""
         fill = self.next_fill()
         blamed = None
         if fill is not None and not self.hung and self.started:
@@ -585,7 +586,7 @@ class Slab:
     before: tuple[m.LaneEnded | m.SentElsewhere, ...] = ()
 
     def verify(self) -> None:
-        """The bytes are still those that were sent."""
+        """Check that the bytes are still those that were sent."""
         for position, batch in self.batches.items():
             hold(self.slot.read(self.ticket, position) == batch, f"slab {self.seq} changed under its reader")
 
@@ -594,12 +595,12 @@ class Consumer:
     """One consumer and its stream: on the same host with a quota of slots to alias, or over the network without.
 
     Args:
-        reads: the epochs to read, each with the number of slabs after which to leave it, or None for all of it.
-        hoards: it keeps its tensors until it closes.
-        dies_after: it vanishes without a word when it was handed so many slabs.
-        stays: it does not close when it has read all.
-        greedy: it aliases whatever it is handed, beyond its quota.
-        closes_after: it closes when it was handed so many slabs, wherever that is.
+        reads: the epochs to read, each with the number of slabs after which to leave it, or None to read all of it.
+        hoards: keep all tensors until it closes.
+        dies_after: vanish without Close after this many slabs.
+        stays: do not close when everything is read.
+        greedy: alias every slab, even beyond the quota.
+        closes_after: close after this many slabs, at any place.
     """
 
     def __init__(
@@ -635,9 +636,9 @@ class Consumer:
         self._greedy = greedy
         self._closes_after = closes_after
         self._last_batches = 0
-        """Batches of the slab that was handed last, if it is of this epoch."""
+        """How many batches the last slab has, if it belongs to this epoch."""
         self.cuts: dict[tuple[int, int], bytes] = {}
-        """The last record of each lane of each epoch, which has the splits that were left out."""
+        """The last record of each lane of each epoch. It names the splits that were left out."""
         self._local = reader.share.quota > 0
         self._quota = reader.share.quota
         self._epoch: int | None = None
@@ -647,7 +648,7 @@ class Consumer:
         self._handed = 0
         self._handed_said = 0
         self._given = 0
-        """What of it was handed when it closed: what comes then is void, and another's."""
+        """How many slabs were handed over when it closed. Later ones are void, and go to another."""
         self._handed_here = 0
         self._released: list[int] = []
         self.closed = False
@@ -668,12 +669,12 @@ class Consumer:
 
     @property
     def under_way(self) -> tuple[int, int]:
-        """Slabs and bytes sent and not yet said to be handed, as the daemon sees it."""
+        """Slabs and bytes that were sent and not acknowledged yet, as the daemon counts them."""
         reader = self.reader
         return reader.sent - reader.handed, reader._unhanded_bytes
 
     def options(self) -> list[Event]:
-        """What it may do now."""
+        """The steps that are possible now."""
         if self.gone:
             return []
         if self.lost:
@@ -719,7 +720,7 @@ class Consumer:
             self._void(slab)
 
     def hear(self, message: m.Begun | m.SentElsewhere | m.LaneEnded | m.End | m.Opened | m.Failed) -> None:
-        """What comes besides slabs."""
+        """Take in a message other than a slab."""
         match message:
             case m.End():
                 self._end(message)
@@ -763,11 +764,11 @@ class Consumer:
         self._epoch = None
 
     def let_go(self) -> None:
-        """From now on its tensors die, and it closes when it has read all."""
+        """From now on let tensors die, and close when everything is read."""
         self._hoards = self._stays = False
 
     def last_act(self) -> None:
-        """Its daemon has just been killed: it still hears what that had sent, and hands over what has come."""
+        """Its daemon has just been killed. It still receives what the daemon had sent, and hands over what has come."""
         if self.told and not (self.gone or self.lost):
             self.told.popleft()()
         elif self._hand in self.options():
@@ -791,15 +792,16 @@ class Consumer:
         self._say(on.Begin(self.number, self._epoch))
 
     def cut(self) -> None:
-        """The connection is cut: what was under way is lost, what was handed stays, the rest is to come again."""
+        """The connection is cut. Slabs under way are lost, slabs that were handed over stay, and the rest has to come
+        again."""
         self.lost = True
         self._forget()
         if self._epoch is not None:
             self.ended.pop(self._epoch, None)
 
     def _come_back(self) -> None:
-        """Open a new session where it stands; as long as there is no memory for that, try again. It takes the place of
-        the old one, if the daemon still has that and is told whose they are (with a state file, here)."""
+        """Open a new session at its position. Try again while there is no memory for it. It replaces the old session,
+        if the daemon still has that and knows that both belong to this consumer (here: with a state file)."""
         if self.closed or self.failures:
             self.gone = True
             return
@@ -901,7 +903,7 @@ class Consumer:
         self._forget()
 
     def _leave_unread(self) -> None:
-        """It goes within the slab that it was handed last: what it did not read of that is to come to another."""
+        """It goes in the middle of its last slab. The batches that it did not read have to go to another consumer."""
         if self._shares and self._epoch is not None and self._last_batches > 1:
             unread = self._world.random.randrange(self._last_batches)
             del self.read[self._epoch][len(self.read[self._epoch]) - unread :]
@@ -986,12 +988,12 @@ class World:
         self._commands: deque[do.Command] = deque()
         self.arena = Arena(refused)
         self._fuse: int | None = None
-        """After how many commands more the daemon is killed."""
+        """How many further commands are carried out before the daemon is killed."""
         self._cannot_write = 0
-        """How many writes to the state file fail from now on."""
+        """How many of the next writes to the state file fail."""
         self._unkept: set[tuple[str, str]] = set()
         self._muted: set[int] = set()
-        """Readers that hear nothing now, but why their stream failed."""
+        """Consumers that are sent nothing now, except why their stream failed."""
         self._now = 0.0
         self._memory = memory
         self._refused = refused
@@ -1003,7 +1005,7 @@ class World:
         self._raises = {(feed.name, sample): times for feed in feeds for sample, times in feed.transient}
         self._copies: list[do.Copy] = []
         self.ends: deque[Event] = deque()
-        """News of connections that ended."""
+        """Ends of connections that the daemon has not noticed yet."""
         self.ready: list[str] = []
         self.refusals: list[PenstockError] = []
         self.consumers: dict[int, Consumer] = {}
@@ -1023,7 +1025,7 @@ class World:
         return Coordinator(workers=workers, memory=memory, saved=saved, patience=PATIENCE)
 
     def handle(self, event: on.Event) -> None:
-        """Tell the coordinator, and keep what it wants done.
+        """Tell the coordinator of an event, and carry out its commands.
 
         Raises:
             PenstockError: it refuses the event.
@@ -1035,13 +1037,13 @@ class World:
                 raise command.error
 
     def take(self) -> list[do.Command]:
-        """What the coordinator wants done, which the world does not do then."""
+        """Return the coordinator's commands without carrying them out."""
         commands = list(self._commands)
         self._commands.clear()
         return commands
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and what is due by then happen."""
+        """Let time pass, and let happen what is due by then."""
         self._now += seconds
         self.handle(on.Tick())
 
@@ -1056,7 +1058,7 @@ class World:
         return self.coordinator.consumers[self._last_consumer]
 
     def start(self) -> None:
-        """A worker has imported the feeds: let things happen until they can be consumed."""
+        """Let a worker import the feeds, and go on until they can be read."""
         self.handle(self.imports(0))
         self._carry_out()
         self.settle()
@@ -1065,7 +1067,7 @@ class World:
         return on.Imported(worker, tuple(feed.plan() for feed in self.feeds.values()))
 
     def crash(self, worker: int | None, after: int = 0) -> None:
-        """Have this worker die after so many steps more, or none any more."""
+        """Have this worker die after this many further steps. None: have no worker die."""
         self._crash = None if worker is None else (self.steps + after, worker)
 
     def open(
@@ -1083,7 +1085,7 @@ class World:
         pad: bool = False,
         **habits: Any,
     ) -> Consumer:
-        """A new consumer, with these habits (see there), with a stream of its own."""
+        """Open a stream for a new consumer with these habits; see Consumer."""
         name = self.random.randbytes(16)
         ask = Ask(credit, credit_bytes, quota, position, False, group, rank, world_size, pad, name)
         try:
@@ -1099,7 +1101,7 @@ class World:
     # --- the schedule ---
 
     def run(self) -> None:
-        """Let things happen until every consumer is gone, and check that nothing is left.
+        """Go on until every consumer is gone, and check that nothing is left behind.
 
         Raises:
             Stuck: nothing can happen before that.
@@ -1110,7 +1112,7 @@ class World:
         if waiting:
             raise Stuck(f"nothing can happen, but reader {waiting} still waits")
         self._fuse = None
-        self._wait()  # a group's stream waits for a while for somebody to come back
+        self._wait()  # a group's stream waits a while for consumers to come back
         self._carry_out()
         self.settle()
         hold(not self.coordinator.streams, f"streams {list(self.coordinator.streams)} are never done")
@@ -1123,13 +1125,13 @@ class World:
         hold(self._state is None or not self._state.load(), "groups are kept that nobody reads")
 
     def settle(self) -> None:
-        """Let things happen until nothing can."""
+        """Go on until nothing more can happen."""
         while self.step():
             if self.steps > MOST_STEPS:
                 raise Stuck(f"no end after {MOST_STEPS} steps")
 
     def step(self) -> bool:
-        """Let one thing happen, if anything can."""
+        """Take one step, if any is possible."""
         if self._crash is not None and self._crash[0] <= self.steps:
             self.workers[self._crash[1]].die()
             self._crash = None
@@ -1145,7 +1147,7 @@ class World:
         return True
 
     def is_forged(self, run: int) -> bool:
-        """Whether an attacker said where the run begins."""
+        """Whether an attacker chose the record at which the run begins."""
         return run // IDS_PER_STREAM in self.forged
 
     def raises(self, feed: SimFeed, sample: Sample) -> bool:
@@ -1155,7 +1157,7 @@ class World:
         return left > 0
 
     def attack(self, feed: str = "train", acts: int = 50, group: str = "") -> None:
-        """From now on an attacker does so many things."""
+        """Add an attacker that takes this many steps."""
         self.attackers.append(Attacker(self, feed, acts, group))
 
     def _choices(self) -> Iterator[tuple[object, Event]]:
@@ -1167,7 +1169,7 @@ class World:
                 yield ("slots", stream), partial(self._serve, wishes)
         if self.ends:
             yield "ends", partial(_arrive, self.ends)
-        if len(self.coordinator.timers.times) > self.coordinator._looks_around:  # that it does again and again
+        if len(self.coordinator.timers.times) > self.coordinator.look_around.due:  # that it does again and again
             yield "clock", self._tick
         for copy in self._copies:
             yield "copies", partial(self._copy, copy)
@@ -1194,30 +1196,30 @@ class World:
                 yield ("consumer", number, option.__name__), option
 
     def _late_choices(self) -> Iterator[tuple[object, Event]]:
-        """What happens when nothing else can: consumers that died with the daemon are waited for in vain."""
+        """Let the daemon give up consumers that died with the last one. Used when nothing else can happen."""
         for stream in self.coordinator.streams.values():
             if stream.group_log is not None and stream.group_log.awaited:
                 yield "clock", self._wait
                 return
 
     def _wait(self) -> None:
-        """A long time goes by."""
+        """Let a long time pass."""
         for _ in range(2):
             self.wait(2 * PATIENCE)
 
     def _tick(self) -> None:
-        """Something is due that the coordinator wanted to do later."""
+        """Let the coordinator do something that is due."""
         self._now = max(self._now, self.random.choice(self.coordinator.timers.times))
         self.handle(on.Tick())
 
     def check(self) -> None:
-        """What must hold at any time."""
+        """Check what must hold at any time."""
         coordinator = self.coordinator
         found = coordinator.check()
         hold(not found, "; ".join(found))
         hold(self.arena.nbytes <= coordinator.budget.reserved, f"slots take {self.arena.nbytes} bytes")
         for stream in coordinator.streams.values():
-            # Fewer larger slots may stand beside old ones, and those of consumers that left a group beside others'.
+            # There may be old slots besides the larger ones, and slots of consumers that have left a group.
             if not (self.feeds[stream.feed.name].growth or stream._delivery.shared):
                 most = stream.share.slots
                 hold(len(stream.slots) <= most, f"stream {stream.number} holds {len(stream.slots)} slots of {most}")
@@ -1237,7 +1239,7 @@ class World:
             self.handle(on.SplitsListed(run, splits, feed.spec(), nbytes))
 
     def bury(self, worker: Worker) -> None:
-        """The news of a worker's death has come: another takes its place."""
+        """Tell the coordinator of a worker's death, and start another one in its place."""
         if self.workers.get(worker.number) is worker:
             self.workers[worker.number] = Worker(self, worker.number)
             self.workers[worker.number].started = False
@@ -1250,7 +1252,7 @@ class World:
     # --- faults ---
 
     def _when(self) -> int:
-        """The step from which on a fault may come: early ones find little to break."""
+        """The first step at which a fault may come. Early faults find little to break."""
         return self.steps + self.random.choice((0, 0, 20, 60, 150, 300))
 
     def _kill(self) -> None:
@@ -1268,7 +1270,7 @@ class World:
             self.random.choice(there).cut()
 
     def _restart(self) -> None:
-        """The daemon is killed with its workers, and another is started."""
+        """Kill the daemon with its workers, and start another one."""
         self._faults["restart"] -= 1
         self._due["restart"] = self._when()
         if self._state is not None and self._fuse is None and self.random.random() < 0.7:
@@ -1305,7 +1307,7 @@ class World:
             consumer.number = number
 
     def _full(self) -> None:
-        """The disk of the state file is full for some time."""
+        """Let the disk of the state file be full for some time."""
         self._faults["full"] -= 1
         self._due["full"] = self._when()
         self._cannot_write = self.random.randrange(1, 6)
@@ -1360,7 +1362,7 @@ class World:
         self._tell(command.worker, self.workers[command.worker].start_run, command, feed)
 
     def _do_FindSlot(self, command: do.FindSlot) -> None:
-        # A slot is there at once or takes a while; the tickets of one stream keep their order.
+        # A slot is found at once or after a while. The tickets of one stream keep their order.
         wishes = self._waiting.setdefault(command.ticket // IDS_PER_STREAM, deque())
         wishes.append(command)
         if len(wishes) == 1 and self.arena.has_memory and self.random.random() < 0.7:
@@ -1392,7 +1394,7 @@ class World:
 
     def _do_KillWorker(self, command: do.KillWorker) -> None:
         if self.workers[command.worker].alive:
-            self.workers[command.worker]._end(None)  # nothing that it worked on is to blame
+            self.workers[command.worker]._end(None)  # no split is to blame
 
     def _do_AcceptWorker(self, command: do.AcceptWorker) -> None:
         """It had begun already."""
@@ -1428,7 +1430,7 @@ class World:
         self._copies.append(command)
 
     def _copy(self, command: do.Copy) -> None:
-        """A thread has copied a batch, which nobody can have been sent before."""
+        """Copy a batch. Nobody can have been sent it before."""
         self._copies.remove(command)
         source, target = self.arena.used[command.source], self.arena.used[command.ticket]
         position = command.first
@@ -1441,7 +1443,7 @@ class World:
     def _do_SendSlab(self, command: do.SendSlab) -> None:
         consumer, slot = self.consumers.get(command.consumer), self.arena.used[command.ticket]
         if consumer is None:
-            return  # it is another stream's by now
+            return  # the slot belongs to another stream by now
         stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
         first = command.first
         batches = {first + k: slot.read(command.ticket, first + k) for k in range(command.batches)}
@@ -1505,7 +1507,7 @@ def _record(record: bytes) -> tuple[int, dict[int, int]]:
 
 
 def _fits(message: Struct) -> bool:
-    """Whether all numbers of a message are such as the codec takes."""
+    """Whether the codec accepts all numbers of a message."""
     return all(
         not isinstance(value, int) or value <= 2**62
         for value in (getattr(message, n) for n in message.__struct_fields__)

@@ -1,4 +1,4 @@
-"""The status page tells what a worker does, at any moment and after its death."""
+"""The activity page shows what a worker is doing, at any moment and after its death."""
 
 from __future__ import annotations
 

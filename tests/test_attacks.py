@@ -1,8 +1,8 @@
-"""No peer can stop, starve or end the daemon, and what it leaves behind is taken back.
+"""No peer can stop, starve or end the daemon, and the daemon takes back everything that a peer leaves behind.
 
-The attacks of docs/security.md, each against a live daemon beside a *victim*: another process, which reads epoch after
-epoch throughout. What it reads must be what a quiet run reads, it may never wait for long, and the daemon must have
-afterwards what it had before: memory, slots, descriptors.
+These are the attacks of docs/security.md, each against a live daemon. Meanwhile a *victim*, another process, reads
+epoch after epoch. It must read what a quiet run reads, and never wait for long. Afterwards the daemon must have the
+same memory, slots and descriptors as before.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Victim:
         assert self._process.stdout.readline() == "reading\n"
 
     def check(self) -> None:
-        """It has read what a quiet run reads, and never waited for long."""
+        """Check that it has read what a quiet run reads, and never waited for long."""
         said, _ = self._process.communicate("", timeout=60)
         assert self._process.returncode == 0, "the victim failed"
         digests, longest = json.loads(said.splitlines()[-1])
@@ -113,7 +113,7 @@ class Victim:
 
 
 def quiet(url: str, epochs: int, transport: str = "local") -> list[str]:
-    """The SHA-256 of so many epochs that nobody disturbs."""
+    """Return the SHA-256 of this many epochs that nobody disturbs."""
     digests = []
     with penstock.connect(url, transport=transport) as connection:
         for _ in range(epochs):
@@ -130,7 +130,7 @@ def state(daemon: Daemon) -> dict[str, Any]:
 
 
 def holds(daemon: Daemon) -> dict[str, int]:
-    """What the daemon has of what there is not enough of."""
+    """Return how much the daemon has of each scarce resource."""
     now, process = state(daemon), psutil.Process(daemon.process.pid)
     return {
         "streams": len(now["streams"]) + now["more_streams"],
@@ -144,12 +144,12 @@ def holds(daemon: Daemon) -> dict[str, int]:
 
 
 MARGIN = {"rss": 48 << 20, "arena": 4 << 20, "descriptors": 20}
-"""What a stream that is read has more or less of from one moment to the next, and what malloc keeps."""
+"""How far the memory of a stream that is being read may vary, and how much malloc may keep."""
 
 
 @contextmanager
 def watched(daemon: Daemon, transport: str = "tcp") -> Iterator[None]:
-    """A victim reads throughout what is done within, and the daemon has afterwards what it had before."""
+    """Have a victim read during the block. Check afterwards that the daemon has the same resources as before."""
     victim = Victim(daemon, transport)
     try:
         before = holds(daemon)
@@ -321,7 +321,7 @@ class TestWithAVictim:
                 assert psutil.Process(daemon.process.pid).num_fds() < 500  # the first ones had to go
                 assert len(quiet(daemon.urls["feed"], 1)) == 1
                 deadline = time.monotonic() + 60
-                while psutil.Process(daemon.process.pid).num_fds() > 100:  # those that are left go in time
+                while psutil.Process(daemon.process.pid).num_fds() > 100:  # those that are left end in time
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
             finally:
@@ -452,7 +452,7 @@ def too_large(message):
 exec(sys.argv.pop(1))
 cli.main(prog_name="penstock")
 """
-"""A daemon in which there is a bug, where the feed "feed" is concerned."""
+"""A daemon with a bug that concerns the feed "feed"."""
 
 
 @pytest.fixture
@@ -487,7 +487,7 @@ def wide(feed: m.FeedInfo) -> bytes:
 
 
 def far(feed: m.FeedInfo) -> bytes:
-    """A place from which no worker can count on."""
+    """A place whose numbers are so large that no worker can count on from them."""
     return msgspec.msgpack.encode(Position(feed, 0, 1, 4, bytes(32), (Place(0, 2**62, b"record"),)))
 
 

@@ -1,4 +1,4 @@
-"""What peers without credentials do over TCP, against a live daemon, while a victim reads on."""
+"""Attacks over TCP by peers without credentials, against a live daemon, while a victim reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 @contextmanager
 def victim(daemon: Daemon) -> Iterator[None]:
-    """Somebody who reads epochs over TCP, each batch in its place, and still does at the end."""
+    """A client that reads epochs over TCP, checks each batch, and still reads at the end."""
     over, failed = threading.Event(), []
     read = itertools.count()
     with penstock.connect(daemon.url, transport="tcp") as connection:
@@ -71,7 +71,7 @@ def place(daemon: Daemon) -> tuple[str, int]:
 
 
 def raw(daemon: Daemon, says: bytes = b"", identity: bytes = b"", window: int = 0) -> socket.socket:
-    """A connection that has shaken hands, and says that."""
+    """Return a connection that has shaken hands."""
     connection = socket.socket()
     if window:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
@@ -130,7 +130,7 @@ def test_a_message_whose_frames_never_end_is_cut_off(serve: Serve) -> None:
             while sent < 20 * MIB:
                 connection.sendall(b"\1\1x" * 10_000)
                 sent += 30_000
-        assert sent < 20 * MIB  # and what was sent the kernel took
+        assert sent < 20 * MIB  # the kernel took what was sent
         assert memory(daemon) < before + 20 * MIB
 
 
@@ -227,7 +227,7 @@ def test_slabs_that_nobody_reads_do_not_outlive_their_session_for_long(serve: Se
     with opened(daemon, window=4096) as connection:
         connection.sendall(frame(m.Begin(0)))
         with pytest.raises(ConnectionError):
-            for _ in range(100):  # says nothing that means anything, and so is not silent
+            for _ in range(100):  # sends frames without meaning, and so is not silent
                 connection.sendall(zmtp.command(b"PONG"))
                 time.sleep(0.2)
     assert "nothing heard of" in daemon.stderr()

@@ -29,13 +29,13 @@ FEED = """
 
 
 def memory(daemon: Daemon) -> int:
-    """PSS of daemon and workers, in bytes: shared pages count once."""
+    """Return the PSS of daemon and workers, in bytes. Shared pages count once."""
     processes = [psutil.Process(daemon.process.pid), *daemon.workers()]
     return sum(process.memory_full_info().pss for process in processes)
 
 
 def settled(daemon: Daemon) -> int:
-    """That memory once no worker has anything to do."""
+    """Return that memory once no worker has anything to do."""
 
     def all_idle() -> bool:
         lines = [line for line in cli._lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
@@ -75,7 +75,9 @@ def test_several_streams_share_the_bound_and_one_too_many_is_refused_with_figure
     empty = settled(daemon)
     connections = []
     try:
-        with pytest.raises(penstock.MemoryBound, match=r"a stream needs .* MiB, but \d+ others hold .*--memory allows"):
+        with pytest.raises(
+            penstock.MemoryBound, match=r"a stream needs .* MiB, but \d+ other streams? holds? .*--memory"
+        ):
             for _ in range(20):
                 connections.append(penstock.connect(daemon.url))
         assert len(connections) >= 3
@@ -149,7 +151,7 @@ def test_a_batch_larger_than_memory_allows_is_an_error_with_figures(serve: Serve
         memory=10 * MIB,
     )
     with penstock.connect(daemon.url) as connection:
-        with pytest.raises(penstock.MemoryBound, match=r"a batch of 95.* MiB came.*Give --memory \d+ or make"):
+        with pytest.raises(penstock.MemoryBound, match=r"a batch of 95.* MiB came.*Give --memory \d+M, or make"):
             list(connection.batches())
 
 

@@ -25,7 +25,7 @@ HEAD = "import numpy as np\nfrom penstock_server import Feed\n"
 
 
 def refused(tmp_path: Path, source: str, *arguments: str) -> str:
-    """What `penstock serve` says on stderr when it refuses to start."""
+    """Return what `penstock serve` writes to stderr when it refuses to start."""
     (tmp_path / "feeds.py").write_text(HEAD + source)
     arguments = arguments or ("feeds.py:feed",)
     done = subprocess.run(
@@ -207,7 +207,7 @@ def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_fi
 ) -> None:
     source = "feed = Feed(lambda s: iter([np.zeros(10**6, 'u1')] * 40), splits=[1, 2], batch_size=4)\n"
     said = refused(tmp_path, source, "feeds.py:feed", "--memory", "1M")
-    needed = re.search(r"give --memory (\d+)", said)
+    needed = re.search(r"Give --memory (\d+[KM])", said)
     assert needed, said
     with penstock.connect(serve(HEAD + source, memory=needed[1]).url) as connection:
         assert sum(1 for _ in connection.batches()) == 20

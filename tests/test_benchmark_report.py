@@ -1,4 +1,4 @@
-"""What benchmarks/report.py does to the page, and how runs are compared. No benchmark runs here."""
+"""How benchmarks/report.py updates the page, and how runs are compared. No benchmark runs here."""
 
 import sys
 from pathlib import Path

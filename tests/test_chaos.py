@@ -1,9 +1,8 @@
-"""Two trainers read while workers, the daemon and the trainers themselves are killed at random: what they consume is,
-byte for byte, what a quiet run consumes.
+"""Workers, the daemon and two trainers are killed at random. The trainers consume the bytes of a quiet run.
 
-A trainer saves the connection's state with each step, in one atomic write together with what stands for its model: the
-count of batches and a chain of SHA-256 over them. Killed, it is started again and goes on from that file. Nothing that
-a trainer does between two saves counts, so a batch that was lost, made twice or changed shows in the chain.
+A trainer saves the connection's state with each step, in one atomic write together with a stand-in for its model: the
+count of batches, and a chain of SHA-256 over them. A trainer that was killed is started again from that file. A batch
+that was lost, came twice or changed shows in the chain.
 
 `CHAOS_SECONDS` and `CHAOS_SEED` in the environment say for how long and which faults.
 """
@@ -56,7 +55,7 @@ FEEDS = """
 """
 
 TRAINER = '''
-"""url transport file step [tf]: reads from where the file stands, for ever; each step takes so many seconds."""
+"""url transport file step [tf]: read from the position in the file, without end. Each step takes this many seconds."""
 import hashlib, json, os, sys, time
 import penstock
 
@@ -100,7 +99,7 @@ print(json.dumps({"chain": chain.hex(), "epochs": epochs}))
 
 
 class Trainer:
-    """A trainer that is started again and again; its file outlives it."""
+    """A trainer that is started again and again. Its file outlives it."""
 
     def __init__(self, feed: str, transport: str, folder: Path, *options: str) -> None:
         self.feed, self.transport = feed, transport
@@ -128,7 +127,7 @@ class Trainer:
         return found
 
     def check(self) -> None:
-        """It must still be reading: whatever is killed, no trainer sees an error."""
+        """Check that it is still reading: no trainer sees an error, whatever is killed."""
         assert self._process is not None
         if self._process.poll() is not None:
             pytest.fail(f"the trainer of {self.feed} ended:\n{self._log.read_text()[-4000:]}")
@@ -143,7 +142,7 @@ class Trainer:
 
 
 def chaos(serve: Serve, folder: Path, seconds: float, least: int, trainers: list[Trainer], seed: int) -> Counter[str]:
-    """Kill for `seconds` seconds and at least `least` times, and let every trainer get on afterwards. Return what was
+    """Kill for `seconds` seconds and at least `least` times, and let every trainer continue afterwards. Return what was
     done, and how often."""
     chance = random.Random(seed)
     with socket.socket() as probe:

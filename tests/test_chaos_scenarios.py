@@ -1,4 +1,4 @@
-"""Random scenarios, the short form of `make chaos`: whatever goes wrong, consumers are handed what the model says.
+"""Random scenarios, the short form of `make chaos`: with any faults, consumers are handed what the model predicts.
 
 The first tests are of the harness itself: its model gives the streams that the documentation shows, and its comparison
 tells loss, repetition, another order and damage apart.
@@ -71,7 +71,7 @@ ONCE = {
         memory=1.0,
     ),
 }
-"""Scenarios that differed once, made as small as they could be."""
+"""Scenarios that differed once, reduced as far as possible."""
 
 
 @pytest.mark.parametrize("once", list(ONCE.values()), ids=list(ONCE))

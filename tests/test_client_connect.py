@@ -1,4 +1,4 @@
-"""Connecting: what is settled, and what a user reads when it fails."""
+"""Connecting: what both sides agree on, and the message when it fails."""
 
 from __future__ import annotations
 

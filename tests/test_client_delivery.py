@@ -1,4 +1,4 @@
-"""What a consumer of NumPy batches may rely on, over both transports."""
+"""What a consumer of NumPy batches can rely on, over both transports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ both = pytest.mark.parametrize("transport", ["local", "tcp"])
 
 @pytest.fixture
 def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's timers do not go off while a test runs: what it waits for must come of an event."""
+    """Switch the client's timers off during a test, so that everything it waits for must come from an event."""
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", 1000.0)
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", 1000.0)
     monkeypatch.setattr(_receiver, "IDLE", 1000.0)
@@ -59,7 +59,7 @@ def no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def first(batch: tuple[np.ndarray, np.ndarray]) -> int:
-    """Which batch of `numbers` this is; all of it is looked at."""
+    """Return which batch of `numbers` this is, after checking all of it."""
     x, y = batch
     assert (x == y[0]).all()
     assert (y == y[0]).all()

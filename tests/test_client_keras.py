@@ -1,4 +1,4 @@
-"""`fit` and a loop of one's own go on in the middle of an epoch after a crash, with the identical rest."""
+"""After a crash, `fit` and custom loops continue in the middle of an epoch, with identical results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A private daemon: `penstock.connect("scenes.py:feed")` starts one and takes it along. Here a scripted one."""
+"""A private daemon: `penstock.connect("scenes.py:feed")` starts one, and ends it. Here the daemon is a scripted one."""
 
 from __future__ import annotations
 

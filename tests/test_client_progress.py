@@ -1,4 +1,4 @@
-"""Positions that the client adds up: behind any batch, whatever the slabs, and in bounded memory."""
+"""Positions that the client adds up: after any batch, with any slabs, and in bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def slabs(info: FeedInfo, plan: list[Made | LaneEnded], cuts: list[int]) -> list
 
 
 def within(position: Position, consumed: int, cut: list[tuple[Slab, list[LaneEnded]]]) -> Position:
-    """The position behind so many batches, given the one before the slab that they lie in: it names that slab's end."""
+    """Return the position after this many batches, given the position before their slab. It names that slab's end."""
     skip, at = consumed - position.batches, 0
     places = {place.lane: place for place in position.places}
     for slab, _ in cut:

@@ -1,4 +1,4 @@
-"""A loop that makes a new dataset for each epoch is told so, once; programs that are right are not."""
+"""A loop that makes a new dataset for each epoch gets one warning; correct programs get none."""
 
 from __future__ import annotations
 

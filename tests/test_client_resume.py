@@ -1,4 +1,4 @@
-"""A stream goes on: behind a cut without the reader's notice, and in another run from a saved state."""
+"""A stream continues after a cut, unnoticed by its reader, and in another run from a saved state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen(batches: Any) -> list[int]:
-    """Which batches of `dealt` came; all of each is looked at."""
+    """Return which batches of `dealt` came, after checking all of each."""
     found = []
     for x, y in batches:
         assert (x == y[0]).all()

@@ -1,4 +1,4 @@
-"""What user code yields is checked before it is served, and what is wrong is said where it is."""
+"""Samples from user code are checked before they are served, and errors name the place."""
 
 from __future__ import annotations
 

@@ -58,6 +58,9 @@ def test_status_shows_feeds_workers_and_streams(serve: Serve) -> None:
     for words in ("worker   0: pid", daemon.url, "20 batches an epoch", "stream   feed to", "(local)", "epoch 0"):
         assert words in shown.stdout
     assert state["feeds"][0]["name"] == "feed"
+    unknown = penstock_command("status", f"{daemon.url}s")
+    assert "no feed 'feeds' is served at" in unknown.stderr
+    assert "there are: feed" in unknown.stderr
     assert len(state["workers"]) == 2
     assert state["streams"][0]["transport"] == "local"
     assert state["cpus"] == len(os.sched_getaffinity(0))
@@ -77,6 +80,12 @@ def test_status_of_nothing_says_where_it_looked() -> None:
     assert said.returncode == 1
     assert "no daemon answered at tcp://127.0.0.1:9 within 0.3 s" in said.stderr
     assert "such as tcp://" in penstock_command("status", "localhost").stderr
+
+
+@pytest.mark.parametrize("path", ["/train/val", "/train?x=1", "/train#x", "/a feed"])
+def test_an_address_that_cannot_be_one_is_refused(path: str) -> None:
+    url = f"tcp://127.0.0.1:9{path}"
+    assert f"got {url!r}" in penstock_command("status", url).stderr
 
 
 STATUS = {

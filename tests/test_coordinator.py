@@ -1,8 +1,9 @@
-"""The coordinator alone, in a simulated world (see simulation.py): what it promises, whatever the schedule."""
+"""The coordinator alone, in a simulated world (see simulation.py): its promises hold for every schedule."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -48,7 +49,7 @@ class Case:
     asks: Mapping[str, Any]
 
     def world(self, *others: SimFeed, **options: Any) -> World:
-        """Memory is for so many slots; where batches grow it is plenty."""
+        """A world with memory for this many slots; plenty if batches grow."""
         memory = self.slots * PAGE * (1 + len(others)) if not self.feed.growth else 1 << 22
         return World(self.feed, *others, workers=self.workers, memory=memory, seed=self.seed, **options)
 
@@ -100,7 +101,7 @@ uneven_feeds = st.builds(
     batch_size=st.integers(4, 5),
     turn=st.integers(1, 3),
 )
-"""Whose lanes end apart, with merged batches in the midst of the epoch."""
+"""A feed whose lanes end at different places, so that merged batches stand in the middle of the epoch."""
 endless_feeds = st.builds(
     SimFeed,
     splits=st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(any).map(tuple),
@@ -113,7 +114,7 @@ any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds)
 
 
 def cases(feeds: st.SearchStrategy[SimFeed]) -> st.SearchStrategy[Case]:
-    """Worlds from the least memory that is accepted to plenty, and consumers of every kind."""
+    """Worlds with any memory from the least that is accepted, and consumers of every kind."""
     return st.builds(Case, feeds, st.integers(1, 5), st.integers(3, 40), seeds, asks)
 
 
@@ -122,7 +123,7 @@ def fast(feed: SimFeed) -> SimFeed:
 
 
 def until_error(feed: SimFeed, epoch: int) -> tuple[list[Batch], str | None]:
-    """The batches of an epoch before its first error in exact order, and what that says."""
+    """Return the batches of an epoch before its first error in exact order, and the text of that error."""
     batches = []
     try:
         for batch in feed.expected(epoch):
@@ -133,7 +134,7 @@ def until_error(feed: SimFeed, epoch: int) -> tuple[list[Batch], str | None]:
 
 
 def check_epoch(feed: SimFeed, epoch: int, read: list[Batch]) -> None:
-    """Every sample came once, in as many batches as there must be, one of them smaller at the most."""
+    """Check that every sample came once, in the right number of batches, at most one of them smaller."""
     samples, size = feed.samples_of(epoch), feed.batch_size or 1
     assert len(read) == epoch_length(len(samples), size, drop_remainder=feed.drop_remainder)
     came = Counter(sample for batch in read for sample in batch)
@@ -143,7 +144,7 @@ def check_epoch(feed: SimFeed, epoch: int, read: list[Batch]) -> None:
 
 
 def check_exact_order(case: Case) -> None:
-    """Three epochs come as the reference says, and only the last batch of each is smaller."""
+    """Check that three epochs come as the reference says, and only the last batch of each is smaller."""
     world = case.world()
     consumer = world.open(reads=[(0, None), (1, None), (2, None)], **case.asks)
     world.run()
@@ -480,6 +481,14 @@ class TestConsumers:
             world.open("tests")
 
 
+def memory_asked_for(error: Exception) -> tuple[int, int]:
+    """The bytes of the --memory that the error asks for, and of the unit in which it does."""
+    found = re.search(r"Give --memory (\d+)([KM])", str(error))
+    assert found, error
+    unit = 1 << (10 if found[2] == "K" else 20)
+    return int(found[1]) * unit, unit
+
+
 class TestMemory:
     @quick
     @given(st.lists(st.tuples(lane_feeds, st.integers(0, 5000)), min_size=1, max_size=3), st.integers(1, 8), asks)
@@ -489,9 +498,9 @@ class TestMemory:
         served = [replace(feed, name=f"feed{number}", shuffle=shuffle) for number, (feed, shuffle) in enumerate(feeds)]
         (error,) = World(*served, workers=workers, memory=1000).refusals
         assert isinstance(error, MemoryBound)
-        figure = int(error.message.partition("; give --memory ")[2].split()[0])
-        assert f"--memory 1000 is too small: {figure} bytes are needed at the least" in error.message
-        assert World(*served, memory=figure - 1).refusals
+        assert error.message.startswith("--memory 1000 bytes is too small: at least ")
+        figure, unit = memory_asked_for(error)
+        assert World(*served, memory=figure - unit).refusals
         world = World(*served, workers=workers, memory=figure)
         assert world.ready == [feed.name for feed in served]
         consumers = [world.open(feed.name, **asks) for feed in served]
@@ -504,7 +513,7 @@ class TestMemory:
         world.open(quota=1)
         with pytest.raises(
             MemoryBound,
-            match=r"a stream needs 12.0 KiB, but 1 others hold 12.0 KiB of the 20.0 KiB that --memory allows",
+            match=r"a stream needs 12.0 KiB, but 1 other stream holds 12.0 KiB of the 20.0 KiB that --memory allows",
         ):
             world.open(quota=1)
         world.open(quota=0)
@@ -518,7 +527,7 @@ class TestMemory:
         world.run()
         assert isinstance(failure(consumer), MemoryBound)
         assert 0 < len(consumer.read[0]) < 6
-        figure = int(failure(consumer).message.partition("Give --memory ")[2].split()[0])
+        figure, _ = memory_asked_for(failure(consumer))
         assert figure > 100_000
         world = World(feed, memory=figure)
         consumer2 = world.open(credit=1, quota=1)
@@ -538,7 +547,7 @@ faulty_cases = cases(st.one_of(any_feeds, lane_feeds.map(fast)))
 
 
 def check_through_faults(case: Case, faults: dict[str, int]) -> None:
-    """Whatever happens, three epochs come as if nothing had: each batch once, in order, to their ends."""
+    """With any faults, three epochs come as if nothing had happened: each batch once, in order, to the end."""
     world = case.world(**faults)
     reads = [(0, None), (1, 3), (2, None)]
     consumer = world.open(reads=reads, **{**case.asks, "hoards": False})
@@ -558,7 +567,7 @@ def check_through_faults(case: Case, faults: dict[str, int]) -> None:
 
 
 def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
-    """Whatever happens, rank r gets batches r, r + n, ... of each epoch, and all ranks equally many."""
+    """With any faults, rank r gets batches r, r + n, ... of each epoch, and all ranks get equally many."""
     world = replace(case, slots=case.slots + 8 * world_size).world(**faults)
     asks = {**case.asks, "hoards": False}
     ranks = [
@@ -580,8 +589,8 @@ def check_ranks(case: Case, world_size: int, faults: dict[str, int]) -> None:
 def check_group(
     case: Case, consumers: int, faults: dict[str, int], leaves: int | None, goes: tuple[str, int] | None
 ) -> None:
-    """Whatever happens, each batch of an epoch goes to exactly one consumer of the group, of which one may close or die
-    wherever it stands."""
+    """With any faults, each batch of an epoch goes to exactly one consumer of the group. One of them may close or die
+    at any place."""
     world = replace(case, slots=case.slots + 16 * consumers).world(**{**faults, "restarts": 0})
     asks = {**case.asks, "hoards": False}
     reads = [(0, None), (1, None)]
@@ -603,8 +612,8 @@ def check_group(
 
 
 def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None) -> None:
-    """With a state file a group's daemon may be killed at any instant, and each batch still goes to one consumer that
-    lives, but for those that a dead one had been handed."""
+    """With a state file a group's daemon may be killed at any instant. Each batch still goes to one living consumer,
+    except batches that a dead one was handed."""
     if leaves is not None:
         faults = {**faults, "cuts": 0}
     world = replace(case, slots=case.slots + 16 * (consumers + 1)).world(state=True, **faults)
@@ -674,7 +683,7 @@ class TestFaults:
         leaves: int | None,
         goes: tuple[str, int] | None,
     ) -> None:
-        if leaves is not None:  # an epoch is over when all who are there have left it, so nobody may be cut off
+        if leaves is not None:  # an epoch is over when all connected consumers have left it, so nobody may be cut off
             faults = {**faults, "cuts": 0}
         check_group(case, consumers, faults, leaves, goes)
 

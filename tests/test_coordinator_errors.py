@@ -1,6 +1,6 @@
-"""User code that fails for a while, workers that a stream ends, and peers that lie, in the simulated world.
+"""User code that fails for a while, streams that kill workers, and peers that lie, in the simulated world.
 
-What another stream gets is the same as if nothing were wrong.
+Other streams get what they would get if nothing were wrong.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ failing = (failing_cases, faults, st.sampled_from(("raise", "retry", "skip")), s
 
 
 def check_through_errors(case: Case, faults: dict[str, int], on_error: str, seed: int) -> None:
-    """User code raises at some samples, once or more often, while workers die and connections are cut: with "retry" the
-    stream is the same; with "raise" it is when it goes on from a state after each error; with "skip" it is that of
-    splits which end there."""
+    """User code raises at some samples, once or more often, while workers die and connections are cut. With "retry" the
+    stream is the same. With "raise" it is the same if it goes on from a state after each error. With "skip" it is the
+    stream of splits that end there."""
     dice = random.Random(seed)
     samples = [sample for epoch in EPOCHS for sample in case.feed.samples_of(epoch)]
     transient = tuple((dice.choice(samples), dice.randint(1, 3)) for _ in range(dice.randint(1, 4)))
@@ -80,7 +80,7 @@ def check_through_errors(case: Case, faults: dict[str, int], on_error: str, seed
 
 
 def left_out(consumer: Consumer, epoch: int) -> dict[int, int]:
-    """The splits of the epoch that were cut short, as the last records of its lanes say."""
+    """Return the splits of the epoch that were cut short, according to the last records of its lanes."""
     cuts: dict[int, int] = {}
     for (number, _), record in consumer.cuts.items():
         words = [int.from_bytes(record[at : at + 8]) for at in range(8, len(record), 8)]
@@ -98,7 +98,7 @@ deadly = (
 
 
 def check_deadly(case: Case, other: Case, faults: dict[str, int], attempts: int, seed: int) -> None:
-    """A stream that ends each worker which gets to a certain sample fails by itself; another one does not notice."""
+    """A stream that kills every worker at a certain sample fails alone. Another stream does not notice."""
     feed = replace(case.feed, name="deadly", attempts=attempts)
     samples = feed.samples_of(0)
     feed = replace(feed, deadly=frozenset({random.Random(seed).choice(samples)}))
@@ -128,7 +128,7 @@ attacks = (
 
 
 def check_attack(case: Case, faults: dict[str, int], attackers: int, group: bool) -> None:
-    """Whatever peers say, a victim reads its stream, and nothing is left of them when they are gone."""
+    """Whatever peers say, a victim reads its stream. When the peers are gone, nothing is left of them."""
     feed = replace(case.feed, growth=0, epochs=2 if attackers == 2 else None)
     case = replace(case, feed=feed, slots=case.slots + 400)
     world = case.world(**{**faults, "restarts": 0, "cuts": 0 if group else faults["cuts"]})

@@ -1,4 +1,4 @@
-"""What random worlds hardly come to: schedules that bugs planted on purpose needed before they were seen."""
+"""Schedules that random worlds hardly ever produce. Bugs that were planted on purpose showed only in these."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import islice, product
 
 import pytest
 from simulation import PATIENCE, SimFeed, World
+from test_coordinator import Case, check_kept_group
 
 from penstock_proto import DaemonStopped, GeneratorError, MemoryBound, StreamClosed, WorkerDied
 from penstock_proto import messages as m
@@ -70,7 +71,7 @@ def test_a_daemon_that_stops_reads_the_epoch_to_its_end_that_one_of_several_cons
         for consumer in (ahead, other):
             assert [type(error) for error in consumer.failures] in ([], [DaemonStopped])
             read = {epoch for epoch, batches in consumer.read.items() if batches}
-            assert read - consumer.ended.keys() <= {0}, seed  # what was begun was read to its end
+            assert read - consumer.ended.keys() <= {0}, seed  # the epoch that was begun was read to its end
     assert begun > 3
 
 
@@ -147,7 +148,7 @@ def test_a_split_that_ends_its_worker_while_its_lane_moves_counts_too() -> None:
     while lane.run is None or not lane.busy:
         assert world.step()
     worker, run = lane.run
-    stream.production._let_go(epoch, lane)
+    stream.production._move(epoch, lane)
     assert lane.dropped == (worker, run)
     world.handle(on.WorkerDied(worker, "was killed", (run, 0, "split 0")))
     assert lane.skip == (0,)
@@ -164,7 +165,7 @@ def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no
     lane = world.open().stream._epochs[0].lane(0)
 
     def deaths(count: int) -> list[float]:
-        """For how long the lane waits after each of so many deaths in a row."""
+        """Return how long the lane waits after each of this many deaths in a row."""
         found = []
         for _ in range(count):
             assert lane.run is not None
@@ -188,7 +189,7 @@ def test_a_lane_waits_for_seconds_only_where_it_is_tried_without_end_and_gets_no
 
 
 def test_what_a_lane_of_an_indexable_feed_fails_with_is_raised_also_where_its_worker_has_turns_of_another() -> None:
-    """A worker that is to leave has turns that go to one which had none so far."""
+    """A worker that is to leave has turns, and they go to a worker that had none so far."""
     world = World(SimFeed(length=2, batch_size=1), workers=2, memory=3 * 4096)
     consumer = world.open(credit=1)
     world.handle(on.RetireWorker(1))
@@ -250,7 +251,8 @@ def test_parts_of_a_turn_that_wait_are_sent_as_one_slab_but_to_ranks(world_size:
 
 
 def test_leftovers_are_written_once_though_the_worker_that_had_their_lane_before_dies() -> None:
-    """A second writing may come when the batch was handed over, and the slot is another's."""
+    """Rows must not be written twice: the second time, the batch may be handed over, and the slot may have another
+    use."""
     met = 0
     for seed in range(100):
         world = World(SimFeed(splits=(1, 2) * 3, lanes=6, batch_size=5), workers=2, seed=seed, kills=2)
@@ -271,7 +273,7 @@ def _runs_that_write_while_their_lane_moves(world: World, stream: Stream) -> Ite
     and that worker. The world goes on between."""
     while world.step():
         for epoch in stream._epochs:
-            for turn, lane in product(list(stream.production._merges(epoch)), list(epoch.lanes.values())):
+            for turn, lane in product(list(stream.production.turns.merged(epoch)), list(epoch.lanes.values())):
                 if lane.dropped is not None and lane.run in turn.fillers:
                     (worker, run), before = lane.run, lane.dropped[0]
                     if worker != before and before in (writer for writer, _ in turn.fillers):
@@ -307,3 +309,10 @@ def test_a_worker_that_lists_splits_may_be_told_to_leave() -> None:
     assert coordinator.handle(on.WorkerDied(1, "was killed"), 0.0) == [do.ListSplits(0, 0, "train", 0), do.Retire(1)]
     found = coordinator.handle(on.SplitsListed(0, SplitsInfo(1, 4, bytes(32)), feed.spec(), 8), 0.0)
     assert do.FeedReady("train", 4) in found
+
+
+def test_a_merged_batch_that_stands_next_gets_a_slot_though_slots_have_become_larger_and_fewer() -> None:
+    feed = SimFeed(splits=(7, 13, 2), lanes=3, batch_size=3, growth=17)
+    case = Case(feed, 2, 3, 0, {"credit": 1, "credit_bytes": 0, "quota": 0, "hoards": False})
+    none = dict.fromkeys(("kills", "cuts", "restarts", "scales", "fulls"), 0)
+    check_kept_group(case, 2, none, None, None)

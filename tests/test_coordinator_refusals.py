@@ -1,4 +1,4 @@
-"""What the coordinator refuses, and that nothing is left of it: no stream, no memory, no setting, no state changed."""
+"""What the coordinator refuses leaves nothing behind: no stream, no memory, no setting, no changed state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The coordinator's door, row by row of its tables: given this state, `handle(event)` gives these commands.
 
-Long histories are the simulation's (test_coordinator.py). Here each test is one short one. The last test holds that all
-rows of all tables were walked by those before it.
+The simulation has the long histories (test_coordinator.py). Here each test is one short history. The last test checks
+that all rows of all tables were walked by the tests before it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Machine:
     """A coordinator whose feed can be read, and the consumer 1, which has opened a stream of it.
 
     Attributes:
-        opened: what opening the stream gave.
+        opened: the commands after the stream was opened.
     """
 
     def __init__(self, workers: int = 2, credit: int = 1, ragged: bool = False, **options: Any) -> None:
@@ -183,7 +183,7 @@ def test_a_batch_that_does_not_fit_gets_a_larger_slot() -> None:
     machine = Machine(batch_size=None)
     fill = filling(machine, machine.tickets[0])
     assert machine.tell(m.NeedRoom(fill.run, fill.ticket, 100_000))[-1] == do.FindSlot(
-        fill.ticket, machine.coordinator.streams[1].production.slot_nbytes
+        fill.ticket, machine.coordinator.streams[1].slots.slot_nbytes
     )
     assert machine.turn().state is TurnState.WAITING
     (again,) = machine.tell(on.SlotFound(fill.ticket))
@@ -249,7 +249,7 @@ def test_leftovers_are_written_by_the_runs_that_have_them_to_one_batch() -> None
     commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
     commands += machine.made(fills[0], batches=0, ended=True, leftover=1)
     commands += machine.made(fills[1], batches=0, ended=True, leftover=2)
-    for command in commands:  # visits made ahead find nothing, and then the merged batch has its place
+    for command in commands:  # visits that were made ahead find nothing, and then comes the merged batch
         if isinstance(command, do.FindSlot):
             commands += machine.tell(on.SlotFound(command.ticket))
     writes = [command for command in commands if isinstance(command, do.WriteRows)]
@@ -332,7 +332,7 @@ def test_a_lane_moves_at_a_border_once_its_run_has_answered() -> None:
     machine.tell(on.Imported(1, (machine.plan,)))
     assert machine.tell(on.RetireWorker(0)) == []
     assert machine.made(fills[0], first=1, record=b"border", border=True) == [do.DropRun(0, fills[0].run)]
-    assert machine.lane.state is LaneState.RELEASING
+    assert machine.lane.state is LaneState.DROPPING
     commands = machine.made(fills[1], batches=0)
     assert do.Retire(0) in commands
     start = next(command for command in commands if isinstance(command, do.StartRun))
@@ -402,18 +402,18 @@ def test_a_consumer_that_is_lost_gives_all_its_slots_back() -> None:
 @pytest.mark.parametrize(
     ("first", "then", "state"),
     [
-        (["release"], ["start", "released"], LaneState.RUNNING),
-        (["release"], ["wait"], LaneState.PAUSED),
-        (["release"], ["fail"], LaneState.FAILED),
+        (["drop"], ["start", "answered"], LaneState.RUNNING),
+        (["drop"], ["wait"], LaneState.PAUSED),
+        (["drop"], ["fail"], LaneState.FAILED),
         (["wait"], ["start", "waited"], LaneState.RUNNING),
-        (["release", "wait"], ["waited"], LaneState.RELEASING),
+        (["drop", "wait"], ["waited"], LaneState.DROPPING),
         (["wait"], ["fail"], LaneState.FAILED),
         (["fail"], ["failed"], LaneState.FREE),
     ],
 )
 def test_a_lane_goes_through_rare_states(first: list[str], then: list[str], state: LaneState) -> None:
     lane = Lane()
-    calls: dict[str, Any] = {"release": (0, 1), "start": (1, 2), "wait": 1, "fail": WorkerDied("again and again")}
+    calls: dict[str, Any] = {"drop": (0, 1), "start": (1, 2), "wait": 1, "fail": WorkerDied("again and again")}
     for name in [*first, *then]:
         getattr(lane, name)(*([calls[name]] if name in calls else []))
     assert lane.state is state
@@ -439,12 +439,13 @@ def test_a_slot_has_one_owner_at_a_time_and_is_freed_by_the_last() -> None:
     from penstock_server.coordinator.slots import Slots
 
     done: list[do.Command] = []
-    slots = Slots(iter(range(7, 9)), done.append)
-    lease = slots.acquire(100)
+    slots = Slots(iter(range(7, 9)), 100, done.append)
+    lease = slots.acquire()
     slots.hold(lease)
     slots.release(lease)
     assert done == [do.FindSlot(7, 100)]
-    slots.enlarge(lease, 300)
+    slots.resize(300)
+    slots.enlarge(lease)
     assert slots.nbytes == 300
     slots.release(lease)
     assert done[1:] == [do.FindSlot(7, 300), do.Free(7)]

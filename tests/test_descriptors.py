@@ -1,4 +1,4 @@
-"""Without file descriptors, or memory for one more thing, a stream waits or fails; the daemon and its workers go on."""
+"""When file descriptors or memory run out, a stream waits or fails. The daemon and its workers go on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def until(condition: Callable[[], Any], seconds: float = 60) -> None:
 
 
 class Victim:
-    """Reads a feed again and again, over a connection that it has from before, until it is told to stop."""
+    """Reads a feed again and again, over a connection that was open before, until it is told to stop."""
 
     def __init__(self, url: str, transport: str) -> None:
         self.epochs = 0
@@ -119,7 +119,7 @@ def test_consumers_that_ask_for_thousands_of_slots_get_a_share_and_others_are_re
                 connection.close(0)
             context.term()
         reading.goes_on()
-    until(lambda: files(daemon) <= quiet + 4)  # threads, and what is kept for a process after the next
+    until(lambda: files(daemon) <= quiet + 4)  # threads, and files that are kept for later processes
     assert "restarted" not in daemon.stderr()
 
 

@@ -1,4 +1,4 @@
-"""`Feed` says at once what cannot work, and MODULE:ATTR finds it."""
+"""`Feed` refuses at once what cannot work, and MODULE:ATTR finds feeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the fork server imports for all workers, what it leaves to each, and that its death ends no stream."""
+"""Which libraries the fork server imports for all workers, which it leaves to each of them, and that its death ends no
+stream."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ feed = Feed(numbers, splits=range(200), batch_size=1)
 
 
 def installed(folder: Path, **packages: str) -> str:
-    """Write packages to where installed ones are; returns what PYTHONPATH must be. Each notes who imports it."""
+    """Write packages that count as installed, and return the PYTHONPATH for them. Each notes which processes import
+    it."""
     site = folder / "site-packages"
     site.mkdir(exist_ok=True)
     for name, body in packages.items():

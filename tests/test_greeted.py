@@ -1,4 +1,4 @@
-"""Sessions that are not open yet have bounds together, and who opens at once is not kept from it by who does not."""
+"""Sessions that are not open yet are bounded together, and do not keep out clients that open at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With `--state FILE` a group's stream outlives its daemon, however that ends."""
+"""With `--state FILE` a group's stream outlives its daemon, in whatever way the daemon ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def an_address() -> str:
 
 
 class Consumer(threading.Thread):
-    """Reads epochs of a group, and notes what it was handed in each; `error` says why it could not."""
+    """Reads epochs of a group, and notes what it was handed in each. `error`: why it had to stop."""
 
     def __init__(self, url: str, transport: str, epochs: int, **options: Any) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Consumer(threading.Thread):
 
 
 def until(consumers: list[Consumer], batches: int) -> None:
-    """Wait until they were handed so many batches together."""
+    """Wait until they were handed this many batches together."""
     deadline = time.monotonic() + 60
     while sum(consumer.batches for consumer in consumers) < batches:
         assert time.monotonic() < deadline
@@ -134,7 +134,9 @@ def test_without_a_state_file_the_consumers_of_a_killed_daemon_fail_at_once(serv
     until(consumers, 5)
     daemon.stop(signal.SIGKILL)
     daemon = serve(FEED, bind=bind)
-    with penstock.connect(daemon.url, group="g") as another:  # who begins anew is not joined by who comes back
+    with penstock.connect(
+        daemon.url, group="g"
+    ) as another:  # consumers that come back must not join one that begins again
         for consumer in consumers:
             consumer.join(30)  # and not the 60 s for which a connection is looked for
             assert isinstance(consumer.error, StreamClosed)
@@ -174,7 +176,7 @@ def test_while_the_disk_is_full_only_groups_wait_and_go_on_where_they_were(serve
         seen = 7 + sum(len(numbers) for _, numbers in batches)
         assert seen == 800
         before = sum(consumer.batches for consumer in consumers)
-        time.sleep(1)  # they come back again and again, and are sent nothing
+        time.sleep(1)  # they connect again and again, and are sent nothing
         assert sum(consumer.batches for consumer in consumers) <= before + 40
         with pytest.raises(penstock.DaemonStopped, match=r"cannot write the state file.*free some space"):
             penstock.connect(daemon.urls["feed"], group="another")

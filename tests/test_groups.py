@@ -1,4 +1,4 @@
-"""A group's consumers share one stream: each batch goes to one of them, whoever comes, stalls or dies."""
+"""A group's consumers share one stream: each batch goes to one of them, even if consumers come, stall or die."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_consumer_that_goes_in_the_midst_of_what_a_worker_made_together_takes_
 
 
 def told(daemon: Daemon, handed: int) -> bool:
-    """Whether the daemon knows of so many batches that a consumer was handed."""
+    """Whether the daemon knows that this many batches were handed over."""
     return any(one["handed"] >= handed for one in json.loads(control.status(daemon.url, 60))["streams"])
 
 

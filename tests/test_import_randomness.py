@@ -1,4 +1,4 @@
-"""What is drawn when user modules are imported and objects are built is the same in every worker and every daemon."""
+"""Random numbers that are drawn while user modules are imported are the same in every worker and every daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lane's order: every sample once, the same each time, the same when it goes on from a record, and mixed."""
+"""A lane's order: every sample comes once, well mixed, and in the same order each time, also from a restart record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_globals(split: tuple[int, int]) -> Iterator[Any]:
 
 
 def failing(split: tuple[int, int, int | None]) -> Iterator[Any]:
-    """Raises in place of sample `at`; with -1 before there is a generator."""
+    """Raises in place of sample `at`; with -1, when the generator is made."""
     number, length, at = split
     if at == -1:
         raise OSError(f"split {number} cannot be opened")
@@ -106,7 +106,7 @@ class Lanes:
         )
 
     def cut(self, lane: int) -> Lanes:
-        """The same feed, its splits as long as they were before they were skipped."""
+        """The same feed, with splits that end where they were skipped."""
         splits = [(split[0], good_samples(split)) for split in self.splits]
         for of, number, samples in self.told:
             if of == lane:
@@ -452,10 +452,10 @@ def test_a_lane_comes_by_the_place_ahead_with_the_same_splits_left_out(lanes: La
         if samples == good_samples(lanes.splits[index]):
             lanes.splits[index] = (lanes.splits[index][0], lanes.splits[index][1], None)  # type: ignore[index]
     again = lanes.lane(0, records[at], ahead=records[ahead])
-    assert again.settled == (ahead <= at)
+    assert again.replayed == (ahead <= at)
     if ahead > at:
         assert [lanes.next_batch(again) for _ in range(at, ahead)] == batches[at:ahead]
-        assert again.settled
+        assert again.replayed
         assert again.record() == records[ahead]
         assert lanes.rest(again) == [*batches[ahead:], *([last] if last else [])]
 

@@ -1,4 +1,4 @@
-"""Who may import whom, and what the public names are."""
+"""Which packages may import which, and what the public names are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state is loaded into a connection that is open already: the session behind it is replaced, and nothing else."""
+"""A state can be loaded into an open connection: it replaces the session, and nothing else."""
 
 from __future__ import annotations
 

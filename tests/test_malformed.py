@@ -1,4 +1,4 @@
-"""A message that cannot be decoded is answered with what is wrong, before a session exists too, but not without end."""
+"""A malformed message is answered with what is wrong, even before a session exists, but at a limited rate."""
 
 from __future__ import annotations
 

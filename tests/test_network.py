@@ -1,7 +1,7 @@
-"""Whatever the network does between a trainer and its loader: the stream is the one of a quiet day.
+"""Faults of the network between a trainer and its loader do not change the stream.
 
-Real daemons, and between them and the trainer a proxy that delays, throttles, stalls and cuts (fault_proxy.py), or two
-network namespaces of the kernel's. Patience is 30 s for users; tests shorten it on both sides.
+The daemons are real. Between them and the trainer is a proxy that delays, throttles, stalls and cuts (fault_proxy.py),
+or a cable between two network namespaces. Patience is 30 s for users; tests shorten it on both sides.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FEEDS = f"""
     grouped = Feed(generate, splits=range(12), batch_size=4, lanes=4, turn=1, epochs=2)
 """
 BATCHES, BATCH_BYTES = 114, 64 * 1024
-"""Of an epoch, by far more than what is on the way at once. A slab has up to two."""
+"""Batches of an epoch: far more than are under way at once. A slab has up to two."""
 PATIENCE = 1.0
 """Seconds without a sign of life, in place of 30, on both sides."""
 
@@ -71,7 +71,7 @@ cli.main(prog_name="penstock")
 Hashes = list[str]
 """The SHA-256 of each batch that was consumed; of all of them at the end."""
 Faults = dict[int, Callable[[], None]]
-"""By the number of the batch of an epoch behind which they come."""
+"""Faults, by the number of the batch after which they come."""
 
 
 class Start(Protocol):
@@ -155,7 +155,7 @@ def streams(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait as long as it takes; pytest's timeout ends a test that waits in vain."""
+    """Wait without a limit. Pytest's timeout ends a test in which the event never comes."""
     while not condition():
         time.sleep(0.02)
 
@@ -227,12 +227,12 @@ def test_a_link_that_is_cut_again_and_again_is_a_pause_and_nothing_else(start: S
 
         def meet(n: int) -> None:
             if n in cuts:
-                time.sleep(0.1)  # so that some lies received, and will come once more
+                time.sleep(0.1)  # so that some slabs are received and not handed over, and will come again
                 proxy.cut(refusing=cuts[n])
                 time.sleep(0.1)
 
         assert consume(connection, meet=meet) == calm
-        assert connection.stats()["reconnects"] >= 4  # a cut may meet a connection that is only just being made
+        assert connection.stats()["reconnects"] >= 4  # a cut may hit a connection that is just being made
         assert connection.stats()["batches"] == 2 * BATCHES
         until(lambda: len(streams(daemon)) == 1)
 
@@ -359,7 +359,7 @@ def test_a_first_connection_that_breaks_before_it_is_open_is_made_anew(
 
 
 def read_by_a_group(daemon: Daemon, faults: Callable[[FaultProxy, FaultProxy], list[Faults]]) -> Counter[int]:
-    """How often each sample was handed over in two epochs, to three consumers of whom two are behind proxies."""
+    """Return how often each sample was handed over in two epochs to three consumers, two of them behind proxies."""
     found: list[list[int]] = [[], [], []]
     errors: list[BaseException] = []
     together = threading.Barrier(3)
@@ -375,7 +375,9 @@ def read_by_a_group(daemon: Daemon, faults: Callable[[FaultProxy, FaultProxy], l
                             mine_due.pop(n, lambda: None)()
                             while not mine_due and any(due):  # leave something to those that have faults to meet
                                 time.sleep(0.02)
-                together.wait(60)  # a group's stream ends when all have left it, also for those who are cut off then
+                together.wait(
+                    60
+                )  # a group's stream ends when all have left it, even for consumers that are cut off then
         except BaseException as error:
             errors.append(error)
             together.abort()

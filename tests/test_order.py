@@ -1,4 +1,4 @@
-"""The order of an epoch alone: turns that are complete in any sequence come out as the reference says."""
+"""The order of an epoch alone: turns may be completed in any sequence, and come out as the reference says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ lengths_of_lanes = st.lists(st.integers(0, 20), max_size=8)
 
 
 def close(order: EpochOrder, turn: Turn, length: int, batch_size: int) -> None:
-    """What a worker would tell of this visit to a lane of so many samples."""
+    """Return what a worker would report of this visit to a lane with this many samples."""
     full, rest = divmod(length, batch_size)
     complete(turn)
     turn.ended = full < turn.index + turn.batches
@@ -57,7 +57,7 @@ def merged(turn: Turn, lengths: list[int], batch_size: int) -> tuple[tuple[int, 
 def play(
     order: EpochOrder, lengths: list[int], batch_size: int, *, ahead: int, seed: int
 ) -> list[tuple[tuple[int, int], ...]]:
-    """Make visits up to `ahead` in front, close open turns at random, and take what may be taken."""
+    """Make up to `ahead` visits in advance, complete turns at random, and take what may be taken."""
     chance = random.Random(seed)
     stream: list[tuple[tuple[int, int], ...]] = []
     while not order.finished:

@@ -1,4 +1,5 @@
-"""User code can fork, and can close what is not its own: no other feed hears of it, and the one at fault is named."""
+"""User code may fork, and may close files of the worker: no other feed notices, and the error names the one at
+fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A connection of the daemon on this host: what its other side said last is heard, however that side ended."""
+"""A connection of the daemon on this host: the last messages of the other side arrive, in whatever way that side
+ended."""
 
 from __future__ import annotations
 

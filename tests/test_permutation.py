@@ -1,4 +1,5 @@
-"""The keyed permutation and the seeds: one to one, mixed, the same for arrays and single numbers, never to change."""
+"""The keyed permutation and the seeds: one to one, well mixed, the same for arrays and single numbers, and never
+changed."""
 
 from __future__ import annotations
 

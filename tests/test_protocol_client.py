@@ -1,6 +1,6 @@
 """The client that PROTOCOL.md prints speaks the protocol: it reads what this distribution's own client reads.
 
-So do the hashes by which PROTOCOL.md lets other clients be tested.
+It also gets the hashes that PROTOCOL.md gives for testing other clients.
 """
 
 from __future__ import annotations

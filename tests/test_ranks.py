@@ -1,6 +1,8 @@
-"""Ranks: several trainer processes read one stream together, in step: the one that a single trainer would read.
+"""Ranks: several trainer processes read one stream together, in step. It is the stream that a single trainer would
+read.
 
-Each rank is a process of its own. Most do what the test tells them next (rank_process.py); those of TensorFlow train.
+Each rank is a process of its own. Most of them do what the test tells them (rank_process.py); a few train with
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ class Rank:
 
 
 class Ranks(list[Rank]):
-    """All of them are told the same at once, as each waits for the others."""
+    """Tell all of them the same at once, as each waits for the others."""
 
     def ask(self, name: str, *values: Any) -> list[Any]:
         for rank in self:
@@ -140,7 +142,7 @@ Start = Callable[[int], Ranks]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """`start(3)`: so many processes that wait for what to do."""
+    """`start(3)`: this many processes, which wait for instructions."""
     started: list[Rank] = []
 
     def more(count: int) -> Ranks:
@@ -325,13 +327,13 @@ def test_ranks_with_states_of_different_steps_are_refused_and_both_are_named(ser
     ranks[0].ask("connect", daemon.url, {"rank": 0, "world_size": 2, "state": states[0]})
     refused = ranks[1].refusal("connect", daemon.url, {"rank": 1, "world_size": 2, "state": states[1]})
     assert refused.startswith("StateMismatch")
-    assert "rank 1 begins behind batch 8 of epoch 0, but rank 0 behind batch 6 of epoch 0" in refused
+    assert "rank 1 begins after batch 8 of epoch 0, but rank 0 after batch 6 of epoch 0" in refused
     told = ranks[0].refusal("read", 1)
-    assert "rank 1 begins behind batch 8 of epoch 0, but rank 0 behind batch 6 of epoch 0" in told
+    assert "rank 1 begins after batch 8 of epoch 0, but rank 0 after batch 6 of epoch 0" in told
     ranks[0].ask("close")
     ranks[0].ask("connect", daemon.url, {"rank": 0, "world_size": 2, "state": states[0]})
     refused = ranks[1].refusal("connect", daemon.url, {"rank": 1, "world_size": 2})
-    assert "rank 1 begins at the start, but rank 0 behind batch 6 of epoch 0" in refused
+    assert "rank 1 begins at the start, but rank 0 after batch 6 of epoch 0" in refused
     assert ranks[0].refusal("read", 1).endswith(refused.partition(": ")[2])
 
 
@@ -344,7 +346,7 @@ def test_a_state_within_a_round_is_refused(serve: Serve, start: Start) -> None:
     ranks[0].ask("connect", daemon.url, {**options[0], "state": states[2]})
     refused = ranks[1].refusal("connect", daemon.url, {**options[1], "state": states[2]})
     assert refused.startswith("StateMismatch")
-    assert "behind batch 3 of epoch 0" in refused
+    assert "after batch 3 of epoch 0" in refused
     assert "2 ranks" in refused
     assert ranks[0].refusal("read", 1).endswith(refused.partition(": ")[2])
     ranks[0].ask("close")
@@ -388,8 +390,8 @@ def test_a_rank_that_begins_anew_beside_others_that_were_cut_off_is_refused_and_
         time.sleep(0.05)
     (anew,) = start(1)
     refused = anew.refusal("connect", daemon.url, {"rank": 1, "world_size": 2})
-    assert "rank 1 begins at the start, but rank 0 again behind batch 6 of epoch 0" in refused
-    assert "all ranks begin anew, or load the state of the same step" in refused
+    assert "rank 1 begins at the start, but rank 0 again after batch 6 of epoch 0" in refused
+    assert "all ranks must begin at the start, or load the state of the same step" in refused
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -412,7 +414,7 @@ def test_ranks_go_on_when_the_daemon_is_killed_and_started_again(serve: Serve, s
 
 
 class Proxy:
-    """A TCP port that leads to another, until it is cut; the next connection is let through again."""
+    """A TCP port that forwards to another until it is cut. The next connection is forwarded again."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -1,4 +1,4 @@
-"""The last round of an epoch, filled up where ranks ask for that; ranks that leave, are missing, or are taken.
+"""The last round of an epoch, which ranks may have filled up; and ranks that leave, are missing, or are taken.
 
 In the simulation, and with real processes.
 """
@@ -34,7 +34,7 @@ __all__ = ["start"]
 
 
 def filled_up(batches: list[Any], world_size: int) -> list[list[Any]]:
-    """What each rank is to get of an epoch."""
+    """Return the batches of an epoch that each rank must get."""
     whole = len(batches) // world_size * world_size
     rest = batches[whole:]
     return [batches[rank:whole:world_size] + ([rest[rank % len(rest)]] if rest else []) for rank in range(world_size)]
@@ -48,7 +48,7 @@ def ranks_of(world: World, case: Case, world_size: int, position: Position | Non
 
 
 def finish(world: World, ranks: list[Consumer]) -> None:
-    """Let all read to the end, and close only then."""
+    """Let all ranks read to the end, and close only then."""
     world.settle()
     for consumer in ranks:
         consumer.let_go()
@@ -118,7 +118,7 @@ def test_a_state_within_a_round_is_refused_where_the_epoch_goes_on_behind_it(
     alone = world.open()
     world.run()
     position = alone.track.position(3)
-    says = "behind batch 3 of epoch 0, which is no border between rounds of 2 ranks"
+    says = "after batch 3 of epoch 0, which is not a border between rounds of 2 ranks"
     ranks = [world.open(rank=0, world_size=2, pad=True, position=position)]
     if refused_at_once:  # as soon as all are there
         with pytest.raises(StateMismatch, match=says):
@@ -151,7 +151,7 @@ def test_ranks_that_begin_elsewhere_are_all_told_so_when_all_are_there() -> None
     waiting = [world.open(rank=rank, world_size=3, position=positions[rank]) for rank in (0, 1)]
     world.settle()
     assert not any(consumer.failures for consumer in waiting)
-    says = "rank 2 begins behind batch 3 of epoch 0, but rank 1 behind batch 6 of epoch 0"
+    says = "rank 2 begins after batch 3 of epoch 0, but rank 1 after batch 6 of epoch 0"
     with pytest.raises(StateMismatch, match=says):
         world.open(rank=2, world_size=3, position=positions[0])
     world.run()
@@ -179,8 +179,8 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
     world._carry_out()
     world.settle()
     (error,) = waiting.failures
-    says = "rank 0 begins at the start, but rank 1 again behind batch 2 of epoch 0"
-    assert f"{says}: all ranks begin anew" in error.message
+    says = "rank 0 begins at the start, but rank 1 again after batch 2 of epoch 0"
+    assert f"{says}: all ranks must begin at the start" in error.message
     with pytest.raises(StateMismatch, match=says):
         world.open(rank=0, world_size=2)
     back = world.ask("train", asks[0])
@@ -190,7 +190,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
 
 @pytest.mark.parametrize("first", ["again", "begins"])
 def test_a_rank_that_begins_joins_one_that_comes_again_where_it_begins(first: str) -> None:
-    # The daemon was started again when one of the ranks had come to it, and none had read.
+    # One of the ranks had connected, and none had read, when the daemon was restarted.
     world = World(SimFeed())
     ranks: list[Reader] = []
     for again in (True, False) if first == "again" else (False, True):
@@ -220,7 +220,7 @@ def test_ranks_that_wait_hear_what_ends_their_wait(fault: str) -> None:
 
 
 def says_bye(world: World, consumer: Consumer, steps: int, leaves: bool = False) -> None:
-    """It (leaves and) closes as soon as it has read so many batches of epoch 0; what it says arrives at once."""
+    """Close (perhaps after Leave) after this many batches of epoch 0. Its messages arrive at once."""
     while len(consumer.read[0]) < steps if 0 in consumer.read else True:
         assert world.step()
     if leaves:
@@ -389,7 +389,7 @@ def test_whoever_waits_says_which_ranks_are_missing(
         first = pool.submit(next, one.batches())
         while "ranks 0, 2, 3 of 4 are not connected, and the stream begins when all are" not in caplog.text:
             time.sleep(0.01)
-            if "is the generator slow" in caplog.text:  # it was said before the daemon had told
+            if "is the generator slow" in caplog.text:  # the warning came before the daemon had named the rank
                 caplog.clear()
                 one._handle.handoff._counters._warned = False
         with contextlib.ExitStack() as others:

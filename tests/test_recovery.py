@@ -1,8 +1,8 @@
-"""Whatever dies, hangs, comes or goes while a stream is read: it stays byte for byte what it is when nothing happens.
+"""Workers and daemons die, hang, come and go while a stream is read. The stream keeps the bytes of a quiet run.
 
-Real processes and real signals. One module of feeds serves all tests; a test asks for a fault by a file in the folder
-FLAGS, which the generator takes away (or not) when it meets it. Without files the same daemon serves the quiet run that
-the disturbed one is compared with, batch by batch, by SHA-256.
+Processes and signals are real. All tests share one module of feeds. A test asks for a fault with a file in the folder
+FLAGS, which the generator may remove when it comes to it. Without such files the same daemon serves the quiet run, and
+both runs are compared batch by batch, by SHA-256.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Flags:
         return (self.folder / name).exists()
 
     def take(self, name: str) -> str:
-        """The text of a file, which is removed."""
+        """Return the text of a file, and remove the file."""
         text = (self.folder / name).read_text()
         (self.folder / name).unlink()
         return text
@@ -211,7 +211,7 @@ class Flags:
 
 @pytest.fixture
 def serve(serve: Serve) -> Serve:
-    """Daemons that start a worker again, and try a split again, after pauses that do not grow."""
+    """Daemons whose pauses before a worker's restart and another attempt do not grow."""
     return functools.partial(serve, patched={"host.supervisor.LAST_PAUSE": 0.1, "coordinator.failures.LAST_PAUSE": 0.2})
 
 
@@ -242,7 +242,7 @@ def epochs_of(
     before: Callable[[int], None] = lambda _: None,
     by_row: bool = False,
 ) -> Epochs:
-    """What so many epochs hand out; `before` is called before each batch, with the number of those that came.
+    """Return the batches of this many epochs. `before` is called before each batch, with the number of those that came.
 
     With `by_row` the SHA-256 of each sample, in no order.
     """
@@ -265,13 +265,14 @@ def epochs_of(
 def read(
     daemon: Daemon, name: str, transport: str = "local", epochs: int = 2, before: Callable[[int], None] = lambda _: None
 ) -> Epochs:
-    """All that a new connection is handed. Of a feed in fast order its samples, as it has no order of batches."""
+    """Return all that a new connection is handed: for a feed in fast order the samples, since their batches may
+    differ."""
     with penstock.connect(daemon.urls[name], transport=transport, reconnect=30) as connection:
         return epochs_of(connection, epochs, before, by_row=name == "fast")
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait as long as it takes; pytest's timeout ends a test that waits in vain."""
+    """Wait without a limit. Pytest's timeout ends a test in which the event never comes."""
     while not condition():
         time.sleep(0.02)
 
@@ -292,7 +293,7 @@ def deaths(daemon: Daemon) -> int:
 
 
 def skipped(daemon: Daemon, name: str) -> tuple[int, list[dict[str, Any]]]:
-    """What `penstock status --json` says."""
+    """Return what `penstock status --json` prints."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock_server", "status", daemon.urls[name], "--json"],
         capture_output=True,
@@ -327,7 +328,7 @@ def test_workers_that_crash_in_the_users_code_change_nothing(
 def test_workers_killed_from_outside_one_by_one_and_all_at_once_change_nothing(
     serve: Serve, flags: Flags, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], transport: str
 ) -> None:
-    monkeypatch.setenv("ATTEMPTS", "100")  # kills from outside that meet one split again and again count as its own
+    monkeypatch.setenv("ATTEMPTS", "100")  # kills from outside that hit the same split count as its own
     daemon = serve(FEEDS, *names, workers=3)
 
     def before(count: int) -> None:

@@ -1,4 +1,5 @@
-"""Going on within an epoch, with real daemons: no sample is lost or comes twice, and what has changed is noticed."""
+"""Streams that continue within an epoch, with real daemons: no sample is lost or comes twice, and changes are
+noticed."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_nothing_is_lost_when_what_raises_is_tried_again(serve: Serve, tmp_path:
 
 
 def state_within(daemon: Daemon, feed: str, batches: int) -> Any:
-    """A state behind so many batches, and that what it stands in is a slab."""
+    """Return a state after this many batches, after checking that it lies within a slab."""
     with penstock.connect(daemon.urls[feed]) as connection:
         for _, _ in zip(range(batches), connection.batches(), strict=False):
             pass
@@ -176,7 +177,7 @@ def forged(daemon: Daemon, feed: str, change: Callable[[Position], bytes]) -> It
 
 
 def failure(daemon: Daemon, feed: str, change: Callable[[Position], bytes]) -> m.ErrorReport:
-    """What such a session fails with."""
+    """Return the error of such a session."""
     with forged(daemon, feed, change) as connection:
         while True:
             assert connection.poll(20_000)
@@ -203,7 +204,7 @@ def place(taken: int, index: int) -> bytes:
 
 
 def longest_gap(daemon: Daemon, feed: str) -> float:
-    """The longest wait of one who reads an epoch."""
+    """Return the longest wait of a consumer that reads an epoch."""
     seen: list[tuple[int, int]] = []
     longest, last = 0.0, time.monotonic()
     with penstock.connect(daemon.urls[feed]) as connection:

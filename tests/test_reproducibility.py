@@ -1,4 +1,5 @@
-"""What Penstock cannot seed, and segments that repeat each other, are named in the log; honest feeds are not."""
+"""The log names feeds that depend on something Penstock cannot seed, and segments that repeat each other. It names no
+reproducible feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`on_error="retry"` holds from the start on: a disk that is away for a while ends neither a daemon nor a stream."""
+"""`on_error="retry"` applies from the start: a disk that is away for a while ends neither a daemon nor a stream."""
 
 from __future__ import annotations
 
@@ -192,6 +192,6 @@ def test_workers_that_cannot_import_for_a_while_come_back(serve: Serve) -> None:
     (daemon.folder / "away").touch()
     for worker in daemon.workers():
         worker.kill()
-    until(lambda: daemon.stderr().count("cannot start any more") >= 12)
+    until(lambda: daemon.stderr().count("can no longer start") >= 12)
     (daemon.folder / "away").unlink()
     assert read(daemon.urls["item"]) == list(range(30))

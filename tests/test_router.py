@@ -1,6 +1,6 @@
-"""The daemon's TCP side: with libzmq, with our client, and with peers that break every rule there is.
+"""The daemon's TCP side: with libzmq, with our client, and with peers that break the rules.
 
-A router on a loop of its own in this process; real sockets.
+The router runs on a loop of its own in this process. Sockets are real.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Host:
         self.port = int(self.endpoint.rpartition(":")[2])
 
     def call(self, function: Callable[[], T]) -> T:
-        """What the function returns, called on the loop."""
+        """Call the function on the loop, and return its result."""
 
         async def calling() -> T:
             return function()
@@ -137,7 +137,7 @@ class Raw:
         return data
 
     def greeted(self) -> Raw:
-        """Itself, when it has read the other side's handshake."""
+        """Read the other side's handshake, and return itself."""
         zmtp.check_greeting(self.read(64))
         head, body = self.frame()
         assert head.command
@@ -153,14 +153,14 @@ class Raw:
         return head, self.read(head.size)
 
     def message(self) -> m.ServerMessage:
-        """The next message; heartbeats are passed over."""
+        """Return the next message that is not a heartbeat."""
         head, body = self.frame()
         while head.command:
             head, body = self.frame()
         return codec.from_server(body)
 
     def ended(self) -> bool:
-        """Whether the other side closes the connection, after whatever it sends before."""
+        """Whether the other side closes the connection. Anything that it sends before is ignored."""
         with suppress(ConnectionError):
             while self.socket.recv(1 << 16):
                 pass

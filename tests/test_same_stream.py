@@ -1,4 +1,5 @@
-"""The stream is a function of the feed and its seed: the same bytes with any number of workers, however they come."""
+"""The stream is a function of the feed and its seed: the same bytes with any number of workers, over both
+transports."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def leaves(batch: Any) -> list[np.ndarray]:
 
 
 def read(url: str, transport: str, epochs: int = 2) -> tuple[str, list[list[int]]]:
-    """SHA-256 over all that `epochs` epochs hand out, and the ids by epoch."""
+    """Return the SHA-256 of everything that `epochs` epochs hand out, and the ids by epoch."""
     digest = hashlib.sha256()
     ids: list[list[int]] = []
     with penstock.connect(url, transport=transport) as connection:

@@ -1,4 +1,4 @@
-"""Whose turn it is in a worker: streams share its time, and within one the oldest job comes first."""
+"""Which job a worker does next: streams share its time, and within a stream the oldest job comes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A generator without end, cut into segments: made by many workers, the same stream, and little to do again."""
+"""An endless generator, cut into segments: many workers make the same stream, and little is made again after a
+fault."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""However a trainer or the daemon ends, nothing hangs, nothing is left behind, and the daemon serves the next trainer.
+"""A trainer or the daemon may end in any way: nothing hangs, nothing is left behind, and the daemon serves the next
+trainer.
 
-What dies and comes back is in test_recovery.py.
+See test_recovery.py for processes that die and come back.
 """
 
 from __future__ import annotations

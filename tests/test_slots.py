@@ -1,4 +1,4 @@
-"""Slots go back to the system when nobody wants them any longer, whenever that becomes known."""
+"""Slots go back to the system as soon as it is known that nobody needs them."""
 
 from __future__ import annotations
 

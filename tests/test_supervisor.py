@@ -1,4 +1,4 @@
-"""Workers that die, hang, come and go: what the supervisor tells of them, and that nothing of them stays."""
+"""Workers that die, hang, come and go: what the supervisor reports of them, and that nothing of them is left behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FEED = """
 
 
 class Watched:
-    """A supervisor, and what it told in order: ("imported", 0), ("died", 0), ("given up", 0)."""
+    """A supervisor, and what it reported, in order: ("imported", 0), ("died", 0), ("given up", 0)."""
 
     def __init__(self, feed: str, count: int = 1, hang_timeout: float | None = None) -> None:
         self.told: list[tuple[str, int]] = []
@@ -56,7 +56,7 @@ class Watched:
         return self.told.count((what, number))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait as long as it takes; pytest's timeout ends a test that waits in vain."""
+        """Wait without a limit. Pytest's timeout ends a test in which the event never comes."""
         while not condition():
             await asyncio.sleep(0.01)
 

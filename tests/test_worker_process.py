@@ -280,7 +280,7 @@ class Worker:
         return read(self.page)
 
     def stderr_has(self, text: str) -> None:
-        """Wait until it has printed this."""
+        """Wait until the worker has printed this."""
         deadline = time.monotonic() + 60
         while text not in self.stderr.read_text() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -775,7 +775,7 @@ def test_leftover_rows_that_do_not_come_again_are_an_error_of_the_feed(worker: S
     started.send(m.WriteRows(3, 9, 1, 1 << 20, start=0, count=2, row=0, rows=2, index=3))
     error = started.receive(m.RunFailed).error
     assert error.kind == "FeedError"
-    assert "lane 0 had 2 samples or more behind its last full batch, and only 1 when" in error.message
+    assert "lane 0 had 2 samples or more after its last full batch, and only 1 when" in error.message
 
 
 def test_user_code_that_raises_while_leftovers_are_read_again_fails_its_run(worker: Start) -> None:
@@ -938,13 +938,13 @@ def test_what_was_made_before_an_error_goes_on_behind_the_last_full_batch(worker
 
 
 def far(record: bytes, taken: int) -> bytes:
-    """The record of `deeply` behind so many samples of its first split."""
+    """Return the record of `deeply` after this many samples of its first split."""
     place = arrays.unpack(record)
     return arrays.pack({**place, "seats": [[0, taken]], "next": 1, "index": taken // 2})
 
 
 FAR = 60_000
-"""Samples that take 60 s or more to read again."""
+"""This many samples take 60 s or more to read again."""
 OTHER = m.IDS_PER_STREAM
 """A run of another stream."""
 
@@ -1025,7 +1025,7 @@ def test_a_run_that_must_come_by_a_later_place_hands_nothing_over_before_it_has(
     started.fill(run=3, ticket=3, batches=10)
     failed = started.receive(m.RunFailed)
     assert failed.run == 3
-    assert "behind 10 batches lane 0 was 18 samples into split 0, and when it was read again" in failed.error.message
+    assert "after 10 batches lane 0 was 18 samples into split 0, and when it was read again" in failed.error.message
 
 
 # --- what cannot be ---

@@ -1,4 +1,4 @@
-"""The client's end of ZeroMQ: against libzmq, and against peers that do what libzmq never would."""
+"""The client's side of ZeroMQ: against libzmq, and against peers that do what libzmq never would."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connected(port: int, host: str = "127.0.0.1", timeout: float = 10) -> _zmtp.
 
 @contextmanager
 def peer(says: bytes) -> Iterator[int]:
-    """The port of somebody who accepts one connection, says that, and listens until it ends."""
+    """Return the port of a peer that accepts one connection, sends this, and listens until the connection ends."""
 
     def serve() -> None:
         with suppress(OSError):
@@ -148,7 +148,7 @@ def test_a_poll_waits_for_as_many_bytes_as_it_was_told_to() -> None:
             far.sendall(b"\1")
             assert dealer.wait(60)
             assert dealer.read_into(memoryview(data)) == 99_000
-            dealer.wake_at(1 << 40)  # the last bytes come, whatever is waited for
+            dealer.wake_at(1 << 40)  # the last bytes come, although more are waited for
             far.sendall(b"\0\1z")
             far.shutdown(socket.SHUT_WR)
             assert dealer.wait(60)
@@ -170,7 +170,7 @@ def test_the_heartbeats_of_the_peer_are_answered() -> None:
 
 
 def test_who_answers_no_heartbeat_is_let_go() -> None:
-    """So the test before it can fail."""
+    """Shows that the test before this one can fail."""
     with router(HEARTBEAT_IVL=50, HEARTBEAT_TIMEOUT=400) as (_, port):
         dealer = connected(port)
         target = memoryview(bytearray(4096))

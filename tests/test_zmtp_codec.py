@@ -1,4 +1,4 @@
-"""ZMTP as bytes: what both ends share, and what the daemon makes of any bytes at all."""
+"""ZMTP as bytes: what both ends share, and how the daemon handles arbitrary bytes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Trainer:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end, at most `timeout` seconds, and return the exit status.
+        """Wait at most `timeout` seconds for it to end, and return its exit status.
 
         Raises:
             subprocess.TimeoutExpired: it still runs.
@@ -62,7 +62,7 @@ class Trainer:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """What is left of its stdout and stderr, when it has ended.
+        """Wait for it to end, and return the rest of its stdout and stderr.
 
         Raises:
             subprocess.TimeoutExpired: it still runs after `timeout` seconds. What it wrote until then is lost.
@@ -91,7 +91,7 @@ class Trainer:
 
 
 def children(recursive: bool = False) -> list[psutil.Process]:
-    """The processes that this one has started, but for the one from which trainers are forked, and what that did."""
+    """Return the processes that this one has started, except the trainers and the process that forks them."""
     found = psutil.Process().children()
     launchers = [child for child in found if _launches(child)]
     if recursive:

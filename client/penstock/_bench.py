@@ -18,7 +18,7 @@ import numpy as np
 from penstock_proto import EndOfStream
 from penstock_proto.spec import leaf_list
 
-from ._bench_verdict import Figures, WorkerShares, joined
+from ._bench_figures import Figures, WorkerShares, joined
 from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
 from ._ragged import Ragged

@@ -62,7 +62,7 @@ class ConsumerState:
         closed: why the stream cannot be read although nothing failed, or None.
         given: the value of `handed` when the stream was closed, or when the last connection was lost.
         progress: the position after what was handed over.
-        untold: in a group: the latest slabs that were handed over, of which the daemon may not know.
+        untold: in a group: the latest slabs that were handed over, which the daemon may not know.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ While the connection is lost there is no transport, and consumers wait.
 
 from __future__ import annotations
 
-import collections
 import logging
 import os
 import threading
@@ -23,10 +22,8 @@ from typing import Any
 import numpy as np
 
 from penstock_proto import PenstockError, ProtocolError, StreamClosed
-from penstock_proto.codec import encode
 from penstock_proto.messages import (
     Begun,
-    Close,
     End,
     Had,
     LaneEnded,
@@ -45,6 +42,8 @@ from ._consumer_state import ConsumerState, Received
 from ._counters import Counters
 from ._mailbox import Mailbox
 from ._memory import Pool
+from ._outbox import Outbox
+from ._slow_waits import who_is_missing, why_no_data
 from ._transport import LostTransports, Transport
 
 STEP = 0.1
@@ -94,8 +93,7 @@ class HandOff:
         self._ready = threading.Condition()
         self._state = ConsumerState(link.info, start, consumed, link.epoch if identity.shares else None)
         self._lost = LostTransports()
-        self._outbox: collections.deque[bytes] = collections.deque()
-        self._said_close = False
+        self._outbox = Outbox(self._state)
         self._pool = Pool(keep=2)
         self._counters = Counters(asked)
         fresh = start is None and not identity.shares and _repeats.may_repeat(link.info)
@@ -303,8 +301,7 @@ class HandOff:
             self._leave_dropped_epochs()
             self._lost.close_unused()
             if last:
-                self._said_close = True
-                self._outbox.append(encode(Close(self._state.given if self._state.closed else self._state.handed)))
+                self._outbox.add_close()
             self._flush()
 
     def disconnect(self) -> None:
@@ -346,9 +343,7 @@ class HandOff:
 
     def who_is_missing(self) -> str:
         """Return `rank 1 of 4 is`, or `ranks 1, 3 of 4 are`."""
-        ranks = ", ".join(map(str, self.missing[:20])) + (", ..." if len(self.missing) > 20 else "")
-        words = ("rank", "is") if len(self.missing) == 1 else ("ranks", "are")
-        return f"{words[0]} {ranks} of {self._identity.world_size} {words[1]}"
+        return who_is_missing(self.missing, self._identity.world_size)
 
     # --- both, with the lock ---
 
@@ -373,16 +368,7 @@ class HandOff:
         return item
 
     def _warn(self, seconds: float) -> None:
-        identity = self._identity
-        if self.missing:
-            goes = "continues" if self._counters.reconnects else "begins"
-            why = f"{self.who_is_missing()} not connected, and the stream {goes} when all are"
-        else:
-            others = ", or another rank, which all ranks wait for" if identity.world_size > 1 else ""
-            others = (
-                ", or has another consumer of the group the last batches of the epoch" if identity.shares else others
-            )
-            why = f"is the generator slow{others}? `penstock status {self.url}` shows the workers"
+        why = why_no_data(self.url, self._identity, self.missing, reconnected=self._counters.reconnects > 0)
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         logger.warning("%s: no data for %.0f s, since %s; %s", self.url, seconds, since, why)
 
@@ -413,7 +399,7 @@ class HandOff:
         next one begins from the state."""
         if self.transport is None:
             return
-        self._outbox.extend(encode(message) for message in messages)
+        self._outbox.add(messages)
         if self.transport.sends_anywhere:
             self._flush()
         else:
@@ -424,14 +410,4 @@ class HandOff:
         if transport is None:
             return
         self._release()
-        while True:
-            if not self._outbox:
-                if self._state.closed is not None and not self._said_close:
-                    return  # Close comes first: it tells how many slabs were handed over before the rest became void
-                ack = self._state.ack()
-                if ack is None:
-                    return
-                self._outbox.append(encode(ack))
-            if not transport.send(self._outbox[0]):
-                return
-            self._outbox.popleft()
+        self._outbox.send(transport)

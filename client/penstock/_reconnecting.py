@@ -1,7 +1,7 @@
 """Reconnection after a loss: for how long, at which intervals, and which error ends it.
 
 A loss lasts until a slab arrives over another connection. If that connection breaks earlier, this belongs to the same
-loss, so a daemon that accepts connections and drops them is not tried for ever. But a connection that lasted longer
+loss, so a daemon that accepts connections and drops them is not tried forever. But a connection that lasted longer
 than a loss may also ends it: perhaps nobody read it, such as a validation dataset between two epochs.
 """
 

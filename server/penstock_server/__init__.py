@@ -1,6 +1,6 @@
-"""What a loader host runs: the daemon, its worker processes, and the `Feed` by which a user says what they load.
+"""What a loader host runs: the daemon, its worker processes, and the `Feed` with which a user declares what to load.
 
-User modules import this package in every worker, so it brings in neither the daemon nor ZeroMQ.
+User modules import this package in every worker, so it imports neither the daemon nor ZeroMQ.
 """
 
 from penstock_proto import DictSpec, Leaf, TupleSpec

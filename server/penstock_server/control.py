@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import socket
 import time
@@ -14,11 +15,14 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from penstock_proto import ProtocolError, StartError, Unreachable, codec, seqpacket
+from penstock_proto import ProtocolError, StartError, UnknownFeed, Unreachable, codec, seqpacket
 from penstock_proto import messages as m
 
 _ANSWER = 5.0
 """Seconds that a daemon may take to answer."""
+
+_FEED = re.compile(r"(/[A-Za-z0-9_.-]{1,128})?/?")
+"""What may follow HOST:PORT in a URL: nothing, or a feed."""
 
 
 def endpoint_of(url: str) -> str:
@@ -27,11 +31,17 @@ def endpoint_of(url: str) -> str:
     Raises:
         StartError: `url` is not of the form tcp://HOST:PORT[/FEED].
     """
-    parts = urlsplit(url)
+    return _parsed(url)[0]
+
+
+def _parsed(url: str) -> tuple[str, str]:
+    """Return the `tcp://host:port` of a URL, and the name of its feed or ""."""
     with contextlib.suppress(ValueError):
-        if parts.scheme == "tcp" and parts.hostname and parts.port:
+        parts = urlsplit(url)
+        plain = not (parts.username or parts.password or parts.query or parts.fragment)
+        if parts.scheme == "tcp" and parts.hostname and parts.port and plain and _FEED.fullmatch(parts.path):
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            return f"tcp://{host}:{parts.port}"
+            return f"tcp://{host}:{parts.port}", parts.path.strip("/")
     raise StartError(
         f"expected a daemon's address, such as tcp://127.0.0.1:5555 or tcp://127.0.0.1:5555/train, got {url!r}"
     )
@@ -42,10 +52,12 @@ def status(url: str, timeout: float) -> str:
 
     Raises:
         Unreachable: no answer within `timeout` seconds.
+        UnknownFeed: the URL names a feed that the daemon does not serve.
         PenstockError: the daemon's answer, if it was an error.
     """
     reply = _ask(url, m.StatusRequest(m.VERSION), timeout)
     if isinstance(reply, m.Status):
+        _check_feed(url, reply.json)
         return reply.json
     raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
 
@@ -104,6 +116,15 @@ def stop(
                 state = json.loads(status(url, patience))
             if not _ended(process, 0):
                 still_waiting(len(state["streams"]) + state["more_streams"])
+
+
+def _check_feed(url: str, text: str) -> None:
+    """Refuse a URL with a feed that the daemon does not serve. Until the daemon is ready any name may become one."""
+    endpoint, feed = _parsed(url)
+    state = json.loads(text)
+    served = [one["name"] for one in state["feeds"]]
+    if feed and state["ready"] and feed not in served:
+        raise UnknownFeed(f"no feed {feed!r} is served at {endpoint}; there are: {', '.join(sorted(served))}")
 
 
 def _ended(process: int, timeout: float) -> bool:

@@ -1,25 +1,24 @@
-"""The loader daemon: one process that serves feeds until it is stopped. Here is how it starts, scales, drains and ends.
+"""The loader daemon: one process that serves feeds until it is stopped. This file starts, drains and ends it.
 
-Everything runs on one event loop and one thread (pages of new slots are reserved, and slots copied, on others). Events
+Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, and copy slots.) Events
 from workers (from_workers.py) and consumers (sessions.py) go to the coordinator. Its commands are carried out in order
 (dispatch.py).
 
-What a peer does ends neither the daemon nor its clock. A failure is put down to what it is about:
+Nothing that a peer does ends the daemon. A failure costs only what it is about:
 
-- what a consumer says: to its session (sessions.py);
-- what a worker says, or a command: to the stream that its run, its ticket or its consumer tells (dispatch.py);
-- a part of the clock: to the stream or the session that it was looking at; the other parts are done all the same;
-- what cannot be written to the state file: to the stream of the group (group_file.py).
+- a consumer's message: its session (sessions.py);
+- a worker's message, or a command: the stream of its run, ticket or consumer (dispatch.py);
+- a part of the clock: nothing; the other parts are called all the same (clock.py);
+- a write to the state file: the stream of the group (group_file.py).
 
-A PenstockError, or no memory and no file descriptors (OSError, MemoryError), is then what the stream failed with. All
-else is a bug: it is logged with its traceback, and counted in the status.
+A stream fails with the PenstockError that was raised, or with MemoryBound if memory or file descriptors ran out
+(OSError, MemoryError). Any other exception is a bug: it is logged with its traceback, and counted in the status.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import re
@@ -27,7 +26,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
@@ -35,6 +33,7 @@ from penstock_proto import messages as m
 
 from . import status
 from .bugs import Bugs
+from .clock import Clock
 from .coordinator import Coordinator, size
 from .coordinator import events as on
 from .coordinator.memory import least_slots
@@ -49,6 +48,7 @@ from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
 from .rate_limited_log import RateLimitedLog
+from .scaling import Scaling
 from .sessions import Sessions
 from .statefile import StateFile
 from .to_workers import ToWorkers
@@ -56,10 +56,7 @@ from .to_workers import ToWorkers
 log = logging.getLogger(__name__)
 
 SAY_AGAIN = 300
-"""Seconds after which it is said again why a feed cannot be started."""
-
-STATUSES = 10
-"""How often a second the status is made at most. More frequent requests get a copy that is at most 0.2 s old."""
+"""Seconds after which the log says again why a feed cannot be started."""
 
 
 class Daemon:
@@ -69,15 +66,15 @@ class Daemon:
         feeds: MODULE:ATTR of each feed.
         workers: number of worker processes, 1 or more.
         bind: `tcp://address:port` to listen on.
-        advertise: HOST or HOST:PORT in the feeds' URLs, or None for what `bind` tells.
+        advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `bind`.
         memory: bytes that slots and shuffle blocks may take.
         on_ready: called with the URL of each feed once it can be consumed.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
-        state: path of the file by which groups outlive the daemon, or None.
         environment: variables of the workers; None as a value removes one.
+        state: path of the file with which groups outlive the daemon, or None.
 
     Raises:
-        StartError: that file cannot be used, or the process may not have enough files open.
+        StartError: the state file cannot be used, or the limit of open files is too low.
     """
 
     def __init__(
@@ -113,28 +110,25 @@ class Daemon:
         self._bugs = Bugs()
         self._group_file: GroupFile | None = None
         self._log = RateLimitedLog(log)
-        self._status = ""
-        self._status_at = 0.0
-        self._statuses = 0
-        """How many were asked for since the clock went last."""
+        self._status_text = status.Text(self.status)
 
     async def run(self, until_stdin_closes: bool = False) -> None:
-        """Serve until SIGTERM, SIGINT, a stop request, or (where asked for) the end of standard input.
+        """Serve until SIGTERM, SIGINT, a stop request, or (if asked for) the end of standard input.
 
-        The first signal lets the epochs that are being read go on to their ends, a second one does not. SIGTTIN and
-        SIGTTOU mean one worker more and one fewer.
+        After the first signal the current epochs go on to their ends. A second one ends the daemon at once. SIGTTIN
+        adds a worker, and SIGTTOU removes one.
 
         Raises:
             StartError: the address cannot be bound, or a feed cannot be served at all.
-            PenstockError: whatever else keeps a feed from being served.
+            PenstockError: a feed cannot be served for another reason.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._broken)
         self._router = Router(self._bind, self._frame, self._connection_ended)
         if not re.match(r"tcp://(127\.|localhost|\[::1\])", self._router.endpoint):
             log.warning(
-                "listening on %s: batches are not encrypted and whoever reaches the port can read them; use it in a "
-                "trusted network only",
+                "listening on %s: batches are not encrypted, and anyone who reaches the port can read them. Use it "
+                "only in a trusted network",
                 self._router.endpoint,
             )
         try:
@@ -144,15 +138,15 @@ class Daemon:
             self._connect()
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
-            loop.add_signal_handler(signal.SIGTTIN, self._scale_by, 1)
-            loop.add_signal_handler(signal.SIGTTOU, self._scale_by, -1)
+            loop.add_signal_handler(signal.SIGTTIN, self._scaling.scale_by, 1)
+            loop.add_signal_handler(signal.SIGTTOU, self._scaling.scale_by, -1)
             if until_stdin_closes:
                 loop.add_reader(0, self._stdin)
             self._supervisor.start()
-            clock = loop.create_task(self._clock())
-            clock.add_done_callback(self._clock_stopped)
+            clock = self._clock()
+            clock.start()
             await self._stopped.wait()
-            clock.cancel()
+            clock.stop()
             if until_stdin_closes:
                 loop.remove_reader(0)
             self._sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
@@ -170,10 +164,10 @@ class Daemon:
         """Stop serving: consumers are told, workers end."""
         self._stopped.set()
         if self._state is not None:
-            self._dispatch.halt()  # what consumers do now, the next daemon learns from them
+            self._dispatch.halt()  # consumers will tell the next daemon what they do from now on
 
     def drain(self) -> None:
-        """Stop when the epochs that are being read have ended; when asked for the second time, at once."""
+        """Stop when the current epochs have ended, or at once if this is called for the second time."""
         if self._draining:
             self.stop()
             return
@@ -185,89 +179,32 @@ class Daemon:
                 "stopping when %d streams have come to the end of their epochs; a second signal stops now", reading
             )
 
-    def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
-        """Run so many workers from now on; those too many leave when their lanes come to a border, or `now`.
-
-        Returns:
-            How many there were, and how many there will be.
-        """
-        there = self._coordinator.workers
-        staying = [number for number in there.numbers if number not in there.leaving]
-        before, workers = len(staying), max(1, workers)
-        most = descriptors.most_workers(descriptors.limit(), self._coordinator.budget.slots_reserved)
-        if workers > max(before, most):
-            log.error("there are file descriptors for %d workers only: %s", max(before, most), descriptors.HOW_TO_RAISE)
-            workers = max(before, most)
-        for _ in range(before, workers):
-            try:
-                number = self._supervisor.add()
-            except OSError as error:
-                log.error("no worker can be added (%s): %s", error, descriptors.HOW_TO_RAISE)
-                workers = len(there.numbers) - len(there.leaving)
-                break
-            self._to_workers.anew(number)
-            self._dispatch.tell(on.WorkerAdded(number))
-        for number in staying[workers:]:
-            self._dispatch.tell(on.RetireWorker(number, now))
-        self._dispatch.tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.numbers))))
-        log.info("workers: %d, now %d", before, workers)
-        return before, workers
-
-    def _scale_by(self, more: int) -> None:
-        there = self._coordinator.workers
-        self.scale(len(there.numbers) - len(there.leaving) + more)
-
     def _stop_asked(self, now: bool) -> None:
         if now:
             self.stop()
         elif not self._draining:
             self.drain()
 
-    def _status_text(self) -> str:
-        now = time.monotonic()
-        self._statuses += 1
-        if self._statuses <= STATUSES or now - self._status_at > 0.2:
-            text = json.dumps(self.status(), ensure_ascii=False)
-            self._status, self._status_at = text.encode(errors="replace").decode(), now  # half a surrogate pair
-        return self._status
-
     def status(self) -> dict[str, object]:
         """What `penstock status` shows, as JSON types."""
+        now = time.monotonic() - self._started
+        coordinator, sessions = self._coordinator, self._sessions
         return {
-            "pid": os.getpid(),
-            "version": m.VERSION,
-            "endpoint": self._router.endpoint,
-            "unix": self._listener.name,
-            "seconds": round(time.monotonic() - self._started, 3),
-            "cpus": len(os.sched_getaffinity(0)),
-            "cpu_seconds": time.process_time(),
-            "ready": self._all_ready(),
-            "memory": {
-                "allowed": self._coordinator.budget.memory,
-                "reserved": self._coordinator.budget.reserved,
-                "arena": self._arena.nbytes,
-                "positions": self._sessions.greeted.nbytes,
-            },
-            "malformed": self._sessions.malformed.count,
-            "greeted": len(self._sessions.greeted),
-            "internal_errors": self._bugs.count,
-            "draining": self._draining,
-            "failing": [
-                {"feed": name, "times": failing.times, "error": failing.error.message}
-                for name, failing in self._coordinator.starting.failing.items()
-            ],
-            "feeds": [status.of_feed(feed, self._url(feed.name)) for feed in self._coordinator.feeds.values()],
+            **status.of_process(self._router.endpoint, self._listener.name, now),
+            **status.of_service(coordinator, sessions, self._bugs, ready=self._all_ready(), draining=self._draining),
+            "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
+            "feeds": [status.of_feed(feed, self._url(feed.name)) for feed in coordinator.feeds.values()],
             "workers": [
-                status.of_worker(worker, leaving=worker.number in self._coordinator.workers.leaving)
+                status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
                 for worker in self._supervisor.workers.values()
             ],
-            **status.of_streams(self._sessions.sessions.values(), self._coordinator),
+            **status.of_streams(sessions.table, coordinator),
         }
 
     # --- parts ---
 
     def _connect(self) -> None:
-        """Make the parts that tell the coordinator what happens, and those that carry out what it decides."""
+        """Make the parts that tell the coordinator what happens, and the parts that carry out its commands."""
         self._dispatch = dispatch = Dispatch(
             self._coordinator,
             bugs=self._bugs,
@@ -276,7 +213,7 @@ class Daemon:
             rejected=lambda worker: self._from_workers.rejected(worker),
             skipped=lambda said: self._from_workers.skipped(said),
             fail_start=self._fail,
-            settled=self._settled,
+            idle=self._idle,
         )
         self._sessions = Sessions(
             self._coordinator,
@@ -284,9 +221,9 @@ class Daemon:
             self._router,
             self._listener.name,
             ready=self._all_ready,
-            status=self._status_text,
+            status=self._status_text.get,
             stop=self._stop_asked,
-            scale=self.scale,
+            scale=lambda workers, now: self._scaling.scale(workers, now),
             bugs=self._bugs,
         )
         self._slots = Slots(
@@ -316,6 +253,7 @@ class Daemon:
             warn_once=self._warn_once,
             fail=self._fail,
         )
+        self._scaling = Scaling(self._coordinator, dispatch.tell, self._supervisor, self._to_workers)
         if self._state is not None:
             self._group_file = GroupFile(
                 self._state, self._coordinator, self._sessions, tell=dispatch.tell, fail=self._fail
@@ -345,36 +283,30 @@ class Daemon:
             if not os.read(0, 4096):
                 self.stop()
 
-    async def _clock(self) -> None:
-        seconds = 0
-        while True:
-            await asyncio.sleep(1)
-            seconds += 1
-            if seconds % SAY_AGAIN == 0:
-                self._from_workers.say_what_fails(self._coordinator.starting.failing)
-            if seconds % 10 == 0 and not self._all_ready() and not self._coordinator.starting.failing:
-                log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
-            self._statuses = 0
-            now = time.monotonic()
-            parts: list[Callable[[], None]] = [
-                self._sessions.look_at_the_clock,
-                partial(self._listener.look_at_the_clock, now),
-                partial(self._log.look_at_the_clock, now),
-            ]
-            if self._group_file is not None and not self._stopped.is_set():
-                parts.append(partial(self._group_file.look_at_the_clock, now))
-            for part in parts:
-                try:
-                    part()
-                except Exception as error:
-                    self._bugs.note(error)
+    def _clock(self) -> Clock:
+        parts: list[Callable[[int], None]] = [
+            self._say_what_is_not_ready,
+            lambda _: self._status_text.another_second(),
+            lambda _: self._sessions.look_at_the_clock(),
+            lambda _: self._listener.look_at_the_clock(time.monotonic()),
+            lambda _: self._log.look_at_the_clock(time.monotonic()),
+            self._look_at_the_group_file,
+        ]
+        return Clock(parts, self._bugs, lambda error: self._broken_by("the clock stopped", error))
 
-    def _clock_stopped(self, clock: asyncio.Task[None]) -> None:
-        if not clock.cancelled() and (error := clock.exception()) is not None:
-            self._broken(asyncio.get_running_loop(), {"message": "the clock stopped", "exception": error})
+    def _say_what_is_not_ready(self, seconds: int) -> None:
+        failing = self._coordinator.starting.failing
+        if seconds % SAY_AGAIN == 0:
+            self._from_workers.say_what_fails(failing)
+        if seconds % 10 == 0 and not self._all_ready() and not failing:
+            log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
 
-    def _settled(self) -> None:
-        """All that was to be done has been carried out."""
+    def _look_at_the_group_file(self, _: int) -> None:
+        if self._group_file is not None and not self._stopped.is_set():
+            self._group_file.look_at_the_clock(time.monotonic())
+
+    def _idle(self) -> None:
+        """All commands are carried out."""
         if self._draining and self._coordinator.stopped:
             self.stop()
 
@@ -410,9 +342,11 @@ class Daemon:
         self.stop()
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Something was raised that nobody expected: better an end with its traceback than consumers that wait."""
-        error = context.get("exception")
-        log.critical("%s", context.get("message", "unexpected"), exc_info=error)
+        self._broken_by(context.get("message", "unexpected"), context.get("exception"))
+
+    def _broken_by(self, what: str, error: BaseException | None) -> None:
+        """End the daemon after an unexpected error, and log its traceback. Otherwise consumers would wait forever."""
+        log.critical("%s", what, exc_info=error)
         self._fail(PenstockError(f"the daemon failed: {error!r}; please report this as a bug"))
 
     def _warn_once(self, text: str) -> None:
@@ -422,10 +356,10 @@ class Daemon:
 
 
 def _slots(feeds: int, workers: int) -> int:
-    """For how many slots there are file descriptors.
+    """Return the number of slots for which there are file descriptors.
 
     Raises:
-        StartError: each feed could not have the least that a stream needs.
+        StartError: they are too few for one stream of each feed.
     """
     limit, least = descriptors.limit(), feeds * least_slots(1)
     slots = descriptors.for_slots(limit, workers)

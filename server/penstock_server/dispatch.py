@@ -1,8 +1,8 @@
-"""Dispatch: tells the coordinator what has happened, and carries out what it decides, command by command, in order.
+"""Dispatch: tells the coordinator what has happened, and carries out its commands one by one, in order.
 
-A command that fails is put down to the stream that it is about. Those behind it are carried out all the same, as they
-are about other streams, or give back what this one has. Only if it is about no stream (as while feeds are made ready,
-which no peer can influence) the daemon ends, since nobody knows where it stands.
+A command that fails makes the stream fail that it is about. The commands after it are carried out all the same: they
+are about other streams, or give back the slots of this one. If it is about no stream, the daemon ends, since its state
+is not known any longer. That is possible only while feeds are made ready, which no peer can influence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .sessions import Sessions
 from .to_workers import ToWorkers
 
 _DEBUG = os.environ.get("PENSTOCK_DEBUG") == "1"
-"""Check after each event what must hold; it costs time."""
+"""Check the coordinator's invariants after each event, which takes time."""
 
 
 class Dispatch:
@@ -35,13 +35,13 @@ class Dispatch:
 
     Args:
         coordinator: what decides.
-        bugs: where errors are noted that nobody expected.
-        feed_ready: called with the name of a feed that can be read now, and how many splits it has.
-        accepted: called with the number of a worker that has imported the feeds which are served.
-        rejected: called with the number of one that has imported others.
+        bugs: notes unexpected errors.
+        feed_ready: called with the name of a feed that can be read now, and its number of splits.
+        accepted: called with the number of a worker that has imported the feeds that are served.
+        rejected: called with the number of a worker that has imported other feeds.
         skipped: called when the rest of a split is left out.
         fail_start: called with the error that keeps a feed from being served.
-        settled: called when all that was to be done has been.
+        idle: called when all commands are carried out.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Dispatch:
         rejected: Callable[[int], None],
         skipped: Callable[[do.ReportSkipped], None],
         fail_start: Callable[[PenstockError], None],
-        settled: Callable[[], None],
+        idle: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._bugs = bugs
@@ -63,7 +63,7 @@ class Dispatch:
         self._rejected = rejected
         self._skipped = skipped
         self._fail_start = fail_start
-        self._settled = settled
+        self._idle = idle
         self._commands: deque[do.Command] = deque()
         self._carrying_out = False
         self._halted = False
@@ -79,7 +79,7 @@ class Dispatch:
         to_workers: ToWorkers,
         group_file: GroupFile | None,
     ) -> None:
-        """What carries out commands is there now."""
+        """Connect the parts that carry out commands."""
         self._slots = slots
         self._sessions = sessions
         self._supervisor = supervisor
@@ -113,10 +113,10 @@ class Dispatch:
         finally:
             self._carrying_out = False
         if self._group_file is not None:
-            self._group_file.settled()
+            self._group_file.idle()
         self._slots.trim()
         self._schedule_tick()
-        self._settled()
+        self._idle()
 
     def _schedule_tick(self) -> None:
         due = self._coordinator.next_tick
@@ -184,9 +184,9 @@ class Dispatch:
                 self._bugs.note(command.error)
 
     def _failed(self, command: do.Command, error: Exception) -> None:
-        """Put the failure down to the stream that the command is about."""
+        """Fail the stream that the command is about."""
         match command:
-            case do.StartRun() if isinstance(error, PenstockError):  # the worker has not heard of it
+            case do.StartRun() if isinstance(error, PenstockError):  # the worker was not told
                 self.tell(on.RunFailed(command.run, error))
             case do.SendSlab() | do.Tell():
                 stream = self._sessions.stream_of(command.consumer)
@@ -205,7 +205,7 @@ class Dispatch:
                 raise error
 
     def stream_failed(self, number: int, error: Exception) -> None:
-        """Something failed that was about this run or ticket.
+        """Fail the stream of this run or ticket.
 
         Raises:
             Exception: the error, if the run belongs to the start and to no stream.

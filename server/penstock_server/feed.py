@@ -460,7 +460,8 @@ def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
     )
     fewer = max(1, n_splits // plan.interleave)
     if fewer < lanes:
-        text += f", or give lanes={fewer}, which mixes more and lets at most {fewer} workers run at once"
+        workers = "1 worker" if fewer == 1 else f"{fewer} workers"
+        text += f", or give lanes={fewer}, which mixes more but keeps only {workers} busy"
     return text
 
 

@@ -1,4 +1,4 @@
-"""What workers say, and how they end, as events for the coordinator and lines in the log."""
+"""Turns what workers say, and how they end, into events for the coordinator and lines in the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FromWorkers:
         dispatch: tells it of events.
         supervisor: the worker processes.
         to_workers: speaks to them.
-        spare: the log for what workers can say often.
+        spare: the log for messages that workers may cause often.
         warn_once: logs a warning unless it was logged before.
         fail: called with the error that keeps the daemon from serving.
     """
@@ -72,7 +72,7 @@ class FromWorkers:
 
     def died(self, worker: int, how: str, doing: Activity | None) -> None:
         """A worker's process has ended; `doing`: what its activity page said."""
-        self._to_workers.anew(worker)
+        self._to_workers.new_process(worker)
         blamed = None
         where = ""
         leaving = worker in self._coordinator.workers.leaving  # then it was us
@@ -90,12 +90,12 @@ class FromWorkers:
         self.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
 
     def given_up(self, worker: int, how: str) -> None:
-        """No process takes this worker's place any more."""
+        """No further process takes this worker's place."""
         self._to_workers.gone(worker)
         self._dispatch.tell(on.WorkerGone(worker, how))
 
     def accepted(self, worker: int) -> None:
-        """The worker serves the same feeds as the others: say what is to be said of its imports."""
+        """The worker serves the same feeds as the others: log what is notable about its imports."""
         message = self._imports.pop(worker)
         self._supervisor.ready(worker)
         if any(plan.on_error == "retry" for plan in message.feeds):
@@ -158,7 +158,7 @@ class FromWorkers:
             case m.EnvironmentWanted():
                 self._environment_wanted(worker, message)
             case m.StartFailed() if self._coordinator.starting.done or self._coordinator.starting.retries:
-                log.error("worker %d cannot start any more: %s", worker, message.error.error())
+                log.error("worker %d can no longer start: %s", worker, message.error.error())
             case m.StartFailed():
                 self._fail(message.error.error())
         if fd is not None:

@@ -1,7 +1,7 @@
-"""Writes to the state file where groups stand, as the coordinator says, before anything that follows from it is sent.
+"""Writes the positions of groups to the state file when the coordinator says so.
 
-If that cannot be written, the group's stream fails. Its consumers hear nothing that follows from it, and come back to
-where the file stands, as they would to another daemon.
+A position is written before anything is sent that depends on it. If that fails, the group's stream fails, and its
+consumers are sent nothing that depends on it. They come back, and go on from the file, as with another daemon.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GroupFile:
         self._fail = fail
         self._log = RateLimitedLog(log)
         self._unsaved: set[tuple[str, str]] = set()
-        """Groups of which a command in hand could not be written."""
+        """Groups that have a command among the current ones that could not be written."""
 
     def carry_out(self, command: do.SaveGroup | do.ForgetGroup) -> None:
         """Write what the command says."""
@@ -57,12 +57,12 @@ class GroupFile:
         else:
             self._forget(command.feed, command.group)
 
-    def settled(self) -> None:
-        """The commands in hand have been carried out."""
+    def idle(self) -> None:
+        """All commands are carried out."""
         self._unsaved.clear()
 
     def look_at_the_clock(self, now: float) -> None:
-        """Delete the groups that have ended and could not be deleted then."""
+        """Delete the groups that have ended, if they could not be deleted at that time."""
         self._log.look_at_the_clock(now)
         for feed, group in list(self._state.to_forget):
             self._forget(feed, group)
@@ -90,5 +90,5 @@ class GroupFile:
         try:
             self._state.forget(feed, group)
         except DaemonStopped as error:
-            text = "feed %s: group %r has ended, and is deleted from the state file when that can be written: %s"
+            text = "feed %s: group %r has ended. It will be deleted from the state file when that can be written: %s"
             self._log.error(text, feed, group, error.message)

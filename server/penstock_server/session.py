@@ -1,4 +1,4 @@
-"""One session of a client: its connection, the consumer that it became, and what is under way to it."""
+"""One session of a client: its connection, its consumer, and the slabs under way to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .host.local import LocalPeer
 
 @dataclass(eq=False)
 class Session:
-    """One consumer: where it is, what it reads, and when it was last heard."""
+    """One session: how it is connected, what it reads, and when it was last heard."""
 
     token: bytes
     feed: str
@@ -22,21 +22,22 @@ class Session:
     consumer: int | None = None
     """Its number, by which the coordinator knows the consumer; None until it is opened."""
     position: bytearray = field(default_factory=bytearray)
-    """What has come of the packed position from which its stream shall begin."""
+    """The packed position at which its stream is to begin, as far as it has come."""
     identity: bytes = b""
     """The same in all sessions of one client."""
     shares: bool = False
-    """It takes from a group's stream. When its connection breaks, it may come back and tell what it was handed."""
+    """It is a member of a group. If its connection breaks, it may come back and say what it was handed."""
     sending: deque[tuple[int, Memfd]] = field(default_factory=deque)
-    """Slabs that went out over ZeroMQ and are not acknowledged, by number."""
+    """Slabs that were sent over ZeroMQ and are not acknowledged: number and memfd."""
     opened: bool = False
     """Its stream exists."""
     failed: bool = False
-    """Over a connection on this host: nothing that it says counts now, and its slots come back at end of file."""
+    """It has failed, over a connection on this host: its messages are ignored, and its slots come back at end of
+    file."""
     muted: bool = False
-    """Nothing is sent to it now, but for why it failed."""
+    """Nothing more is sent to it, except why it failed."""
 
     @property
     def transport(self) -> str:
-        """How its batches go: `local` or `tcp`."""
+        """The transport of its batches: `local` or `tcp`."""
         return "tcp" if self.peer is None else "local"

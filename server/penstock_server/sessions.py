@@ -1,20 +1,16 @@
-"""Sessions of consumers: from Hello to the last slot that comes back, over ZeroMQ or over a connection on this host.
+"""Sessions of consumers, from Hello until the last slot comes back, over ZeroMQ or over a connection on this host.
 
-A session is known by a token from Welcome on, gets its stream with Open, and keeps to one transport. Nothing here
-decides about batches: what consumers say goes to the coordinator, and what it wants sent is sent here.
+A session gets a token with Welcome and its stream with Open, and keeps one transport. Nothing here decides about
+batches: messages of consumers go to the coordinator as events, and its commands say what to send.
 
-What a peer says is handled in one place (`_handle`), and fails its session at the worst: it is told why, and what it
-had is taken back. Each message is checked as a whole before anything changes. What is raised all the same and is no
-PenstockError is a bug: it is counted, and the stream, of which nobody knows then where it stands, fails with it. What
-is sent goes through one place too (`_send`): a message that cannot be encoded fails the stream that it is about.
+What a peer says is handled in one place (`_handle`). At the worst it fails the peer's session: the client is told why,
+and its slots are taken back. Each message is checked as a whole before anything changes. Any other exception than a
+PenstockError is a bug: it is counted, and it fails the stream, whose state is not known then.
 """
 
 from __future__ import annotations
 
-import hmac
-import itertools
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,29 +19,26 @@ import msgspec
 
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
-from penstock_proto.position import unpack
 
-from . import greeted
 from .bugs import Bugs
 from .coordinator import Coordinator, a_bug
 from .coordinator import events as on
-from .coordinator.ask import Ask
 from .coordinator.commands import SendSlab
-from .greeted import Greeted
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
 from .malformed import Malformed
+from .opening import Opening, check_version
 from .rate_limited_log import RateLimitedLog
 from .session import Session
+from .session_table import SessionTable
+from .status_requests import StatusRequests
+from .to_consumers import ToConsumers, failed
 
 log = logging.getLogger(__name__)
 
-MOST_EARLY = 1024
-"""Hellos that may wait for the feeds to be ready."""
-
 SILENT = 2.0
-"""Seconds without a sign of life after which a consumer over ZeroMQ is looked for."""
+"""Seconds without a sign of life after which the daemon checks whether a consumer over ZeroMQ is there."""
 
 PATIENCE = 30.0
 """Seconds without a sign of life after which a consumer over ZeroMQ counts as gone."""
@@ -61,14 +54,15 @@ class Sessions:
         unix: the abstract unix address for consumers on this host.
         ready: tells whether all feeds are ready; until then Hellos wait.
         status: makes the text that answers a StatusRequest.
-        stop: called when the daemon's own user asks it to stop, with whether now.
-        scale: called when that user asks for so many workers; returns how many there were and will be.
-        bugs: where errors are noted that nobody expected.
+        stop: called when the daemon's own user asks it to stop; the argument says whether at once.
+        scale: called when that user asks for a number of workers, perhaps at once. Returns how many there were, and
+            how many there will be.
+        bugs: notes unexpected errors.
 
     Attributes:
-        sessions: by token.
+        table: which sessions there are.
+        opening: the sessions that are not open yet.
         malformed: messages that could not be decoded.
-        greeted: the sessions that are not open yet.
     """
 
     def __init__(
@@ -84,61 +78,61 @@ class Sessions:
         scale: Callable[[int, bool], tuple[int, int]],
         bugs: Bugs,
     ) -> None:
-        self.sessions: dict[bytes, Session] = {}
-        self.greeted = Greeted()
-        self._bugs = bugs
+        self.table = SessionTable()
         self._log = RateLimitedLog(log)
         self.malformed = Malformed(self._log)
         self._coordinator = coordinator
         self._tell = tell
-        self._numbers = itertools.count(1)
-        self._router = router
-        self._unix = unix
-        self._ready = ready
-        self._status = status
         self._stop = stop
         self._scale = scale
-        self._by_routing_id: dict[bytes, Session] = {}
-        self._by_peer: dict[LocalPeer, Session] = {}
-        self._by_consumer: dict[int, Session] = {}
-        self._early: dict[bytes, m.Hello] = {}
-        self._asked: dict[bytes, bool] = {}
-        """Who was sent a status since the clock was last looked at, and whether it has asked again."""
+        self._bugs = bugs
+        self._out = ToConsumers(coordinator, tell, router)
+        self._status = StatusRequests(self._out, status)
+        self.opening = Opening(
+            coordinator,
+            tell,
+            self.table,
+            self._out,
+            unix,
+            ready=ready,
+            fail=self._end,
+            gone=self._gone,
+            log=self._log,
+        )
 
     # --- what comes ---
 
     def frame(self, routing_id: bytes, data: bytes) -> None:
         """A message over ZeroMQ."""
-        session = self._by_routing_id.get(routing_id)
+        session = self.table.by_routing_id.get(routing_id)
         if session is not None:
             session.heard = time.monotonic()
         self._handle(session, routing_id, partial(self._from_network, session, routing_id, data))
 
     def datagram(self, peer: LocalPeer, data: bytes) -> None:
         """A message over a connection on this host."""
-        session = self._by_peer.get(peer)
+        session = self.table.by_peer.get(peer)
         if session is None or not session.failed:
             self._handle(session, peer, partial(self._from_host, session, peer, data))
 
     def _handle(self, session: Session | None, to: bytes | LocalPeer, handle: Callable[[], None]) -> None:
-        """Handle what a session (or, without one, a stranger) said or did: the one place where that is done."""
+        """Call `handle`, and answer if it raises. All messages of sessions and of strangers go through here."""
         try:
             handle()
-        except PenstockError as error:
-            failed = error
-        except Exception as error:
-            failed = a_bug(error)
+            return
+        except PenstockError as problem:
+            error = problem
+        except Exception as problem:
+            error = a_bug(problem)
             stream = None if session is None or session.consumer is None else self.stream_of(session.consumer)
             if stream is None:
-                self._bugs.note(error)
+                self._bugs.note(problem)
             else:
-                self._tell(on.StreamFailed(stream, error))
-        else:
-            return
+                self._tell(on.StreamFailed(stream, problem))
         if session is None:
-            self._answer(to, m.Failed(m.ErrorReport.of(failed)))
+            self._out.answer(to, failed(error))
         else:
-            self._end(session, failed)
+            self._end(session, error)
 
     def _from_network(self, session: Session | None, routing_id: bytes, data: bytes) -> None:
         try:
@@ -153,18 +147,19 @@ class Sessions:
             return
         match message:
             case m.Hello():
-                self._hello(routing_id, message)
+                self.opening.hello(routing_id, message)
             case m.PositionPart():
-                self._resume(message, session)
+                self.opening.position_part(message, session)
             case m.Open():
-                self._open(message, routing_id, None)
+                self.opening.open(message, routing_id, None)
             case m.StatusRequest():
-                self._asks_for_status(routing_id, message)
-            case m.Ping() if session is not None or routing_id in self._early:
-                self._answer(routing_id, m.Pong())
+                check_version(message.version)
+                self._status.came(routing_id)
+            case m.Ping() if session is not None or routing_id in self.opening.early:
+                self._out.answer(routing_id, m.Pong())
             case m.StopRequest() | m.ScaleRequest():
-                refused = ProtocolError("a daemon is stopped and scaled from its own host, or by signals")
-                self._answer(routing_id, m.Failed(m.ErrorReport.of(refused)))
+                refused = ProtocolError("a daemon can be stopped and scaled only from its own host, or by signals")
+                self._out.answer(routing_id, failed(refused))
             case _ if session is not None:
                 self._said(session, message)
             case m.Close():
@@ -181,15 +176,15 @@ class Sessions:
             return
         match message:
             case m.PositionPart() if session is None:
-                self._resume(message, self.sessions.get(message.session))
+                self.opening.position_part(message, self.table.by_token.get(message.session))
             case m.Open() if session is None:
-                self._open(message, b"", peer)
+                self.opening.open(message, b"", peer)
             case m.StopRequest():
                 self._stop(message.now)
             case m.ScaleRequest():
-                self._answer(peer, m.Scaled(*self._scale(message.workers, message.now)))
+                self._out.answer(peer, m.Scaled(*self._scale(message.workers, message.now)))
             case m.Ping():
-                self._answer(peer, m.Pong())
+                self._out.answer(peer, m.Pong())
             case _ if session is not None:
                 self._said(session, message)
             case _:
@@ -200,20 +195,20 @@ class Sessions:
                     raise early
 
     def peer_ended(self, peer: LocalPeer) -> None:
-        """A consumer on this host is gone: this, and nothing else, gives its slots back."""
-        session = self._by_peer.pop(peer, None)
+        """A consumer on this host is gone. Only this gives back the slots under its tensors."""
+        session = self.table.by_peer.pop(peer, None)
         if session is not None:
             self._gone(session, self._handed(session))
 
     def connection_ended(self, routing_id: bytes) -> None:
         """A connection over ZeroMQ has ended, and its session with it.
 
-        A session that has not been opened may still be, over a unix connection, and the consumer of a group may come
-        back and say what it was handed: these are kept for `SILENT` seconds.
+        Two kinds of sessions are kept for `SILENT` seconds: one that is not open yet, because it may be opened over a
+        unix connection, and that of a group, because its consumer may come back and say what it was handed.
         """
-        self._early.pop(routing_id, None)
-        self._asked.pop(routing_id, None)
-        session = self._by_routing_id.get(routing_id)
+        self.opening.early.pop(routing_id, None)
+        self._status.forget(routing_id)
+        session = self.table.by_routing_id.get(routing_id)
         if session is None:
             return
         if session.consumer is None or session.shares:
@@ -223,23 +218,19 @@ class Sessions:
 
     def feeds_ready(self) -> None:
         """All feeds are ready: answer the Hellos that came early."""
-        early, self._early = self._early, {}
-        for routing_id, hello in early.items():
-            self._handle(None, routing_id, partial(self._hello, routing_id, hello))
+        for routing_id, hello in self.opening.take_early().items():
+            self._handle(None, routing_id, partial(self.opening.hello, routing_id, hello))
 
     def look_at_the_clock(self) -> None:
-        """Let go of consumers over ZeroMQ that have not been heard for `PATIENCE` seconds, and of sessions that are not
-        opened in time."""
+        """End the sessions over ZeroMQ that were silent for `PATIENCE` seconds, and those that were not opened in time.
+        Called once a second."""
         now = time.monotonic()
-        for session in self.greeted.late(now):
-            self._end(session, greeted.too_late())
-        for session in list(self.sessions.values()):
+        self.opening.end_late(now)
+        for session in self.table:
             if session.peer is None:
                 self._handle(session, session.routing_id, partial(self._look_for, session, now))
-        asked, self._asked = self._asked, {}
-        for routing_id, again in asked.items():
-            if again:
-                self._handle(None, routing_id, partial(self._answer_status, routing_id))
+        for routing_id in self._status.asked_again():
+            self._handle(None, routing_id, partial(self._status.answer, routing_id))
         self.malformed.look_at_the_clock()
         self._log.look_at_the_clock(now)
 
@@ -247,197 +238,63 @@ class Sessions:
         if now - session.heard > PATIENCE:
             if session.consumer is not None:
                 self._log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
-                silence = f"which was silent for more than {PATIENCE:.0f} s"
-                error = ConnectionLost(f"the daemon let go of this session, {silence}: connect again")
-                self._answer(session.routing_id, m.Failed(m.ErrorReport.of(error)))
+                said = f"the daemon ended this session after {PATIENCE:.0f} s of silence: connect again"
+                error = ConnectionLost(said)
+                self._out.answer(session.routing_id, failed(error))
             self._gone(session, self._handed(session))
-        elif now - session.heard > SILENT and not self._answer(session.routing_id, m.Pong()):
+        elif now - session.heard > SILENT and not self._out.answer(session.routing_id, m.Pong()):
             self._gone(session, self._handed(session))  # its connection has ended
 
     # --- what goes ---
 
     def deliver(self, slab: SendSlab, memfd: Memfd) -> None:
         """Send one slab."""
-        session = self._by_consumer.get(slab.consumer)
-        if session is None:
-            return
-        local = session.peer is not None
-        message = m.Slab(
-            seq=slab.seq,
-            epoch=slab.epoch,
-            lane=slab.lane,
-            index=slab.index,
-            batches=slab.batches,
-            rows=slab.rows,
-            nbytes=slab.nbytes,
-            memfd=memfd.number if local else 0,
-            first=slab.first,
-            shapes=slab.shapes,
-            record=slab.record,
-            repeat=slab.repeat,
-        )
-        if session.peer is not None and not session.muted:
-            session.peer.show(memfd)
-        if self._send(session, message) and not local:
-            session.sending.append((slab.seq, memfd))
-            layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
-            for start, stop in layout.regions(slab.first, slab.batches):
-                self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
+        session = self.table.by_consumer.get(slab.consumer)
+        if session is not None:
+            self._out.slab(session, slab, memfd)
 
     def send(self, consumer: int, message: m.Message) -> None:
         """Send a message to a consumer."""
-        session = self._by_consumer.get(consumer)
+        session = self.table.by_consumer.get(consumer)
         if session is not None:
-            self._send(session, message)
+            self._out.send(session, message)
 
     def refuse(self, consumer: int, error: PenstockError) -> None:
-        """End the session of a consumer that said what cannot be."""
-        session = self._by_consumer.get(consumer)
+        """End the session of a consumer that sent something impossible."""
+        session = self.table.by_consumer.get(consumer)
         if session is None:
             return
         if session.opened:
             self._end(session, error)
             return
-        self._answer(session.peer or session.routing_id, m.Failed(m.ErrorReport.of(error)))
-        del self._by_consumer[consumer]
-        if session.peer is not None:
-            del self._by_peer[session.peer]
-        session.consumer = None
+        self._out.answer(session.peer or session.routing_id, failed(error))
+        self.table.unbind(session)
         self._gone(session, 0)
 
     def stream_of(self, consumer: int) -> int | None:
-        """The number of the stream that the consumer reads, if its session still exists."""
-        reads = self._coordinator.consumers.get(consumer)
-        return None if reads is None else reads.stream
+        """Return the number of the stream that the consumer reads, if its session still exists."""
+        return self._out.stream_of(consumer)
 
     def mute(self, consumers: Iterable[int]) -> None:
-        """Send these consumers nothing but why their stream failed, whatever the coordinator has decided by now."""
+        """Send these consumers nothing more, except why their stream failed. Commands that are under way are
+        ignored."""
         for consumer in consumers:
-            if (session := self._by_consumer.get(consumer)) is not None:
+            if (session := self.table.by_consumer.get(consumer)) is not None:
                 session.muted = True
 
     def memfd_gone(self, memfd: Memfd) -> None:
         """Tell consumers on this host that the memfd was given back."""
-        for peer in list(self._by_peer):
+        for peer in list(self.table.by_peer):
             peer.gone(memfd)
 
     def stop(self, error: PenstockError) -> None:
         """Tell every consumer why nothing more comes."""
-        for session in list(self.sessions.values()):
-            self._send(session, m.Failed(m.ErrorReport.of(error)))
-        for routing_id in self._early:
-            self._answer(routing_id, m.Failed(m.ErrorReport.of(error)))
+        for session in self.table:
+            self._out.send(session, failed(error))
+        for routing_id in self.opening.early:
+            self._out.answer(routing_id, failed(error))
 
     # --- how ---
-
-    def _asks_for_status(self, routing_id: bytes, request: m.StatusRequest) -> None:
-        """Answer at once, or when the clock is looked at, one answer to all that this connection asks until then."""
-        if request.version != m.VERSION:
-            raise _another_version(request.version)
-        again = self._asked[routing_id] = routing_id in self._asked
-        if not again:
-            self._answer_status(routing_id)
-
-    def _answer_status(self, routing_id: bytes) -> None:
-        self._answer(routing_id, m.Status(self._status()))
-
-    def _hello(self, routing_id: bytes, hello: m.Hello) -> None:
-        if hello.version != m.VERSION:
-            raise _another_version(hello.version)
-        if routing_id in self._by_routing_id:
-            return
-        if hello.feed not in self._coordinator.feeds:
-            if self._ready():
-                raise self._coordinator.unknown_feed(hello.feed)
-            if len(self._early) >= MOST_EARLY and routing_id not in self._early:
-                raise ConnectionLost("too many clients wait for the daemon's feeds to be ready: connect again")
-            self._early[routing_id] = hello
-            return
-        token = secrets.token_bytes(16)
-        client = "".join(letter for letter in hello.client if letter.isprintable())[:128]
-        session = Session(token, hello.feed, client, routing_id, time.monotonic())
-        welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
-        if self._answer(routing_id, welcome):
-            self.sessions[token] = self._by_routing_id[routing_id] = session
-            self._make_room(self.greeted.add(session, session.heard))
-
-    def _make_room(self, session: Session | None) -> None:
-        if session is not None:
-            self._end(session, greeted.too_many())
-
-    def _open(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> None:
-        session = self.sessions.get(message.session)
-        if session is None:
-            raise ConnectionLost("there is no such session, or it has ended: connect again")
-        if session.consumer is not None:
-            raise ProtocolError("this session has been opened already")
-        if peer is not None and not hmac.compare_digest(message.proof, peer.nonce):
-            raise ProtocolError("the proof is wrong: the ledger has not been mapped")
-        if peer is None and routing_id != session.routing_id:
-            raise ProtocolError("this session was greeted on another connection")
-        ask = self._ask(message, session, peer)
-        session.consumer = number = next(self._numbers)
-        session.peer = peer
-        self._by_consumer[number] = session
-        if peer is not None:
-            self._by_peer[peer] = session
-        self._tell(on.Open(number, session.feed, ask))
-        if session.consumer is None:  # it was refused
-            return
-        session.opened = True
-        self.greeted.remove(session)
-        if message.world_size:
-            group = f" of group {message.group!r}" if message.group else ""
-            session.client += f" (rank {message.rank} of {message.world_size}{group})"
-        session.identity = message.consumer
-        session.shares = bool(message.group) and not message.world_size
-        if peer is not None:
-            peer.opened()
-            self._by_routing_id.pop(session.routing_id, None)
-        self._log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
-
-    def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> Ask:
-        """What the message asks for. Once it is known to be whole the consumer's older sessions make room."""
-        info = self._coordinator.feeds[session.feed].info
-        if any(had.lane >= info.lanes or had.batches > info.turn for had in message.had):
-            raise ProtocolError("slabs were handed over that this feed cannot have", feed=session.feed)
-        ask = Ask(
-            credit=message.credit,
-            credit_bytes=message.credit_bytes,
-            quota=message.quota if peer is not None else 0,
-            position=unpack(session.position) if session.position else None,
-            again=message.again,
-            group=message.group,
-            rank=message.rank,
-            world_size=message.world_size,
-            pad=message.pad,
-            identity=message.consumer,
-            had=message.had,
-        )
-        self._take_the_place_of(message)
-        return ask
-
-    def _take_the_place_of(self, message: m.Open) -> None:
-        """Close the older sessions of a consumer that comes anew, though we may not have noticed the end of theirs."""
-        if not message.consumer:
-            return
-        for session in list(self.sessions.values()):
-            if session.identity == message.consumer and session.consumer is not None:
-                handed = message.handed if session.token == message.last else 0
-                if session.peer is None:
-                    self._gone(session, handed)
-                else:  # its slots come back at end of file
-                    self._tell(on.Cut(session.consumer, handed))
-
-    def _resume(self, message: m.PositionPart, session: Session | None) -> None:
-        if session is None or session.consumer is not None or session.token != message.session:
-            raise ProtocolError("PositionPart without a session that waits for Open: send Hello first")
-        info = self._coordinator.feeds[session.feed].info
-        try:
-            self._make_room(self.greeted.sent(session, message.data, info))
-        except ProtocolError:
-            self._gone(session, 0)
-            raise
 
     def _said(self, session: Session, message: m.ClientMessage) -> None:
         consumer = session.consumer
@@ -462,11 +319,11 @@ class Sessions:
                 raise ProtocolError(f"{type(message).__name__} in an open session")
 
     def _end(self, session: Session, error: PenstockError) -> None:
-        """The session has failed: its consumer hears why, and nothing more. Others that share its stream go on."""
+        """Fail the session: tell its consumer why, and nothing more. Others that share its stream go on."""
         error.feed = error.feed or session.feed
         if session.consumer is not None:
             self._log.warning("feed %s: the session of %s failed: %s", session.feed, session.client, error.message)
-        self._send(session, m.Failed(m.ErrorReport.of(error)))
+        self._out.send(session, failed(error))
         if session.peer is None or session.consumer is None:
             self._gone(session, self._handed(session))
         else:  # tensors may live over its slots
@@ -474,49 +331,16 @@ class Sessions:
             self._tell(on.Cut(session.consumer, self._handed(session)))
 
     def _gone(self, session: Session, handed: int) -> None:
-        """The session has ended; the first `handed` slabs that it was sent were handed over."""
-        self.sessions.pop(session.token, None)
-        self.greeted.remove(session)
-        if self._by_routing_id.get(session.routing_id) is session:
-            del self._by_routing_id[session.routing_id]
-        consumer, session.consumer = session.consumer, None
+        """The session has ended. Of the slabs that it was sent, the first `handed` were handed over."""
+        self.opening.greeted.remove(session)
+        consumer = self.table.remove(session)
         if consumer is not None:
             self._log.info("feed %s: %s is gone", session.feed, session.client)
-            self._by_consumer.pop(consumer, None)
-            for _, memfd in session.sending:
-                memfd.retired = True
-            if session.sending:  # bytes that still wait must not keep their slots for ever
-                self._router.drop(session.routing_id)
+            self._out.drop(session)
             self._tell(on.Lost(consumer, handed))
 
-    def _send(self, session: Session, message: m.Message) -> bool:
-        """Send a message to a session; whether that could be done."""
-        if session.failed or (session.muted and not isinstance(message, m.Failed)):
-            return False
-        try:
-            return self._put(session.peer or session.routing_id, message)
-        except ProtocolError as error:
-            stream = None if session.consumer is None else self.stream_of(session.consumer)
-            if stream is not None:
-                self._tell(on.StreamFailed(stream, error))
-            return False
-
-    def _answer(self, to: bytes | LocalPeer, message: m.Message) -> bool:
-        """Answer who may have no session; whether that could be done."""
-        try:
-            return self._put(to, message)
-        except ProtocolError as error:
-            self._put(to, m.Failed(m.ErrorReport.of(error)))  # which has room in a message
-            return False
-
-    def _put(self, to: bytes | LocalPeer, message: m.Message) -> bool:
-        if isinstance(to, bytes):
-            return self._router.send(to, message)
-        to.send(message)
-        return True
-
     def _handed(self, session: Session) -> int:
-        """How many slabs a session handed over that has ended without a word, as far as can be known."""
+        """Return how many slabs a session has handed over that ended without Close, as far as is known."""
         if session.consumer is None:
             return 0
         said = self._coordinator.consumers[session.consumer].handed
@@ -529,14 +353,11 @@ class Sessions:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return False
         version = raw.get("version")
-        if raw.get("type") not in ("hello", "statusrequest") or not isinstance(version, int) or version == m.VERSION:
+        if raw.get("type") not in ("hello", "statusrequest") or not isinstance(version, int):
             return False
-        self._answer(routing_id, m.Failed(m.ErrorReport.of(_another_version(version))))
-        return True
-
-
-def _another_version(version: int) -> ProtocolError:
-    return ProtocolError(
-        f"the client speaks protocol version {version}, the daemon version {m.VERSION}: "
-        "install the same release of penstock on both sides"
-    )
+        try:
+            check_version(version)
+        except ProtocolError as error:
+            self._out.answer(routing_id, failed(error))
+            return True
+        return False

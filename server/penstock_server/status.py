@@ -1,21 +1,102 @@
-"""What `penstock status` shows of feeds, workers and streams, as JSON types."""
+"""What `penstock status` shows: of the daemon, its feeds, workers and streams, as JSON types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
 
 from penstock_proto import PenstockError
+from penstock_proto.messages import VERSION
 
+from .bugs import Bugs
 from .coordinator import Coordinator
 from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
 from .coordinator.stream import Stream
+from .greeted import Greeted
+from .host.arena import Arena
 from .host.worker_handle import WorkerHandle
 from .session import Session
+from .sessions import Sessions
 
 _MOST_STREAMS = 200
 _MOST_SPEC = 1000
 _MOST_TEXT = 200
+
+
+_MOST_A_SECOND = 10
+"""Status texts made a second. Further requests get a copy that is at most `_OLD` seconds old."""
+_OLD = 0.2
+
+
+class Text:
+    """The status as text, which may be asked for often.
+
+    Args:
+        status: makes the status.
+    """
+
+    def __init__(self, status: Callable[[], dict[str, object]]) -> None:
+        self._status = status
+        self._text = ""
+        self._made_at = 0.0
+        self._asked = 0
+        """How often it was asked for in this second."""
+
+    def get(self) -> str:
+        """Return the status, or a copy from just before if it is asked for too often."""
+        now = time.monotonic()
+        self._asked += 1
+        if self._asked <= _MOST_A_SECOND or now - self._made_at > _OLD:
+            text = json.dumps(self._status(), ensure_ascii=False)
+            self._text, self._made_at = text.encode(errors="replace").decode(), now  # half a surrogate pair
+        return self._text
+
+    def another_second(self) -> None:
+        """Begin to count the requests of another second."""
+        self._asked = 0
+
+
+def of_process(endpoint: str, unix: str, seconds: float) -> dict[str, object]:
+    """Describe the daemon's process, which listens on `endpoint` and `unix` and has run for so many seconds."""
+    return {
+        "pid": os.getpid(),
+        "version": VERSION,
+        "endpoint": endpoint,
+        "unix": unix,
+        "seconds": round(seconds, 3),
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu_seconds": time.process_time(),
+    }
+
+
+def of_service(
+    coordinator: Coordinator, sessions: Sessions, bugs: Bugs, *, ready: bool, draining: bool
+) -> dict[str, object]:
+    """Describe how far the daemon is, and count what went wrong."""
+    return {
+        "ready": ready,
+        "malformed": sessions.malformed.count,
+        "greeted": len(sessions.opening.greeted),
+        "internal_errors": bugs.count,
+        "draining": draining,
+        "failing": [
+            {"feed": name, "times": failing.times, "error": failing.error.message}
+            for name, failing in coordinator.starting.failing.items()
+        ],
+    }
+
+
+def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[str, int]:
+    """Count bytes: what `--memory` allows, what streams have reserved, what memfds take, and positions in transit."""
+    return {
+        "allowed": coordinator.budget.memory,
+        "reserved": coordinator.budget.reserved,
+        "arena": arena.nbytes,
+        "positions": greeted.nbytes,
+    }
 
 
 def of_feed(feed: ServedFeed, url: str) -> dict[str, object]:
@@ -81,7 +162,7 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
         "sent": consumer.sent,
         "handed": consumer.handed,
         "slots": len(stream.slots),
-        "slot_bytes": stream.production.slot_nbytes,
+        "slot_bytes": stream.slots.slot_nbytes,
         "rank": consumer.rank if stream.share.consumers > 1 else None,
         "error": _short(stream.error),
     }

@@ -1,7 +1,7 @@
-"""What the daemon says to its workers.
+"""Sends messages to workers.
 
-What comes with a file descriptor, a slot's memfd or a list of splits, is shown to a worker's process once, before the
-first message that names it.
+A worker's process is sent the file descriptor of a memfd or a list of splits once, before the first message that names
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .host.supervisor import Supervisor
 
 
 class ToWorkers:
-    """Speaks to the workers of `supervisor`, which has these numbers at first."""
+    """Speaks to the workers of `supervisor`, which have these numbers at first."""
 
     def __init__(self, supervisor: Supervisor, numbers: Iterable[int]) -> None:
         self._supervisor = supervisor
@@ -29,16 +29,16 @@ class ToWorkers:
         """fd and size of each list of splits, by its number."""
         self._last_list = 0
 
-    def anew(self, number: int) -> None:
-        """Another process has this worker's place, or is the first in it: it has been shown nothing."""
+    def new_process(self, number: int) -> None:
+        """The worker has a new process, which has been shown nothing."""
         self._shown[number] = set()
 
     def gone(self, number: int) -> None:
-        """Nothing is said to this worker any more."""
+        """The worker has left: nothing more is sent to it."""
         self._shown.pop(number, None)
 
     def say(self, worker: int, message: m.Message) -> None:
-        """Say something that names nothing."""
+        """Send a message that names no memfd and no list."""
         self._supervisor.send(worker, codec.encode(message))
 
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
@@ -111,13 +111,13 @@ class ToWorkers:
         self.say(command.worker, compare)
 
     def keep_list(self, fd: int, nbytes: int) -> int:
-        """Take over the fd of a list of splits, of so many bytes; returns its number."""
+        """Take over the fd of a list of splits with this many bytes, and return its number."""
         self._last_list += 1
         self._lists[self._last_list] = fd, nbytes
         return self._last_list
 
     def forget_list(self, number: int) -> None:
-        """Nothing names this list of splits again."""
+        """Forget a list of splits that no message will name again."""
         fd, _ = self._lists.pop(number, (-1, 0))
         if fd >= 0:
             os.close(fd)

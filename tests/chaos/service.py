@@ -95,12 +95,12 @@ class Service:
         with contextlib.suppress(AssertionError):
             refused.wait_ready(len(self._feeds))
         refused.stop()
-        found = re.search(r"(\d+) bytes are needed at the least", refused.stderr())
+        found = re.search(r"Give --memory (\d+)([KM])", refused.stderr())
         del self._options["memory"]
         if found is None:
             self.unwell.append(f"a daemon with --memory 1 does not say what it needs: {refused.stderr()[-600:]}")
             raise AssertionError(self.unwell[-1])
-        return int(found[1])
+        return int(found[1]) << (10 if found[2] == "K" else 20)
 
     def _launch(self, workers: int) -> Daemon:
         words = [sys.executable, "-m", "penstock_server", "serve", *self._feeds]

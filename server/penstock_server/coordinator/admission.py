@@ -1,4 +1,4 @@
-"""Admission: whether a consumer can read a feed, and whose stream it then reads: its own, its group's, its ranks'."""
+"""Admission: decides whether a consumer can read a feed, and which stream it reads: its own, or one that it shares."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from . import commands as do
 from .ask import Ask
 from .budget import Budget
 from .consumer import Consumer
-from .delivery import Delivery, GroupDelivery, Outlet, RankDelivery, SingleDelivery
+from .delivery import Delivery, GroupDelivery, RankDelivery, SingleDelivery
 from .feeds import ServedFeed
 from .group_log import SavedGroup, check_had
 from .groups import Groups
+from .outlet import Outlet
 from .positions import check, check_counts
 from .rendezvous import Rendezvous
 from .stream import MOST_STREAMS, Stream
@@ -32,7 +33,7 @@ class Admission:
         workers: the worker processes.
         budget: grants memory and slots.
         groups: the groups that are read, or wait in the state file.
-        later: tries a run's work again in so many seconds.
+        later: tries the work of a run again, in this many seconds.
         out: where commands go.
     """
 
@@ -58,28 +59,27 @@ class Admission:
         self._rendezvous: dict[tuple[str, str, int], Rendezvous] = {}
 
     def unknown_feed(self, name: str) -> UnknownFeed:
-        """The error for a feed that is not served; it names those that are."""
+        """Return the error for a feed that is not served. It names those that are."""
         served = ", ".join(sorted(self._feeds)) or "none is ready yet"
         return UnknownFeed(f"no feed {name!r} is served here; there are: {served}")
 
     def open(self, number: int, feed_name: str, ask: Ask) -> Consumer:
-        """A new consumer with this number.
+        """Make a new consumer with this number.
 
         Raises:
             UnknownFeed: names the feeds that exist.
-            StateMismatch: the position is not one of this feed, or not that of the other ranks; says in what they
-                differ.
+            StateMismatch: the position is from another feed, or differs from that of the other ranks; says how.
             MemoryBound: other streams hold the memory; says how much is needed.
-            StreamClosed: the consumer comes back to a group's stream that no longer exists.
+            StreamClosed: the consumer comes back to a stream of a group, and that stream no longer exists.
             RankTaken: another process reads as this rank.
             WorkerDied: no worker process can start any longer.
-            ProtocolError: what it asks for cannot be.
+            ProtocolError: what it asks for is impossible.
         """
         feed = self._feeds.get(feed_name)
         if feed is None:
             raise self.unknown_feed(feed_name)
         if not self._workers.numbers:
-            raise WorkerDied("no worker process can start any more: the daemon's log says why", feed=feed_name)
+            raise WorkerDied("no worker process is left, and none can start: see the daemon's log", feed=feed_name)
         if ask.position is not None:
             _check(ask.position, feed)
         if ask.world_size:
@@ -93,7 +93,7 @@ class Admission:
         return consumer
 
     def shared(self, feed: str, ask: Ask) -> Stream | None:
-        """The stream that others read and `ask` would join."""
+        """Return the stream of others that `ask` would join, if there is one."""
         if ask.world_size:
             rendezvous = self._rendezvous.get((feed, ask.group, ask.world_size))
             return None if rendezvous is None else rendezvous.stream
@@ -101,11 +101,11 @@ class Admission:
 
     @property
     def waiting(self) -> list[Rendezvous]:
-        """Those of which ranks are missing."""
+        """The meetings of ranks that are not complete."""
         return [rendezvous for rendezvous in self._rendezvous.values() if not rendezvous.stream.consumers]
 
     def leave(self, consumer: Consumer) -> None:
-        """The consumer does not wait for other ranks any longer, if it did."""
+        """The consumer no longer waits for other ranks, if it did."""
         for rendezvous in self._rendezvous.values():
             if rendezvous.stream.number == consumer.stream:
                 rendezvous.leave(consumer)

@@ -1,4 +1,4 @@
-"""What a consumer asks for when it opens its stream."""
+"""What a consumer asks for when it opens a stream."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Ask:
 
     Attributes:
         credit, credit_bytes: how many slabs and bytes may be under way to it; one slab is always allowed.
-        quota: how many slabs it may hold under tensors; 0 says that slots are free when their slabs are handed (the
-            consumer has bytes of its own).
+        quota: how many slabs it may hold under tensors. 0: a slot is free as soon as its slab is handed, since the
+            consumer has its own copy of the bytes.
         position: where it begins; None for epoch 0.
         again: whether it read this stream before and was cut off there.
-        group, rank, world_size: which rank of which group it is; world_size 0: none. A group alone shares a stream;
-            neither: the stream is its own.
+        group, rank, world_size: the rank it is, of how many, in which group. With a world_size of 0 it is not a rank:
+            it shares the stream of the group, or, without a group, has its own.
         pad: as a rank: whether the last round of an epoch is filled up.
-        identity: the same whenever the client comes again.
+        identity: stays the same when the client comes back.
         had: in a group: the last slabs that it was handed.
     """
 

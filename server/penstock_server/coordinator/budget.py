@@ -1,4 +1,4 @@
-"""The memory and the slots that all streams share: what each is granted, and the errors that say what is missing."""
+"""The memory and the slots that all streams share: grants each stream its part, or says what is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Budget:
 
     Args:
         memory: bytes that slots and shuffle blocks may take in all.
-        slots: how many slots there may be in all.
+        slots: the most slots that there may be in all.
         streams: the streams by number.
 
     Attributes:
@@ -41,10 +41,10 @@ class Budget:
     def grant(
         self, feed: ServedFeed, *, credit: int, quota: int, consumers: int, workers: int, feeds: Iterable[ServedFeed]
     ) -> Share:
-        """The share of a new stream with so many consumers. Leaves room for `feeds` that nobody reads yet.
+        """Return the share of a new stream with this many consumers. Leave room for those of `feeds` that nobody reads.
 
         Raises:
-            MemoryBound: says what it needs, and what others hold.
+            MemoryBound: says how much it needs, and how much others hold.
         """
         reading = {stream.feed for stream in self._streams.values()}
         granted = share(
@@ -60,22 +60,23 @@ class Budget:
         )
         if granted is not None:
             return granted
-        least, others = least_slots(quota, consumers), len(self._streams)
+        least = least_slots(quota, consumers)
+        others = "1 other stream holds" if len(self._streams) == 1 else f"{len(self._streams)} other streams hold"
         if least > self.slots - self.slots_reserved:
             raise MemoryBound(
-                f"a stream needs {least} slots, but {others} others hold {self.slots_reserved} of the {self.slots} for "
-                "which the daemon may have files open: close one, or give it a higher limit of open files (ulimit -n)",
+                f"a stream needs {least} slots, but {others} {self.slots_reserved} of the {self.slots} for which the "
+                "daemon may have files open: close one, or raise the daemon's limit of open files (ulimit -n)",
                 feed=feed.name,
             )
         raise MemoryBound(
-            f"a stream needs {size(feed.blocks_nbytes + least * feed.slot_nbytes)}, but {others} others hold "
-            f"{size(self.reserved)} of the {size(self.memory)} that --memory allows: close one, or give the daemon "
-            "more",
+            f"a stream needs {size(feed.blocks_nbytes + least * feed.slot_nbytes)}, but {others} "
+            f"{size(self.reserved)} of the {size(self.memory)} that --memory allows: close one, or start the daemon "
+            "with a larger --memory",
             feed=feed.name,
         )
 
     def with_one_more(self, stream: Stream, group: str) -> Share:
-        """The share of a group's stream that has one more consumer.
+        """Return the share of a group's stream with one more consumer.
 
         Raises:
             MemoryBound: there is too little left.
@@ -84,27 +85,30 @@ class Budget:
             stream.share,
             len(stream.consumers) + 1,
             free=self.memory - self.reserved,
-            slot=stream.production.slot_nbytes,
+            slot=stream.slots.slot_nbytes,
             most=self.slots - self.slots_reserved,
         )
         if larger is None:
             raise MemoryBound(
                 f"there is no memory (or there are no file descriptors) for one more consumer of group {group!r}: "
-                "give the daemon more, or close one",
+                "start the daemon with more, or close a consumer",
                 feed=stream.feed.name,
             )
         return larger
 
     def with_those_left(self, stream: Stream, consumers: int) -> Share:
-        """The share of a group's stream that only so many consumers are left to read."""
-        free, slot = self.memory - self.reserved, stream.production.slot_nbytes
+        """Return the share of a group's stream that now has only this many consumers."""
+        free, slot = self.memory - self.reserved, stream.slots.slot_nbytes
         smaller = with_consumers(stream.share, consumers, free=free, slot=slot)
         assert smaller is not None, "it needs less"
         return smaller
 
     def grow(self, stream: Stream, nbytes: int) -> MemoryBound | None:
-        """Let the stream's slots hold `nbytes`, and some to spare if there is room. Returns what is missing, if there
-        is no room."""
+        """Make the stream's slots large enough for `nbytes`, with some to spare if there is room.
+
+        Returns:
+            The error that says what is missing if there is no room, else None.
+        """
         for slot in (whole_pages(nbytes + nbytes // 8), whole_pages(nbytes)):
             larger = regrown(
                 stream.share,
@@ -120,13 +124,13 @@ class Budget:
         needed = least * whole_pages(nbytes) + stream.slots.nbytes + stream.feed.blocks_nbytes
         missing = needed - stream.share.nbytes - (self.memory - self.reserved)
         return MemoryBound(
-            f"a batch of {size(nbytes)} came, with which the stream needs {size(needed)}, {size(missing)} more than is "
-            f"left to it. Give --memory {2 * (self.memory + missing)} or make the batches smaller",
+            f"a batch of {size(nbytes)} came. With such batches the stream needs {size(needed)}, {size(missing)} more "
+            f"than it can have. Give --memory {enough(2 * (self.memory + missing))}, or make the batches smaller",
             feed=stream.feed.name,
         )
 
     def check_start(self, feeds: Iterable[ServedFeed]) -> MemoryBound | None:
-        """The error if not every one of the feeds could be read at the same time, or None."""
+        """Return the error if the feeds cannot all be read at the same time, else None."""
         needed = sum(feed.least_nbytes for feed in feeds)
         if needed <= self.memory:
             return None
@@ -135,16 +139,22 @@ class Budget:
             blocks = f" and {size(feed.blocks_nbytes)} of shuffle blocks" if feed.blocks_nbytes else ""
             needs.append(f"feed {feed.name}: {least_slots(1)} slots of {size(feed.slot_nbytes)}{blocks}")
         return MemoryBound(
-            f"--memory {self.memory} is too small: {needed} bytes are needed at the least ({'; '.join(needs)}); "
-            f"give --memory {needed} or more, or make the batches, `turn` or `shuffle` smaller"
+            f"--memory {size(self.memory)} is too small: at least {size(needed)} is needed ({'; '.join(needs)}). Give "
+            f"--memory {enough(needed)} or more, or make the batches, `turn` or `shuffle` smaller"
         )
 
 
 def size(nbytes: int) -> str:
-    """`nbytes` for people: 12 bytes, 3.4 MiB."""
+    """Return `nbytes` for people: 12 bytes, 3.4 MiB."""
     amount, unit = float(nbytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+
+
+def enough(nbytes: int) -> str:
+    """Return a value of `--memory` that is at least `nbytes`: whole MiB, or KiB below 1 MiB."""
+    shift, unit = (10, "K") if nbytes < 1 << 20 else (20, "M")
+    return f"{-(-nbytes // (1 << shift))}{unit}"

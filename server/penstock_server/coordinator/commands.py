@@ -1,4 +1,4 @@
-"""What the coordinator wants done. The daemon carries these out in order; nothing here does anything by itself."""
+"""Commands: what the coordinator wants done. The daemon carries them out in order."""
 
 from __future__ import annotations
 
@@ -77,8 +77,7 @@ class Fill(Struct, frozen=True):
 
 
 class MeasureRows(Struct, frozen=True):
-    """Have `worker` tell the sizes of `count` leftover rows of the run, from its row `start`, for the ticket's merged
-    batch."""
+    """Have `worker` measure leftover rows of the run for the ticket's merged batch: `count` rows, from row `start`."""
 
     worker: int
     run: int
@@ -88,8 +87,9 @@ class MeasureRows(Struct, frozen=True):
 
 
 class WriteRows(Struct, frozen=True):
-    """Have `worker` write `count` leftover rows of the run, from its row `start`, to row `row` of merged batch `index`
-    of `rows` rows, in the ticket's slot. `shapes`, `before` and `sizes` as in messages.WriteRows."""
+    """Have `worker` write leftover rows of the run to a merged batch in the ticket's slot: `count` rows, from row
+    `start` of the run's leftover rows to row `row` of the batch. The batch is number `index`, and has `rows` rows.
+    `shapes`, `before` and `sizes` as in messages.WriteRows."""
 
     worker: int
     run: int
@@ -105,7 +105,7 @@ class WriteRows(Struct, frozen=True):
 
 
 class DropRun(Struct, frozen=True):
-    """The run is not needed any more. What it was to fill and did not, it answers with no batches."""
+    """Drop the run. For each turn that it was to fill and has not filled, it answers Made (last) without batches."""
 
     worker: int
     run: int
@@ -122,7 +122,7 @@ class Copy(Struct, frozen=True):
 
 
 class Free(Struct, frozen=True):
-    """Nobody reads or writes the ticket's slot any more."""
+    """Free the ticket's slot: nobody reads or writes it any longer."""
 
     ticket: int
 
@@ -158,20 +158,20 @@ class Tell(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """What the consumer said last cannot be, and has changed nothing for it: end its session with this error."""
+    """The consumer's last message was impossible, and changed nothing: end its session with this error."""
 
     consumer: int
     error: PenstockError
 
 
 class SaveGroup(Struct, frozen=True):
-    """Write to the state file where the group stands, before any command behind this one is carried out.
+    """Write to the state file where the group stands, before the next command is carried out.
 
-    `epoch` to `merged` are those of its position. With `fresh` the epoch has just begun, and what the file has of lanes
-    and of `ahead` is of the one before. The rest is what has changed: `places` (lane, index, record) and `ended` (lane,
-    number, index, leftover, record) of lanes; `ahead` (lane, index, batches), handed over beyond the position;
-    `behind` (lane, index), lanes of which nothing before that index is ahead any more; a consumer that has `arrived`
-    or `parted`.
+    `epoch` to `merged` are fields of its position. `fresh` says that the epoch has just begun, so the lanes and the
+    `ahead` in the file belong to the epoch before. The rest are changes: `places` (lane, index, record) and `ended`
+    (lane, number, index, leftover, record) of lanes; `ahead` (lane, index, batches), which were handed over beyond the
+    position; `behind` (lane, index): batches of this lane before this index are no longer ahead; a consumer that has
+    `arrived` or `parted`.
     """
 
     feed: FeedInfo
@@ -191,7 +191,7 @@ class SaveGroup(Struct, frozen=True):
 
 
 class ForgetGroup(Struct, frozen=True):
-    """Delete what the state file has of the group."""
+    """Delete the group from the state file."""
 
     feed: str
     group: str
@@ -216,7 +216,7 @@ class KillWorker(Struct, frozen=True):
 
 
 class Retire(Struct, frozen=True):
-    """The worker was to leave, and has no work any more: end it."""
+    """The worker was to leave, and has no work left: end it."""
 
     worker: int
 
@@ -229,7 +229,7 @@ class FeedReady(Struct, frozen=True):
 
 
 class ReportSkipped(Struct, frozen=True):
-    """The rest of a split of this feed is left out after `samples` samples, which is to be logged."""
+    """Log that the rest of a split of this feed is left out, after `samples` samples."""
 
     feed: str
     split: str
@@ -245,7 +245,7 @@ class FailStart(Struct, frozen=True):
 
 
 class ReportBug(Struct, frozen=True):
-    """The coordinator, or who called it, raised what nobody expected: a bug, to be logged. The stream has failed."""
+    """Log an unexpected error in the coordinator or its caller: a bug. The stream has failed."""
 
     error: Exception
 

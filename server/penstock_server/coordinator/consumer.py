@@ -1,4 +1,4 @@
-"""What one consumer of a stream may be sent, was sent, was handed, and has released. No I/O."""
+"""One consumer of a stream: what it may be sent, was sent, was handed over, and has released. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .turn import Part, Source
 
 
 class Sent(Struct, frozen=True):
-    """A slab that was sent: its number, its bytes, and what is in it."""
+    """A slab that was sent: its number, its size in bytes, and its contents."""
 
     seq: int
     nbytes: int
@@ -30,7 +30,7 @@ class ConsumerState(States):
 
     IDLE = "it reads no epoch"
     READING = "it has begun an epoch, and wants its batches"
-    GONE = "it wants nothing more; tensors may still live over its slots"
+    GONE = "it wants nothing more, but tensors may still live over its slots"
 
 
 IDLE, READING, GONE = ConsumerState
@@ -57,21 +57,21 @@ class Consumer:
         stream: the number of the stream that it reads.
         feed: the name of the stream's feed.
         share: says how many slabs may be under way to it (`credit`) and under its tensors (`quota`).
-        credit_bytes: most bytes under way; one slab is always allowed.
+        credit_bytes: the most bytes that may be under way; one slab is always allowed.
         holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
-        rank: which batch of each round is its own.
-        identity: the same for a client that comes back, and so has several consumers one after another.
+        rank: its rank: the number of its batch in each round.
+        identity: stays the same when the client comes back, as another consumer.
 
     Attributes:
         state: what it wants.
-        epoch: the one that it reads, or would read next.
-        begun: the one that it began last, or None.
-        slabs, batches, rows: sent of that epoch.
-        first: the epoch and the round in it from which on it is sent batches.
-        told: the epoch and the number of batches of it that it knows of.
-        sent, handed: slabs.
-        ends, ended: Ends that were sent, and that the consumer says came.
-        out: the slots of slabs that have not come back, by sequence number.
+        epoch: the epoch that it reads, or would read next.
+        begun: the epoch that it began last, or None.
+        slabs, batches, rows: how many of that epoch it was sent.
+        first: the epoch, and the round in it, with which its batches begin.
+        told: an epoch, and how many batches of it the consumer knows of.
+        sent, handed: how many slabs were sent, and handed over.
+        ends, ended: how many Ends were sent, and how many the consumer has acknowledged.
+        out: the slots of slabs that it has not given back, by sequence number.
     """
 
     def __init__(
@@ -133,32 +133,32 @@ class Consumer:
 
     @property
     def under_way(self) -> int:
-        """Slabs that were sent and not handed."""
+        """How many slabs were sent and not handed over."""
         return len(self._unhanded)
 
     def awaits(self, epoch: int) -> bool:
-        """Whether slabs of the epoch are under way to it that it has not given back."""
+        """Whether slabs of the epoch are under way to it, not counting those that it has given back."""
         return any(sent.epoch == epoch and sent.seq >= self._given_back for sent in self._unhanded)
 
     def handing(self, handed: int) -> list[Sent]:
-        """What is handed over if the first `handed` slabs are: of those under way the ones not given back."""
+        """Return the slabs that are newly handed over if the first `handed` are, without those that it gave back."""
         return [sent for sent in self._unhanded if self._given_back <= sent.seq < handed]
 
     def give_back(self, handed: int) -> Iterator[Sent]:
-        """What was sent behind the first `handed` slabs will not be handed over: each of these, once."""
+        """Return the slabs after the first `handed`, which will not be handed over. Each is returned only once."""
         first, self._given_back = max(handed, self._given_back), self.sent
         return (sent for sent in self._unhanded if sent.seq >= first)
 
     @property
     def delivered(self) -> bool:
-        """Whether it has all that was promised: it reads no epoch, and nothing is under way."""
+        """Whether it has all that it was promised: it reads no epoch, and nothing is under way."""
         return self.gone or (not self.reading and (self.handed, self.ended) == (self.sent, self.ends))
 
     def begin(self, epoch: int) -> None:
-        """It wants this epoch.
+        """The consumer wants this epoch.
 
         Raises:
-            ProtocolError: it reads one, or has read this one.
+            ProtocolError: it reads an epoch already, or has read this one before.
         """
         if self.gone or self.reading or epoch < self.epoch:
             raise ProtocolError(f"epoch {epoch} cannot begin: epochs begin one after another", feed=self._feed)
@@ -167,7 +167,7 @@ class Consumer:
         self.slabs = self.batches = self.rows = 0
 
     def leave(self) -> None:
-        """It has read its epoch, or wants no more of it."""
+        """The consumer has read its epoch, or wants no more of it."""
         self.become(IDLE)
         self.epoch += 1
 
@@ -177,20 +177,24 @@ class Consumer:
             self.become(IDLE)
 
     def go(self) -> None:
-        """It wants nothing more."""
+        """The consumer wants nothing more."""
         if not self.gone:
             self.become(GONE)
 
     def has_credit_for(self, nbytes: int) -> bool:
-        """Whether a slab of so many bytes may be sent now."""
+        """Whether a slab of this many bytes may be sent now."""
         if len(self.out) - self._out_before >= self.share.credit + self.share.quota:
-            return False  # only of a consumer that aliases more than it may: its memory stays bounded too
+            return False  # it aliases more than it may: its memory stays bounded all the same
         return not self.under_way or (
             self.under_way < self.share.credit and self._unhanded_bytes + nbytes <= self._credit_bytes
         )
 
     def send(self, epoch: int, source: Source, part: Part, nbytes: int) -> int:
-        """A slab with this part of the source is sent, whose slot is held for it; returns its sequence number."""
+        """Note that a slab with this part of the source is sent. The caller holds its slot for the consumer.
+
+        Returns:
+            The sequence number of the slab.
+        """
         seq = self.sent
         self.sent += 1
         self.slabs += 1
@@ -202,7 +206,7 @@ class Consumer:
         return seq
 
     def check(self, handed: int) -> None:
-        """Refuse a count of handed slabs that is more than were sent.
+        """Refuse a count of handed slabs that is larger than the number sent.
 
         Raises:
             ProtocolError: names both.
@@ -211,15 +215,15 @@ class Consumer:
             raise ProtocolError(f"{handed} slabs handed of {self.sent} sent", feed=self._feed)
 
     def believed(self, handed: int) -> int:
-        """How many slabs count as handed over of a consumer that is gone and is said to have been handed so many: what
-        it said last, where that cannot be."""
+        """Return how many slabs count as handed over, for a consumer that is gone: `handed` if that is possible, else
+        what it acknowledged last."""
         return handed if handed <= self.sent else self.handed
 
     def check_acknowledged(self, handed: int, released: tuple[int, ...], ended: int) -> None:
-        """Refuse what cannot be acknowledged.
+        """Refuse an impossible acknowledgement.
 
         Raises:
-            ProtocolError: counts that cannot be.
+            ProtocolError: names the counts that are impossible.
         """
         if not self.handed <= handed <= self.sent:
             raise ProtocolError(f"{handed} slabs handed of {self.sent} sent, after {self.handed}", feed=self._feed)
@@ -234,8 +238,16 @@ class Consumer:
             before.add(seq)
 
     def acknowledge(self, handed: int, released: tuple[int, ...], ended: int) -> list[Lease]:
-        """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came: as
-        `check_acknowledged` has found possible. Returns the slots of the slabs that came back."""
+        """Take in an acknowledgement that `check_acknowledged` has accepted.
+
+        Args:
+            handed: how many slabs are handed over (or void), in all.
+            released: the slabs over which no tensor lives any longer.
+            ended: how many Ends came, in all.
+
+        Returns:
+            The slots that the consumer gives back.
+        """
         self.handed, self.ended = handed, ended
         back: list[Lease] = []
         while self._unhanded and self._unhanded[0].seq < handed:
@@ -247,11 +259,11 @@ class Consumer:
         return back
 
     def lost(self) -> list[Lease]:
-        """The consumer is gone, and every tensor with it. Returns the slots of the slabs that were out."""
+        """The consumer is gone with all its tensors. Return the slots that it gives back."""
         return [self._take_back(seq) for seq in list(self.out)]
 
     def resize(self, share: Share) -> None:
-        """From now on it has this share. Slots that it has stay with it until it releases them."""
+        """Give the consumer this share. It keeps the slots that it has until it releases them."""
         self.share = share
         self._resized_at, self._out_before = self.sent, len(self.out)
 

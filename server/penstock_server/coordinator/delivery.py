@@ -1,7 +1,7 @@
 """Delivery policies: decide which consumer receives each batch.
 
 One consumer receives everything. Ranks receive one batch each per round. A group gives each batch to whichever member
-has credit. A stream offers each part of a turn that stands next; the policy sends it, or says that it has to wait.
+has credit. The stream offers the next part in the order. The policy sends it, or says that it has to wait.
 """
 
 from __future__ import annotations
@@ -11,60 +11,15 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from penstock_proto import ConnectionLost, PenstockError, StateMismatch, StreamClosed
+from penstock_proto import ConnectionLost, StateMismatch, StreamClosed
 from penstock_proto.messages import End, LaneEnded
 from penstock_proto.position import Position
 
-from . import commands as do
 from .consumer import Consumer
 from .epoch import Epoch
-from .feeds import ServedFeed
 from .group_log import GroupLog
-from .slots import Slots
+from .outlet import Outlet
 from .turn import Part, Repeat, Source, Turn
-
-
-class Outlet(Protocol):
-    """What a delivery policy sees of its stream."""
-
-    feed: ServedFeed
-    slots: Slots
-    consumers: list[Consumer]
-    error: PenstockError | None
-
-    @property
-    def closing(self) -> bool:
-        """Whether no consumer wants anything any longer."""
-
-    def open_epoch(self, number: int) -> Epoch | None:
-        """The epoch with this number, if it is open."""
-
-    def reading(self, epoch: Epoch) -> list[Consumer]:
-        """The consumers that read the epoch."""
-
-    def listening(self, epoch: Epoch) -> list[Consumer]:
-        """Those of them that have not heard before of what comes next in it."""
-
-    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
-        """Send a slab with this part of the source, of `nbytes` bytes."""
-
-    def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
-        """Send a message to these consumers."""
-
-    def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
-        """Tell these consumers of batches that they are not sent."""
-
-    def count(self, epoch: Epoch, part: Part) -> None:
-        """The part was delivered."""
-
-    def repeat(self, turn: Turn, part: Part) -> Repeat:
-        """A copy of this batch, to be made in a slot of its own."""
-
-    def let_go(self, source: Source) -> None:
-        """Give up a hold on the source's slot."""
-
-    def fail(self, error: PenstockError) -> None:
-        """The stream fails now."""
 
 
 class Delivery(Protocol):
@@ -88,35 +43,35 @@ class Delivery(Protocol):
         """Whether the epoch can be delivered now."""
 
     def redeliver(self, epoch: Epoch) -> bool:
-        """Deliver batches again that a lost consumer returned. False while some of them still wait for credit."""
+        """Redeliver the batches that a lost consumer returned. Return False while some of them wait for credit."""
 
     def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
-        """Deliver the turn's next part; False if that has to wait."""
+        """Deliver the turn's next part. Return False if it has to wait."""
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
-        """A lane ends where the stream stands now."""
+        """A lane ends at this point of the stream."""
 
     def ends(self, epoch: Epoch) -> bool:
-        """The epoch has no further part. Whether it can end now."""
+        """The epoch has no further part. Return whether it can end now."""
 
     def end_of(self, epoch: Epoch, consumer: Consumer) -> End:
-        """What the consumer is told at the epoch's end."""
+        """Return the End for this consumer."""
 
     def handed(self, consumer: Consumer, handed: int) -> None:
-        """The consumer is about to say that the first `handed` slabs are done with."""
+        """The consumer is about to acknowledge that the first `handed` slabs were handed over."""
 
     def returned(self, consumer: Consumer, handed: int) -> None:
-        """Of what was sent to the consumer, the first `handed` slabs were handed over. The others will not be."""
+        """Of the slabs that the consumer was sent, only the first `handed` are handed over."""
 
     def lost(self, consumer: Consumer) -> None:
-        """The consumer has gone without a word."""
+        """The consumer has gone without Close."""
 
     def forget(self, epoch: Epoch) -> None:
         """The epoch is closed."""
 
 
 class SingleDelivery:
-    """Everything to one consumer."""
+    """Sends everything to one consumer."""
 
     singly = False
     shared = False
@@ -166,7 +121,7 @@ class SingleDelivery:
         """See Delivery."""
 
     def returned(self, consumer: Consumer, handed: int) -> None:
-        """See Delivery. It is void."""
+        """See Delivery. The other slabs are void."""
 
     def lost(self, consumer: Consumer) -> None:
         """See Delivery."""
@@ -176,12 +131,12 @@ class SingleDelivery:
 
 
 class RankDelivery(SingleDelivery):
-    """To ranks: batch j to rank j mod n, once all batches of a round are there, so that every rank gets as many.
+    """Sends batch j to rank j mod n. Waits until a round is whole, so that all ranks get equally many batches.
 
-    Each rank hears of the others' batches before it gets its own, so that its position behind that is the one behind
-    the round. What does not make a round is left out; or, with `pad`, the round of k batches is filled up, and rank r
-    gets a repeat of the batch of rank r mod k. A repeat has a slot of its own, and is copied before anything of the
-    round is sent, as nobody may read what was handed over.
+    Each rank is told of the others' batches before it is sent its own. So its position after that batch is the position
+    after the round. A last round of only k batches is left out. With `pad` it is filled up: rank r gets a copy of the
+    batch of rank r mod k. A copy has its own slot. It is made before anything of the round is sent, because nobody may
+    read a batch that was handed over.
     """
 
     singly = True
@@ -190,10 +145,10 @@ class RankDelivery(SingleDelivery):
         super().__init__(outlet)
         self._pad = pad
         self._round: list[tuple[Source, Part] | LaneEnded] = []
-        """The batches of the next round, with the lanes that ended among them."""
+        """The batches of the next round, and the lanes that ended between them."""
 
     def wanted(self, epoch: Epoch) -> bool:
-        """See Delivery: every rank that has not done with the epoch must have begun it."""
+        """See Delivery: every rank that has not finished the epoch must have begun it."""
         return bool(self._outlet.reading(epoch)) and all(
             consumer.gone or consumer.reading or consumer.epoch > epoch.number for consumer in self._outlet.consumers
         )
@@ -234,7 +189,7 @@ class RankDelivery(SingleDelivery):
     def forget(self, epoch: Epoch) -> None:
         """See Delivery."""
         for source, _ in self._batches:
-            self._outlet.let_go(source)
+            self._outlet.release(source)
         self._round.clear()
 
     @property
@@ -251,7 +206,7 @@ class RankDelivery(SingleDelivery):
         return len(self._batches) == self._ranks
 
     def _fill_up(self) -> None:
-        """Have what is missing in the round copied from what is there, if anything is."""
+        """Fill the round up with copies of its batches, if it has any."""
         batches = self._batches
         for rank in range(len(batches), self._ranks if batches else 0):
             source, part = batches[rank % len(batches)]
@@ -260,8 +215,11 @@ class RankDelivery(SingleDelivery):
             self._round.append((repeat, repeat.part))
 
     def _deliver_round(self, epoch: Epoch) -> bool:
-        """Send the round, if all have credit and what is repeated has been copied. The stream fails where a rank has
-        closed and not read the epoch: the others would wait for it in their collectives, and not know why."""
+        """Send the round, if all ranks have credit and the copies are made. Return whether it was sent.
+
+        The stream fails if a rank has closed before it read the epoch. Otherwise the other ranks would wait for it in
+        their collectives, and not know why.
+        """
         outlet = self._outlet
         for consumer in outlet.consumers:
             if consumer.gone and (consumer.begun is None or consumer.begun <= epoch.number):
@@ -291,7 +249,7 @@ class RankDelivery(SingleDelivery):
         return True
 
     def _tell_round(self, epoch: Epoch, receivers: list[Consumer]) -> None:
-        """Tell all who read the epoch of what is in the round, but not `receivers` of the batch of their rank."""
+        """Tell all readers of the epoch about the round, except that `receivers` are not told of their own batch."""
         outlet = self._outlet
         rank = 0
         for item in self._round:
@@ -309,11 +267,11 @@ class RankDelivery(SingleDelivery):
 
 
 def off_border(position: Position | None, world_size: int, feed: str) -> StateMismatch | None:
-    """The error for a position that stands within a round of `world_size` ranks, or None."""
+    """Return the error if a position is not between two rounds of `world_size` ranks, else None."""
     if position is None or (position.batches + position.skip) % world_size == 0:
         return None
     return StateMismatch(
-        f"the state stands behind batch {position.batches + position.skip} of epoch {position.epoch}, which is no "
+        f"the state stands after batch {position.batches + position.skip} of epoch {position.epoch}, which is not a "
         f"border between rounds of {world_size} ranks: it was made with another world_size, or at the end of an epoch "
         'with last_round="pad"',
         feed=feed,
@@ -321,11 +279,12 @@ def off_border(position: Position | None, world_size: int, feed: str) -> StateMi
 
 
 class GroupDelivery(SingleDelivery):
-    """To the members of a group: whichever has credit and least under way. What one does not hand over another gets.
+    """Sends each batch to the member of a group that has credit and least under way. A batch that this member does not
+    hand over goes to another.
 
-    A slab is one batch, also of what a worker reported together: a consumer that goes within a slab takes all of that
-    with it. Consumers hear nothing of each other's batches, and have no position. The epoch ends when all of it was
-    handed over.
+    A slab holds one batch, even if a worker reported several together: a consumer that goes in the middle of a slab
+    takes all of the slab with it. Consumers are not told of each other's batches, and have no position. The epoch ends
+    when all of it was handed over.
     """
 
     shared = True
@@ -334,7 +293,7 @@ class GroupDelivery(SingleDelivery):
         super().__init__(outlet)
         self.group_log = group_log
         self._returned: deque[tuple[Turn, Part]] = deque()
-        """Batches that a consumer did not hand over, for another."""
+        """Batches that a consumer did not hand over, and that another will get."""
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
@@ -353,7 +312,7 @@ class GroupDelivery(SingleDelivery):
                 return False
             self._outlet.send(epoch, consumer, turn, part, self._outlet.feed.nbytes_of(part))
             self._returned.popleft()
-            self._outlet.let_go(turn)
+            self._outlet.release(turn)
         return True
 
     def deliver(self, epoch: Epoch, turn: Turn, part: Part) -> bool:
@@ -408,7 +367,7 @@ class GroupDelivery(SingleDelivery):
     def forget(self, epoch: Epoch) -> None:
         """See Delivery."""
         for turn, _ in self._returned:
-            self._outlet.let_go(turn)
+            self._outlet.release(turn)
         self._returned.clear()
         if self.group_log is not None and self._outlet.error is None and not self._outlet.closing:
             self.group_log.begin(epoch.number + 1)
@@ -419,7 +378,7 @@ class GroupDelivery(SingleDelivery):
         return bool(self._returned)
 
     def _ready_for(self, epoch: Epoch, part: Part) -> Consumer | None:
-        """Who gets the part's first batch, if anybody has credit for it."""
+        """Return the consumer that gets the part's first batch; None if none has credit for it."""
         outlet = self._outlet
         nbytes = outlet.feed.nbytes_of(replace(part, batches=1))
         ready = [consumer for consumer in outlet.reading(epoch) if consumer.has_credit_for(nbytes)]

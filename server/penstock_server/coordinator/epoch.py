@@ -1,4 +1,4 @@
-"""One epoch of a stream: its order once its splits are known, how far its lanes are, and what was sent of it."""
+"""One epoch of a stream: its order, once its splits are known; how far its lanes are; how much of it was sent."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Epoch:
     """See the file's head.
 
     Attributes:
-        listing: who lists the splits now.
-        listings, listing_deaths: how often that was asked for, and how often it ended its worker.
-        listing_pause, listing_failures: the run that could not and after which it waits, where the feed says "retry",
+        listing: the worker and run that list the splits now.
+        listings, listing_deaths: how often a worker was asked to list them, and how often it died of that.
+        listing_pause, listing_failures: with on_error="retry": the run that failed, after which the next attempt waits;
             and how often that happened.
         error: why there are no splits.
-        failing: whether a turn in the order has an error: nothing behind it needs to be made.
+        failing: whether a turn in the order has an error, so that nothing after it needs to be made.
         lane_sets: in fast order, the sets of lanes that are visited independently of each other.
         moved: whether workers came or went, so that lanes may have to move.
         runs, loads: how many lanes each worker makes, and how many of these have not ended.
-        skip: how many batches are to be made and dropped first.
-        deaths: of an indexable feed: how often each turn, by its first batch, ended its worker.
-        batches, rows: sent or passed over, counted from the start of the epoch.
-        rounds: how many rounds were dealt, counted from the start of the epoch.
+        skip: how many batches have to be made and dropped first.
+        deaths: for an indexable feed: how often each turn, named by its first batch, ended its worker.
+        batches, rows: how many were sent or passed over since the start of the epoch.
+        rounds: how many rounds were delivered since the start of the epoch.
     """
 
     number: int
@@ -57,10 +57,10 @@ class Epoch:
     rounds: int = 0
 
     def plan(self, feed: ServedFeed, splits: SplitsInfo, lane_sets: int, consumers: int) -> None:
-        """The splits are known: the order can be made.
+        """Make the order, now that the splits are known.
 
         Raises:
-            StateMismatch: the epoch shall go on from a position that cannot be one in it.
+            StateMismatch: the epoch is to go on from a position that is impossible in it.
         """
         plan, position = feed.plan, self.position
         self.splits = splits
@@ -86,40 +86,40 @@ class Epoch:
 
     @property
     def granting(self) -> bool:
-        """Whether visits are still to be made, as far as can be known."""
+        """Whether more visits can be made, as far as is known."""
         return self.order is None or self.order.more
 
     def lane(self, key: int) -> Lane:
-        """The lane with this number (for an indexable feed: of this worker)."""
+        """Return the lane with this number (for an indexable feed: of this worker)."""
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane()
         return lane
 
     def start(self, lane: Lane, run: Filler) -> None:
-        """The lane is made by this run from now on."""
+        """Let this run make the lane from now on."""
         lane.start(run)
         self.runs[run[0]] += 1
         self.loads[run[0]] += not lane.ended
 
     def stop(self, lane: Lane) -> Filler:
-        """The lane's run makes it no longer; returns that run."""
+        """Take the lane from its run, and return that run."""
         run = lane.stop()
         self.runs[run[0]] -= 1
         self.loads[run[0]] -= not lane.ended
         return run
 
     def end(self, lane: Lane) -> None:
-        """The lane has no further full batch."""
+        """Note that the lane has no further full batch."""
         if not lane.ended and lane.run is not None:
             self.loads[lane.run[0]] -= 1
         lane.ended = True
 
     def fault_at_end(self, feed: ServedFeed) -> PenstockError | None:
-        """What is wrong with the epoch now that all of it was delivered, or None."""
+        """Return what is wrong with the epoch, now that all of it was delivered; None if nothing is."""
         plan, name = feed.plan, feed.name
         assert self.order is not None
-        if self.skip:  # of what was consumed some was not made again
+        if self.skip:  # not everything that was consumed could be made again
             return StateMismatch(
                 f"{self.batches + self.skip} batches of epoch {self.number} were consumed before, and only "
                 f"{self.batches} were there when it was read again: the splits have fewer samples now. Bring them "

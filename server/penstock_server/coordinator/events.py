@@ -1,4 +1,4 @@
-"""What the coordinator is told. `Coordinator.handle` takes these, and nothing else changes its state.
+"""Events: what the coordinator is told. Only `Coordinator.handle` takes them, and nothing else changes its state.
 
 What a worker says about a run or a ticket comes as the message itself (`messages.Made`, `NeedRoom`, `RowsMeasured`,
 `RowsWritten`).
@@ -86,7 +86,7 @@ class Imported(Struct, frozen=True):
 
 
 class SplitsListed(Struct, frozen=True):
-    """A list of splits is there; and with the first of a feed its spec, and the bytes of a sample."""
+    """A list of splits was made. The first one of a feed comes with the feed's spec, and the size of a sample."""
 
     run: int
     splits: SplitsInfo
@@ -113,8 +113,8 @@ class SplitSkipped(Struct, frozen=True):
 class WorkerDied(Struct, frozen=True):
     """A worker process has ended, and another takes its place.
 
-    `blamed`: the run that it worked on, the split within it (-1: it was not in user code) and its name; None if it
-    worked on nothing.
+    `blamed`: the run that it worked on, the number of the split within it (-1: it was outside user code) and the name
+    of the split; None if it worked on nothing.
     """
 
     worker: int
@@ -123,20 +123,21 @@ class WorkerDied(Struct, frozen=True):
 
 
 class WorkerAdded(Struct, frozen=True):
-    """There is one worker more, which gets work once it has imported the feeds."""
+    """Another worker was added. It gets work once it has imported the feeds."""
 
     worker: int
 
 
 class RetireWorker(Struct, frozen=True):
-    """The worker is to leave: it hands over its lanes when they come to borders, or `now`. `Retire` ends it."""
+    """The worker is to leave. It hands over its lanes when they come to borders, or at once if `now`. `Retire` ends
+    it."""
 
     worker: int
     now: bool = False
 
 
 class WorkerGone(Struct, frozen=True):
-    """The worker is no more, and no process takes its place."""
+    """The worker has ended for good: no other process takes its place."""
 
     worker: int
     how: str
@@ -159,13 +160,13 @@ class NoSlot(Struct, frozen=True):
 
 
 class Copied(Struct, frozen=True):
-    """The copy that `Copy` asked for is in the ticket's slot."""
+    """The copy that `Copy` asked for is made."""
 
     ticket: int
 
 
 class SlotsAllowed(Struct, frozen=True):
-    """There may be this many slots from now on. Streams keep those that they have."""
+    """From now on there may be this many slots. Streams keep the slots that they have."""
 
     slots: int
 
@@ -174,14 +175,15 @@ class SlotsAllowed(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """Let the epochs that are being read go on to their ends, and begin nothing new. Each stream then fails with this
-    reason."""
+    """The daemon is to stop. Epochs that are being read go on to their ends, and none begins. Then each stream fails
+    with this reason."""
 
     reason: DaemonStopped
 
 
 class NotSaved(Struct, frozen=True):
-    """The state file could not be written, and has `saved` of the group: its stream fails, unless it has ended."""
+    """The state file could not be written, and still has `saved` for the group. The group's stream fails, unless it has
+    ended."""
 
     feed: str
     group: str
@@ -190,7 +192,7 @@ class NotSaved(Struct, frozen=True):
 
 
 class StreamFailed(Struct, frozen=True):
-    """Something failed that was about this stream. An error that is no PenstockError is a bug."""
+    """Something that concerns this stream failed. Any error but a PenstockError is a bug."""
 
     stream: int
     error: Exception

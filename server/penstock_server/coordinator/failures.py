@@ -1,4 +1,4 @@
-"""What follows from failures of user code and of workers: how long to pause, how careful to be, what to say."""
+"""Failures of user code and of workers: how long to pause, how careful to be, and what the error says."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from penstock_proto.messages import FeedPlan
 from ..feed import block_samples
 
 LAST_PAUSE = 30.0
-"""Seconds from a failure to the next try, at most."""
+"""Most seconds from a failure to the next attempt."""
 
 ALL = 2**62
 """More batches than a lane ever has."""
 
 
 def pause(times: int) -> float:
-    """Seconds from failure number `times` to the next try."""
+    """Return the seconds from failure number `times` to the next attempt."""
     return min(LAST_PAUSE, 0.1 * 2.0 ** min(times, 10))
 
 
 def batches_at_stake(plan: FeedPlan) -> int:
-    """Within how many batches of a lane the splits that are open come to their ends. (The worker of an endless lane is
-    not to be careful for ever.)"""
+    """Return how many batches a lane makes until the splits that are open now have ended. A lane is careful for so
+    long. (Otherwise an endless lane would be careful forever.)"""
     if plan.segment is None:
         return ALL
     rows = plan.interleave * plan.segment + block_samples(plan.shuffle, plan.lanes, plan.batch_size)
@@ -29,7 +29,10 @@ def batches_at_stake(plan: FeedPlan) -> int:
 
 
 def deadly(plan: FeedPlan, epoch: int, split: int, count: int, how: str, worker: int, name: str) -> WorkerDied:
-    """The error for a place in an epoch that ended its worker `count` times. `split`: -1 outside of user code."""
+    """Return the error for a place in an epoch at which the worker died `count` times.
+
+    `split` is -1 if it was outside of user code.
+    """
     if split < 0:
         said = (
             f"the worker process died {count} times in a row at one place of epoch {epoch}, outside of the feed's code"

@@ -1,4 +1,4 @@
-"""A feed as the coordinator knows it: its plan, and what the first samples told (spec, sizes)."""
+"""A feed as the coordinator knows it: its plan, and the spec and sizes that its first samples showed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .turn import Part
 
 
 def whole_pages(nbytes: int) -> int:
-    """`nbytes` rounded up to whole pages of 4096 bytes, which is what a slot really takes."""
+    """Return `nbytes` rounded up to whole pages of 4096 bytes: a slot takes whole pages."""
     return -(-nbytes // 4096) * 4096
 
 
@@ -31,8 +31,8 @@ class SplitsInfo(Struct, frozen=True):
 
 
 class Skipped(Struct, frozen=True):
-    """The rest of a split was left out after `samples` samples. `why` says what happened, with user code's `traceback`
-    if it raised."""
+    """The rest of a split was left out after `samples` samples. `why` says what happened. If user code raised,
+    `traceback` is where."""
 
     split: str
     samples: int
@@ -48,10 +48,10 @@ class ServedFeed:
         plan: its options.
         spec: of one sample, or of one ready batch where the plan has no batch size.
         sample_nbytes: bytes of one sample (or ready batch) as it was seen.
-        static_splits: the one list of splits of all epochs, or None where each epoch lists its own.
+        static_splits: the list of splits of all epochs, or None if each epoch lists its own.
 
     Attributes:
-        skipped, skipped_count: the latest splits that were left out, by whatever stream, and how many there were.
+        skipped, skipped_count: the latest splits that were left out in any stream, and how many were in all.
     """
 
     def __init__(self, plan: FeedPlan, spec: Spec, sample_nbytes: int, static_splits: SplitsInfo | None) -> None:
@@ -91,7 +91,7 @@ class ServedFeed:
 
     @cached_property
     def blocks_nbytes(self) -> int:
-        """Bytes that one stream's shuffle blocks take in the workers' heaps, all lanes together."""
+        """Bytes that the shuffle blocks of one stream take in the workers' heaps, for all lanes together."""
         plan = self.plan
         if not plan.shuffle or plan.length is not None:
             return 0
@@ -99,13 +99,13 @@ class ServedFeed:
         return lanes * block_samples(plan.shuffle, lanes, plan.batch_size) * self.sample_nbytes
 
     def skip(self, skipped: Skipped) -> None:
-        """The rest of a split is left out."""
+        """Note that the rest of a split is left out."""
         self.skipped.append(skipped)
         self.skipped_count += 1
 
     @property
     def least_nbytes(self) -> int:
-        """Bytes without which no stream of this feed can live."""
+        """The fewest bytes with which a stream of this feed can run."""
         return least_slots(1) * self.slot_nbytes + self.blocks_nbytes
 
     @property

@@ -1,6 +1,6 @@
-"""Which feeds' first samples are made a second time, and by whom: by another worker where there is one.
+"""Has the first sample of each feed made a second time, by another worker if there is one, to see whether it differs.
 
-It waits until all feeds are ready, so that no start waits for it, and it leaves feeds alone whose samples take long.
+This happens when all feeds are ready, so no start waits for it. Feeds whose samples take long are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_SECONDS = 0.25
 
 
 class FirstSampleChecks:
-    """Those that are still to be made. What is to be done goes to `out`."""
+    """The comparisons that are still to be made. Commands go to `out`."""
 
     def __init__(self, out: Callable[[do.Command], None]) -> None:
         self._out = out
@@ -26,7 +26,7 @@ class FirstSampleChecks:
         self._waiting: list[tuple[int, do.Compare, bool]] = []
 
     def seen(self, feed: str, run: int, splits: int, forget: bool, first: FirstSample | None, worker: int) -> None:
-        """A worker has seen the feed's first sample. With `forget` its list of splits is not kept otherwise."""
+        """A worker has seen the feed's first sample. With `forget` the list of splits is forgotten after this."""
         if first is not None and first.digests and first.seconds <= MOST_SECONDS:
             self._waiting.append((worker, do.Compare(-1, run, feed, splits, first.index, first.digests), forget))
         elif forget:
@@ -41,7 +41,7 @@ class FirstSampleChecks:
         self._ready.discard(worker)
 
     def ask(self, workers: int) -> None:
-        """All feeds are ready, and there are so many workers: have those compared that can be."""
+        """All feeds are ready, and there are this many workers: have samples compared, as far as possible."""
         waiting, self._waiting = self._waiting, []
         for seen_by, command, forget in waiting:
             others = self._ready - {seen_by} if workers > 1 else self._ready

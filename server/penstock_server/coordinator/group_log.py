@@ -1,13 +1,13 @@
-"""Where a group's stream stands, for a state file: what of it was handed over, and who may have been handed more.
+"""Where a group's stream stands, for the state file: what was handed over, and who may have been handed more.
 
-No consumer of a group knows its position, so the delivery says here what it deals, in stream order, and what was handed
-over, in any. From that comes the position behind the longest beginning of the stream of which all was handed over, and
-what was handed over beyond it (*ahead*). What changes goes out as `SaveGroup`, at once: before the credit that it frees
-is used, before the End that it makes possible, before a consumer hears that it is open.
+No consumer of a group knows the position of the stream. So the delivery policy reports here what it delivers, in stream
+order, and what was handed over, in any order. The position is the longest beginning of the stream that was handed over
+completely. What was handed over beyond it is *ahead*. Each change goes out as `SaveGroup` at once: before the credit
+that it frees is used, before the End that it makes possible, and before a consumer is told that it is open.
 
-So what a consumer was handed and the file does not know was under way to it when the daemon ended, and the consumer
-remembers that much and says it when it comes back. A stream that begins from a file therefore deals nothing before all
-consumers that the file names have come back, or have been given up: what it would deal may be in their hands.
+So if the daemon ends, the file can lack only batches that were under way to a consumer. A consumer remembers as many as
+that, and names those that it was handed when it comes back. Therefore a stream that begins from a file delivers nothing
+until all consumers in the file have come back or have been given up: they may have been handed what it would deliver.
 
 No I/O here.
 """
@@ -29,17 +29,17 @@ from .ranges import Ranges
 from .turn import Part, Source, Turn
 
 MOST_HAD = 4096
-"""Batches that a consumer may have been handed and a daemon not know of: as many as the greatest credit."""
+"""Most batches that a consumer may have been handed without the daemon's knowledge: the greatest possible credit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
-    """What a state file has of a group.
+    """A group in a state file.
 
     Attributes:
-        position: all before it was handed over.
-        ahead: what was handed over beyond it: lane, number of the first batch, batches.
-        consumers: who was there.
+        position: everything before it was handed over.
+        ahead: what was handed over beyond it: lane, number of the first batch, number of batches.
+        consumers: the consumers that were connected.
     """
 
     position: Position
@@ -49,14 +49,14 @@ class SavedGroup:
 
 @dataclass(slots=True, eq=False)
 class _Dealt:
-    """Batches that stand in the stream, and how many of them were not handed over yet."""
+    """Batches at one place of the stream, and how many of them were not handed over yet."""
 
     batches: SentElsewhere
     left: int
 
 
 def check_had(had: Iterable[Had], feed: str) -> None:
-    """Refuse more batches than a consumer can have been handed without a daemon's knowing.
+    """Refuse more batches than a consumer can have been handed without the daemon's knowledge.
 
     Raises:
         ProtocolError: says how many there were.
@@ -72,11 +72,11 @@ class GroupLog:
     Args:
         feed: what the group reads.
         group: its name.
-        kept: where it begins; None for epoch 0.
+        kept: where it goes on; None: at epoch 0.
         out: where commands go.
 
     Attributes:
-        awaited: consumers that may have been handed what nobody knows of.
+        awaited: consumers that may have been handed batches that the file does not name.
     """
 
     def __init__(self, feed: FeedInfo, group: str, kept: SavedGroup | None, out: Callable[[do.Command], None]) -> None:
@@ -97,7 +97,7 @@ class GroupLog:
     # --- consumers ---
 
     def arrived(self, consumer: bytes, had: Iterable[Had]) -> None:
-        """A consumer is there. If it was awaited, these are the last slabs that it was handed."""
+        """A consumer has come. If it was awaited, `had` are the last slabs that it was handed."""
         ahead = []
         if consumer in self.awaited:
             self.awaited.remove(consumer)
@@ -107,17 +107,17 @@ class GroupLog:
         self._keep(ahead, arrived=consumer)
 
     def parted(self, consumer: bytes) -> None:
-        """A consumer is gone: what it was not handed goes to others."""
+        """A consumer has gone: batches that it was not handed go to others."""
         self._keep(parted=consumer)
 
     def give_up(self) -> None:
-        """Those who have not come back will not."""
+        """The consumers that are still awaited will not come back."""
         awaited, self.awaited = self.awaited, set()
         for consumer in sorted(awaited):
             self.parted(consumer)
 
     def end(self, forget: bool) -> None:
-        """The stream has ended. What is kept of it stays as it is, or is forgotten."""
+        """The stream has ended. Leave the group in the file as it is, or have it forgotten."""
         if not self._over and forget:
             self._out(do.ForgetGroup(self._feed.name, self._group))
         self._over = True
@@ -139,13 +139,13 @@ class GroupLog:
         self._keep(fresh=fresh)
 
     def was_handed(self, turn: Turn, part: Part) -> bool:
-        """Whether the part's first batch was handed over before the stream began here."""
+        """Whether the part's first batch was handed over by an earlier daemon."""
         return turn.index + part.first in self._ahead[turn.lane]
 
     def delivers(self, epoch: int, turn: Turn, part: Part) -> None:
-        """The part's first batch is dealt now; the others will be, one by one, behind it.
+        """The part's first batch is delivered now, and its others follow one by one.
 
-        They are logged together, as the lane's record is the one behind the last of them.
+        They are logged together, because the lane's record belongs after the last of them.
         """
         first = turn.index + part.first
         if (turn.lane, first) not in self._dealt:
@@ -154,7 +154,7 @@ class GroupLog:
             self._dealt.update(((turn.lane, index), dealt) for index in range(first, first + part.batches))
 
     def passed(self, turn: Turn, batch: Part) -> None:
-        """The batch was handed over before: the file has it."""
+        """The batch was handed over by an earlier daemon: the file has it."""
         self._done(turn, batch)
         self._advance()
         if self._moved:
@@ -183,7 +183,7 @@ class GroupLog:
         return turn.lane, index, 1
 
     def _advance(self) -> None:
-        """Move the position as far as all was handed over."""
+        """Move the position as far as everything before it was handed over."""
         while self._log:
             item = self._log[0]
             if isinstance(item, LaneEnded):

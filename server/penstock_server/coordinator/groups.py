@@ -1,6 +1,6 @@
-"""Groups: consumers that share one stream, who may join it, and when it ends.
+"""Groups: consumers that share one stream. Decides which consumers may join it, and when it ends.
 
-With a state file a group outlives its daemon: what the file has of it waits here until one of its consumers comes.
+With a state file a group outlives its daemon. A group from the file waits here until one of its consumers comes.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class Group:
 
     Args:
         stream: what its consumers share.
-        saved: another daemon began it, so it is not known here who has read it.
+        saved: whether another daemon began it. Then it is not known here which consumers have read it.
     """
 
     def __init__(self, stream: Stream, *, saved: bool) -> None:
         self.stream = stream
         self._members: set[bytes] | None = None if saved else set()
         self._away: set[bytes] = set()
-        """Consumers that are gone without a word, and may come back."""
+        """Consumers that have gone without Close, and may come back."""
         self._unread_since: float | None = None
 
     @property
     def over(self) -> bool:
-        """Whether the stream has ended or failed, so that a new one is to begin."""
+        """Whether the stream has ended or failed, so that the group needs another one."""
         return self.stream.error is not None or self.stream.closing
 
     @property
     def left(self) -> bool:
-        """Whether all consumers have said that they want nothing more."""
+        """Whether all consumers have closed, and none may come back."""
         log = self.stream.group_log
         awaits = self._away or (log is not None and log.awaited)
         return not awaits and self._unread
 
     def knows(self, identity: bytes) -> bool:
-        """Whether this consumer can come back: not one that read an earlier stream of the same group."""
+        """Whether this consumer can come back. One that read an earlier stream of the group cannot."""
         return self._members is None or identity in self._members
 
     def came(self, ask: Ask) -> None:
@@ -60,12 +60,13 @@ class Group:
             self.stream.group_log.arrived(ask.identity, ask.had)
 
     def lost(self, consumer: Consumer) -> None:
-        """A consumer goes without a word: the stream does not end when the last of the others closes."""
+        """A consumer goes without Close, and may come back: so the stream does not end when the last of the others
+        closes."""
         if not consumer.gone and consumer.identity:
             self._away.add(consumer.identity)
 
     def deserted(self, now: float, patience: float) -> bool:
-        """Whether nobody has read the stream for `patience` seconds, so that it is to end."""
+        """Whether the stream is to end, as nobody has read it for `patience` seconds."""
         if not self._unread:
             self._unread_since = None
             return False
@@ -82,7 +83,7 @@ class Groups:
     """All groups that are read, or wait in the state file.
 
     Args:
-        saved: what the state file has, by feed and name; None without such a file.
+        saved: the groups in the state file, by feed and name; None without such a file.
         out: where commands go.
         patience: seconds; None: PATIENCE.
     """
@@ -98,7 +99,7 @@ class Groups:
         self._saved = dict(saved or {})
         self._patience = PATIENCE if patience is None else patience
         self._waiting: dict[tuple[str, str], float] = {}
-        """Since when each group of the state file has been waited for."""
+        """When the wait for each group of the state file began."""
         self._do = out
 
     def __iter__(self) -> Iterator[Group]:
@@ -110,20 +111,20 @@ class Groups:
         return bool(self._groups or self._saved)
 
     def of(self, stream: Stream) -> Group | None:
-        """The group that shares this stream now, if one does."""
+        """Return the group that shares this stream now, if there is one."""
         return next((group for group in self._groups.values() if group.stream is stream), None)
 
     def stream_of(self, feed: str, name: str) -> Stream | None:
-        """The stream that the group shares now, if it does."""
+        """Return the stream that the group shares now, if there is one."""
         group = self._groups.get((feed, name))
         return None if group is None else group.stream
 
     def saved(self, feed: ServedFeed, name: str) -> SavedGroup | None:
-        """What the state file has of a group to which no consumer has come back yet."""
+        """Return the group from the state file, if none of its consumers has come back yet."""
         return self._saved.get((feed.name, name))
 
     def find(self, feed: ServedFeed, ask: Ask) -> Group | None:
-        """The group that `ask` can join; None if it is to begin, from what was saved or from the start.
+        """Return the group that `ask` can join; None if it has to begin, from the state file or from the start.
 
         Raises:
             StreamClosed: the consumer comes back to a stream that no longer exists.
@@ -141,26 +142,26 @@ class Groups:
         return group
 
     def log(self, feed: ServedFeed, name: str) -> GroupLog | None:
-        """What tells the state file of a group that begins, if that can be told."""
+        """Return the log of a group that begins; None if its position is not kept."""
         if self._has_file and feed.plan.order == "exact":  # in fast order a merged batch is another when made again
             return GroupLog(feed.info, name, self.saved(feed, name), self._do)
         return None
 
     def begin(self, stream: Stream, name: str) -> Group:
-        """A group has this stream from now on."""
+        """Begin a group with this stream."""
         key = stream.feed.name, name
         group = self._groups[key] = Group(stream, saved=self._saved.pop(key, None) is not None)
         return group
 
     def parted(self, consumer: Consumer, stream: Stream) -> None:
-        """What the consumer was not handed is no longer its own, unless it has come again."""
+        """Give up what the consumer was not handed, unless the same client has come back."""
         here = any(one.identity == consumer.identity and not one.gone for one in stream.consumers)
         if stream.group_log is not None and not here:
             stream.group_log.parted(consumer.identity)
 
     def not_saved(self, feed: str, name: str, saved: SavedGroup | None) -> Stream | None:
-        """The state file could not be written. The group goes on from what it has when its consumers come back, as in
-        another daemon. Returns the stream that is to fail, unless that has ended."""
+        """The state file could not be written. When its consumers come back, the group goes on from what the file has,
+        as in another daemon. Return the stream that has to fail, unless that has ended."""
         key = feed, name
         group = self._groups.get(key)
         if group is None or group.over:
@@ -176,11 +177,12 @@ class Groups:
         self._groups = {key: group for key, group in self._groups.items() if not group.over}
 
     def deserted(self, now: float) -> list[Stream]:
-        """The streams that nobody has read for too long."""
+        """Return the streams that nobody has read for too long."""
         return [group.stream for group in self if group.deserted(now, self._patience)]
 
     def given_up(self, now: float) -> list[Stream]:
-        """The feeds can be read: the streams that have waited too long for consumers that the state file names."""
+        """Return the streams that have waited too long for consumers in the state file, now that the feeds are
+        ready."""
         if not self._has_file:
             return []
         awaiting = {

@@ -1,4 +1,4 @@
-"""What must hold after every event, whatever happened: the promises that no bug may break in silence."""
+"""Invariants: what must hold after every event. A bug that breaks one of them must not go unnoticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .turn import Turn, TurnState
 
 
 def check(budget: Budget, streams: Mapping[int, Stream]) -> list[str]:
-    """What does not hold, in words."""
+    """Return the invariants that are broken, in words."""
     found = [] if budget.reserved <= budget.memory else ["more memory is reserved than allowed"]
     for stream in streams.values():
         found += [f"stream {stream.number}: {said}" for said in _stream(stream)]
@@ -62,7 +62,7 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
 
 
 def _head(epoch: Epoch, head: Turn) -> Iterator[str]:
-    """The turn that stands next: something must be on its way to it, or it is to be delivered, or has failed."""
+    """Check the turn that stands next: it can be delivered, or it has failed, or somebody is working towards it."""
     if head.shows or head.state is not TurnState.IDLE:
         return
     lanes = [epoch.lanes.get(part.lane) for part in head.leftovers] if head.merged else list(epoch.lanes.values())

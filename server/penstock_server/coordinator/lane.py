@@ -1,4 +1,4 @@
-"""A lane of an epoch: how far it was made, and by whom; and in fast order, the sets in which lanes are visited."""
+"""A lane of an epoch: how far it was made, and which run makes it. Also, for fast order, the sets of lanes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .transitions import States, Table, impossible
 from .turn import Turn
 
 REMEMBERED = 1024
-"""Splits of a lane of which it is known how often they ended a worker, or that they were left out: the latest. (A lane
-of an endless feed has no end of them.)"""
+"""How many splits of a lane are remembered because they ended a worker or were left out: the latest. (A lane of an
+endless feed may have any number of them.)"""
 
 Filler: TypeAlias = tuple[int, int]
 """(worker, run)."""
@@ -24,66 +24,66 @@ class LaneState(States):
 
     FREE = "no run makes it"
     RUNNING = "a run makes it"
-    RELEASING = "its run was dropped, and has still to answer for turns"
-    PAUSED = "its run failed, and the next try has to wait"
+    DROPPING = "its run was dropped, and still has turns to answer for"
+    PAUSED = "its run failed, and the next attempt has to wait"
     FAILED = "it cannot go on"
 
 
-FREE, RUNNING, RELEASING, PAUSED, FAILED = LaneState
+FREE, RUNNING, DROPPING, PAUSED, FAILED = LaneState
 
 LANE_STATES: Table[LaneState] = {
     FREE: {
         RUNNING: "StartRun",
-        RELEASING: "its run was dropped just now, and has not answered for all of its turns",
+        DROPPING: "DropRun, just before: the run still has turns to answer for",
         PAUSED: "user code failed, or a worker died again",
         FAILED: "user code failed, or ended workers too often",
     },
     RUNNING: {
-        FREE: "DropRun, as it moves or user code failed; or the worker died",
+        FREE: "DropRun, because the lane moves or user code failed; or the worker died",
     },
-    RELEASING: {
+    DROPPING: {
         FREE: "Made (last) for each of its turns, or the worker died",
-        RUNNING: "likewise, and a run writes rows that the ended lane has left over",
+        RUNNING: "the same, while another run writes the leftover rows of the ended lane",
         PAUSED: "a worker died again",
         FAILED: "it ended workers too often",
     },
     PAUSED: {
         FREE: "the pause is over",
-        RUNNING: "likewise, and a run writes rows that the ended lane has left over",
-        RELEASING: "likewise, and a dropped run has still to answer",
+        RUNNING: "the pause is over, while another run writes the leftover rows of the ended lane",
+        DROPPING: "the pause is over, and a dropped run still has turns to answer for",
         FAILED: "it ended workers too often",
     },
     FAILED: {
-        FREE: "of an indexable feed: the turn that was being made has failed in its place",
+        FREE: "only for an indexable feed: the turn that was being made takes the error, and the others go on",
     },
 }
-"""From which state a lane goes to which other, and by what.
+"""The states that a lane can go to from each state, and the reasons.
 
-A lane that has ended may be RELEASING or PAUSED and have a run all the same, which writes its leftover rows.
+A lane that has ended may be DROPPING or PAUSED and have a run all the same, which writes its leftover rows.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """How far a lane was made, and by whom. (Of an indexable feed: what one worker makes, whose number is the lane's.)
+    """A lane. (For an indexable feed: everything that one worker makes. The lane then has the worker's number.)
 
     Attributes:
-        state: who makes it now, in one word.
-        run: who makes it now, or None.
-        dropped: the run that was told to drop it and has still to answer for turns.
-        pause: the run after whose failure it waits.
+        state: whether a run makes it, in one word.
+        run: the run that makes it now, or None.
+        dropped: the run that was told to drop it and still has turns to answer for.
+        pause: the run that failed, after which the lane waits.
         error: why it cannot go on.
         turns: visits to it that are not complete, in order.
-        index, record: batches that were reported, and the restart record behind them.
-        ahead: a later record, of the position from which the epoch goes on, by which it must come.
-        border: whether another worker can go on from there without making anything again.
+        index, record: how many batches were reported, and the restart record after them.
+        ahead: a later record, from the position where the epoch goes on. The lane must reach it again.
+        border: whether another worker can go on from `record` without making anything again.
         ended: whether it has no further full batch.
-        failures: how often in a row user code raised, or the worker died, since a batch was reported.
-        unexplained: how often in a row the worker died outside of user code while it worked on the lane.
+        failures: how often user code raised or the worker died since the last batch was reported.
+        unexplained: how often the worker died outside of user code since then, while it worked on the lane.
         deaths: how often each split (by its number within the lane) ended its worker.
-        skip: splits to leave out from the record on.
+        skip: the splits to leave out after the record.
         skipped: the latest splits that were left out.
-        careful: how many batches from the record on are to be reported one by one.
+        careful: how many batches after the record have to be reported one by one.
     """
 
     state: LaneState = FREE
@@ -105,7 +105,7 @@ class Lane:
     careful: int = 0
 
     def become(self, state: LaneState) -> None:
-        """Go to this state, unless it is there.
+        """Go to this state, unless it is the current one.
 
         Raises:
             ImpossibleTransition: the table has no such transition.
@@ -116,28 +116,28 @@ class Lane:
             self.state = state
 
     def start(self, run: Filler) -> None:
-        """The run makes the lane from now on (or writes its leftover rows)."""
+        """Let the run make the lane from now on (or write its leftover rows)."""
         self.run = run
         if self.state is FREE:
             self.become(RUNNING)
 
     def stop(self) -> Filler:
-        """The lane's run makes it no longer; returns that run."""
+        """Take the lane from its run, and return that run."""
         assert self.run is not None
         run, self.run = self.run, None
         if self.state is RUNNING:
             self.become(FREE)
         return run
 
-    def release(self, run: Filler) -> None:
-        """The run was dropped, and has still to answer for turns."""
+    def drop(self, run: Filler) -> None:
+        """Note that the run was dropped, and still has turns to answer for."""
         self.dropped = run
-        self.become(RELEASING)
+        self.become(DROPPING)
 
-    def released(self) -> None:
+    def answered(self) -> None:
         """The dropped run has answered for all of its turns, or is gone."""
         self.dropped = None
-        if self.state is RELEASING:
+        if self.state is DROPPING:
             self.become(self._rest)
 
     def wait(self, run: int) -> None:
@@ -157,7 +157,7 @@ class Lane:
         self.become(FAILED)
 
     def failed(self) -> PenstockError | None:
-        """Take the error, if there is one: a turn fails with it, and the others can go on."""
+        """Take the error, if there is one. One turn will fail with it, and the others can go on."""
         error, self.error = self.error, None
         if error is not None:
             self.become(FREE)
@@ -166,11 +166,14 @@ class Lane:
     @property
     def _rest(self) -> LaneState:
         if self.dropped is not None:
-            return RELEASING
+            return DROPPING
         return FREE if self.run is None else RUNNING
 
     def blame(self, split: int) -> int:
-        """The split has ended its worker (-1: no split has, but it died at this lane); returns how often by now."""
+        """Count that the split has ended its worker, and return how often by now.
+
+        `split` is -1 if the worker died outside of user code, while it worked on this lane.
+        """
         if split < 0:
             self.unexplained += 1
             return self.unexplained
@@ -181,7 +184,7 @@ class Lane:
 
     @property
     def waits(self) -> bool:
-        """Whether no run may go on with it now."""
+        """Whether it has to wait before a run may go on with it."""
         return self.dropped is not None or self.pause is not None
 
     @property
@@ -193,8 +196,8 @@ class Lane:
 class LaneSets:
     """In fast order: the sets of lanes that are visited independently of each other, one for each worker.
 
-    Counts how many turns of each set are being made, and says which set has fewest: of several, the one that has waited
-    longest.
+    Counts how many turns of each set are being made. Tells which set has the fewest; if several do, the one that has
+    waited longest.
     """
 
     def __init__(self, count: int) -> None:
@@ -204,15 +207,15 @@ class LaneSets:
         self._over: set[int] = set()
 
     def least(self, below: int) -> int | None:
-        """The set that has fewest, if it has fewer than `below`."""
+        """Return the set with the fewest turns, if it has fewer than `below`."""
         return next((number for sets in self._by_filling[:below] for number in sets), None)
 
     def begins(self, number: int) -> None:
-        """One more turn of the set is being made."""
+        """Count one more turn of the set as being made."""
         self._move(number, self._filling[number] + 1)
 
     def ends(self, number: int) -> None:
-        """One turn of it is made."""
+        """Count one turn of the set as made."""
         self._move(number, self._filling[number] - 1)
 
     def over(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Production of lanes: one run at a time makes a lane, and the lane moves between workers with its restart record."""
+"""Production of lanes. One run at a time makes a lane. The lane moves between workers with its restart record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LaneProduction(Production):
     """See the file's head. `Epoch.lanes` has the lanes by number."""
 
     def next_visit(self, epoch: Epoch, most: int) -> Turn | None:
-        """See Production: in fast order the set of lanes that has least to do comes next."""
+        """See Production. In fast order the set of lanes with the fewest turns in production comes next."""
         order, sets = epoch.order, epoch.lane_sets
         assert order is not None
         if sets is None:
@@ -33,7 +33,7 @@ class LaneProduction(Production):
         epoch.end(lane)
 
     def _worker_for(self, epoch: Epoch, key: int) -> int:
-        """The lane's home; or, where workers came or went, the worker that has fewest lanes."""
+        """See Production: the lane's home, or, if workers came or went, the worker with the fewest lanes."""
         if epoch.moved:
             return min(self._workers.available, key=epoch.loads.__getitem__)
         return self._workers.pick(key)
@@ -52,24 +52,24 @@ class LaneProduction(Production):
             if max(loads) - min(loads) < 2 and not self._workers.leaving:
                 epoch.moved = False
             return
-        self._let_go(epoch, lane)
+        self._move(epoch, lane)
 
     def _merges_of(self, epoch: Epoch, run: int) -> bool:
-        return any(filler[1] == run for turn in self._merges(epoch) for filler in turn.fillers)
+        return any(filler[1] == run for turn in self.turns.merged(epoch) for filler in turn.fillers)
 
-    def _let_go(self, epoch: Epoch, lane: Lane) -> None:
+    def _move(self, epoch: Epoch, lane: Lane) -> None:
         if lane.ended:
-            return  # its turns are all that it still does
+            return  # its run only finishes its turns
         run = self._drop(epoch, lane)
         if lane.busy:
-            lane.release(run)
+            lane.drop(run)
 
     def _hand_over(self, epoch: Epoch, key: int) -> None:
         self._fill(epoch, key)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
-        """See Production. What counts is how often the split ended its worker in this epoch. Outside of user code no
-        split is to blame, and what counts is how often that happened in a row before the lane got any further."""
+        """See Production. The count is how often this split ended its worker in this epoch. A worker that died outside
+        of user code is no split's fault. Then the count is how often that happened since the lane last got further."""
         plan, (run, split, name) = self.feed.plan, blamed
         lane.careful = failures.batches_at_stake(plan)
         lane.failures += 1

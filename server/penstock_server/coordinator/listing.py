@@ -1,4 +1,4 @@
-"""The lists of splits that a stream asks its workers for: who makes which, and who tries again after a failure."""
+"""Has workers list the splits of a stream's epochs, and asks again when that fails or a worker dies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SplitLists:
 
     Args:
         feed: what is listed.
-        epochs: the stream's open epochs. `Epoch.listing` says who lists its splits.
+        epochs: the stream's open epochs. `Epoch.listing` is the worker and run that list its splits.
         workers: the worker processes.
         ids: gives numbers to runs.
-        later: called to ask again in so many seconds.
+        later: called to ask again after this many seconds.
         out: where commands go.
     """
 
@@ -49,7 +49,7 @@ class SplitLists:
         self._do(do.ListSplits(*epoch.listing, self._feed.name, epoch.number))
 
     def listed(self, run: int, splits: SplitsInfo) -> Epoch | None:
-        """The list that `run` was to make has come. Returns its epoch; None if nobody wants it any longer."""
+        """Take in the list that `run` made, and return its epoch; None if the list is no longer wanted."""
         epoch = self._listing(run)
         if epoch is None:
             self._do(do.ForgetSplits(splits.number))
@@ -88,7 +88,7 @@ class SplitLists:
         return next((epoch for epoch in self._epochs if epoch.listing is not None and epoch.listing[1] == run), None)
 
     def _ask_again(self, epoch: Epoch, how: str, blamed: bool) -> None:
-        """The worker that listed the splits died, because of that if `blamed`."""
+        """The worker that listed the splits died. `blamed`: it died in the function that lists them."""
         epoch.listing_deaths += blamed
         if blamed and self._feed.plan.on_error == "retry" and epoch.listing is not None:
             self._ask_later(epoch, epoch.listing[1])

@@ -1,9 +1,9 @@
-"""How much of the allowed memory a stream may hold, decided when it opens.
+"""Decides how much of the allowed memory a stream may hold, when it opens.
 
-A stream holds slots in three places: some are being made or wait for their place in the order (*production*), some are
-under way to the consumer (its credit), and some lie under its tensors (its alias quota). The consumer never holds more
-than credit + quota, so with one slot of production beyond that the head of the stream can always be made. That is the
-least that a stream can live on; what it gets beyond makes it faster. Shuffle blocks live in the workers' heaps and
+A stream holds slots in three places. In *production* they are being filled, or wait until the order comes to them.
+Slots under way to the consumer are bounded by its *credit*, and slots under its tensors by its alias *quota*. The
+consumer never holds more than credit + quota, so with one more slot for production the head of the stream can always be
+made. That is the minimum for a stream, and more slots make it faster. Shuffle blocks live in the workers' heaps and
 count as well. Slots also take file descriptors, so their number is bounded, too.
 """
 
@@ -17,9 +17,9 @@ MANY = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a stream may hold: slots by place, and `nbytes` in all, shuffle blocks included.
+    """What a stream may hold: slots in each place, and `nbytes` in all, including shuffle blocks.
 
-    `credit` and `quota` are those of each consumer. `round` is what a round of ranks holds: a slot for each of them.
+    `credit` and `quota` are for each consumer. `round` is for a round of ranks: one slot for each of them.
     """
 
     production: int
@@ -31,13 +31,13 @@ class Share:
 
     @property
     def slots(self) -> int:
-        """Slots in all places."""
+        """Slots in all places together."""
         return self.production + self.consumers * (self.credit + self.quota) + self.round
 
 
 def least_slots(quota: int, consumers: int = 1) -> int:
-    """The fewest slots a stream can live on: one for the head, and for each consumer one of credit, one of quota if it
-    aliases at all, and one of the round if there are several."""
+    """Return the fewest slots with which a stream can run: one for the head, and for each consumer one of credit, one
+    of quota if it aliases at all, and one for the round if there are several."""
     return 1 + consumers * (2 if quota else 1) + _round(consumers)
 
 
@@ -57,12 +57,12 @@ def share(
     consumers: int = 1,
     most: int = MANY,
 ) -> Share | None:
-    """The share of a stream whose consumers ask for `credit` and `quota` slots of `slot` bytes each, or None if `free`
-    bytes, or the `most` slots that there may still be, are too little.
+    """Return the share of a stream whose consumers ask for `credit` and `quota` slots of `slot` bytes each; None if
+    `free` bytes, or `most` further slots, are too few.
 
-    A stream wants two slots of production for each worker and one for the head. It gets at most half of what is free,
-    so that the next stream finds room too, and leaves `kept` bytes to feeds that nobody reads yet, unless that is less
-    than it can live on.
+    A stream wants two slots of production for each worker, and one for the head. It gets at most half of what is free,
+    so that the next stream finds room too. It leaves `kept` bytes to feeds that nobody reads yet, unless it needs them
+    for its minimum.
     """
     least = least_slots(quota, consumers)
     if blocks + least * slot > free or least > most:
@@ -73,18 +73,18 @@ def share(
 
 
 def with_consumers(old: Share, consumers: int, *, free: int, slot: int, most: int = MANY) -> Share | None:
-    """The share of a stream that has this many consumers from now on; None if `free` bytes, or `most` more slots, are
-    too little."""
+    """Return the share of a stream that has this many consumers from now on; None if `free` bytes, or `most` further
+    slots, are too few."""
     new = replace(old, consumers=consumers)
     more = new.slots - old.slots
     return None if more * slot > free or more > max(0, most) else replace(new, nbytes=old.nbytes + more * slot)
 
 
 def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Share | None:
-    """The share of a stream whose slots must grow to `slot` bytes while it holds `held` bytes in smaller ones.
+    """Return the share of a stream whose slots must grow to `slot` bytes, while it holds `held` bytes in smaller ones.
 
-    It gets as many as it had, or fewer where that is more than half of what it could have (slots may have to grow once
-    more); None if there is no room for the least. Where nobody reads it just now it keeps room for one who may come.
+    It keeps its number of slots, unless they would take more than half of the room: slots may have to grow again. None
+    if there is no room for the minimum. A stream that nobody reads at the moment keeps room for one consumer.
     """
     consumers = max(1, old.consumers)
     room = old.nbytes + free - blocks - held
@@ -98,7 +98,7 @@ def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Shar
 
 
 def _dealt(slots: int, wanted: int, credit: int, quota: int, consumers: int, nbytes: int) -> Share:
-    """`slots` dealt to the three places in proportion to what was wanted of each, and one at least."""
+    """Divide `slots` among the three places in proportion to what was wanted for each, with at least one for each."""
     left = slots - 1 - _round(consumers)
     credit = min(max(1, credit * slots // wanted), left // consumers - min(quota, 1))
     quota = min(max(min(quota, 1), quota * slots // wanted), left // consumers - credit)

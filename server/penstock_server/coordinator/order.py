@@ -1,14 +1,13 @@
-"""The order of one epoch: which turn comes after which, and where merged leftovers stand.
+"""The order of one epoch: which turn follows which, and where merged leftovers stand.
 
 An epoch visits its live lanes in turn and takes up to `turn` batches at each visit. A lane ends at the first visit
-that finds fewer than that. What it has left over (fewer rows than a batch) joins one accumulator, in the order in which
-lanes end *in the stream*; as soon as that holds a batch, a merged batch stands right behind the visit that completed
-it. What is left at the end is the epoch's last, smaller batch. So the order is a function of the lanes' lengths alone,
-whoever makes the batches and whenever they are ready.
+that finds fewer than that. Its leftover rows (fewer than a batch) join one accumulator, in the order in which lanes end
+*in the stream*. As soon as the accumulator holds a batch, a merged batch stands right after the visit that completed
+it. Rows that are left at the end are the epoch's last, smaller batch. So the order is a function of the lanes' lengths
+alone. It does not matter which worker makes the batches, or when they are ready.
 
-Visits are made ahead of knowing where lanes end. A visit to a lane that turns out to have ended before is empty and
-changes nothing. Leftovers are resolved strictly in stream order, as far as all visits up to there are
-complete.
+Visits are made before it is known where lanes end. A visit to a lane that turns out to have ended before is empty and
+changes nothing. Leftovers are counted strictly in stream order, up to the first visit that is not complete.
 
 This file knows no slot, no credit, no worker and no socket.
 """
@@ -28,9 +27,9 @@ from .turn import Leftover, Turn
 class LaneVisits:
     """The visits to the lanes of an epoch, in stream order, as far as the lanes' ends are known.
 
-    Lane i belongs to set i mod `sets`, and each set of lanes has its own order: one set for exact order, one for each
-    worker where any lane may be next. From a position it goes on where that stands: a turn that was begun is completed
-    first, and of the lanes those come next that have had fewest visits.
+    Lane i belongs to set i mod `sets`, and each set of lanes has its own order. Exact order has one set, fast order one
+    for each worker. From a position the visits go on where it stands: first a turn that was begun is completed, then
+    the lanes with the fewest visits come.
 
     Attributes:
         exhausted: whether every lane is known to have ended.
@@ -52,7 +51,7 @@ class LaneVisits:
         self.exhausted = len(self._ended) == lanes
 
     def next(self, lane_set: int = 0) -> Turn | None:
-        """The next visit to a lane of the set; None if all of them have ended."""
+        """Return the next visit to a lane of the set; None if all its lanes have ended."""
         live = self._live[lane_set]
         while live:
             lane = live.popleft()
@@ -65,12 +64,12 @@ class LaneVisits:
         return None
 
     def ended(self, lane: int) -> None:
-        """The lane has ended: it is not visited again."""
+        """Note that the lane has ended: it is not visited again."""
         self._ended.add(lane)
         self.exhausted = len(self._ended) == self._lanes
 
     def _first(self, live: Collection[int]) -> int:
-        """Where in `live` the next visit goes."""
+        """Return the index in `live` of the lane that is visited next."""
         for position, lane in enumerate(live):
             if self._next[lane] % self._turn:
                 return position
@@ -79,7 +78,7 @@ class LaneVisits:
 
 
 class RangeVisits:
-    """The turns of an indexable feed: ranges of its batches. Whoever makes them, lane 0 is their name."""
+    """The turns of an indexable feed: ranges of its batches. They all belong to lane 0, whichever worker makes them."""
 
     def __init__(self, batches: int, turn: int, begin: int = 0) -> None:
         self._batches = batches
@@ -92,7 +91,7 @@ class RangeVisits:
         return self._made >= self._batches
 
     def next(self, lane_set: int = 0) -> Turn | None:
-        """The next range, whatever the set: any worker can make it."""
+        """Return the next range, for any set: every worker can make it."""
         first = self._made
         count = min(self._turn - first % self._turn, self._batches - first)
         self._made += count
@@ -105,18 +104,18 @@ class RangeVisits:
 class EpochOrder(ABC):
     """The turns of one epoch in stream order: those in the window (made or being made), and those to come.
 
-    Which of them may be dealt next say its two kinds, `ExactOrder` and `FastOrder`.
+    Its two kinds, `ExactOrder` and `FastOrder`, decide which turn is delivered next.
 
     Args:
         visits: where new turns come from.
-        batch_size: rows in a full batch; None where items are whole batches (then nothing is left over).
+        batch_size: rows in a full batch; None if the feed yields whole batches, so that nothing is left over.
         drop_remainder: leave out the last, smaller batch.
         position: where the order begins; None at the start of the epoch.
 
     Attributes:
-        window: the turns that were visited or merged, and not taken.
+        window: the turns that were visited or merged, and have not left the order.
         ungranted: the merged batches among them that have no slot yet.
-        dropped_rows: what is left over of the epoch and left out.
+        dropped_rows: how many leftover rows of the epoch are dropped.
     """
 
     window: Collection[Turn]
@@ -150,11 +149,11 @@ class EpochOrder(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether every turn of the epoch has been taken from the window."""
+        """Whether every turn of the epoch has left the order."""
         return self._flushed and not self.window
 
     def visit(self, lane_set: int = 0) -> Turn | None:
-        """Make the next visit of the set, and put it at the window's end; None if its lanes have ended."""
+        """Add the next visit of the set to the end of the window, and return it; None if its lanes have ended."""
         turn = self._visits.next(lane_set)
         if turn is not None:
             self._visited(turn)
@@ -162,19 +161,19 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def came(self, turn: Turn) -> None:
-        """Something of `turn` can be dealt: a part, or its error."""
+        """Note that something of `turn` can be delivered: a part, or its error."""
 
     @abstractmethod
     def next(self) -> Turn | None:
-        """The turn of which something is to be dealt next: a part, its error or its end. None if that is not there."""
+        """Return the turn that stands next, if a part of it, its error or its end can be delivered; else None."""
 
     @abstractmethod
     def completed(self, turn: Turn) -> None:
-        """`turn` is complete: `ended` and `leftover` are set. Add the merged batches that follow."""
+        """Note that `turn` is complete: `ended` and `leftover` are set. Add the merged batches that follow it."""
 
     @abstractmethod
     def taken(self, turn: Turn) -> None:
-        """Take `turn`, which `next` gave and which is complete, out of the window."""
+        """Take `turn` out of the window. `next` has returned it, and it is complete."""
 
     @abstractmethod
     def drop(self) -> list[Turn]:
@@ -182,18 +181,19 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def _visited(self, turn: Turn) -> None:
-        """The turn was visited."""
+        """Add the visit to the window."""
 
     @abstractmethod
-    def _settled(self) -> bool:
-        """Whether all that is left over of the turns in the window is counted."""
+    def _all_counted(self) -> bool:
+        """Whether the leftovers of all turns in the window are counted."""
 
     @abstractmethod
     def _insert(self, turn: Turn, position: int | None) -> None:
-        """Put a merged batch into the window, in exact order at `position` (None: at the end)."""
+        """Put a merged batch into the window: in exact order at `position`, or at the end if that is None."""
 
     def _resolve(self, turn: Turn, position: int | None = None) -> int:
-        """Count what the complete turn leaves over; returns how many merged batches follow it, from `position` on."""
+        """Count the leftover rows of the complete turn, and put the merged batches that follow into the window, from
+        `position` on. Return how many there are."""
         if not turn.ended or turn.lane in self._ended or turn.error is not None:
             return 0
         turn.number = len(self._ended)
@@ -212,7 +212,7 @@ class EpochOrder(ABC):
         self._accumulated += leftover.count
 
     def _restore(self, position: Position) -> None:
-        """Go on with the leftovers of lanes that ended before `position`, behind those that were merged."""
+        """Go on with the leftovers of lanes that ended before `position`, except those that are merged already."""
         self._ended = {lane.lane for lane in position.ended}
         self._merged = position.merged
         if self._batch_size is None:
@@ -227,8 +227,8 @@ class EpochOrder(ABC):
             self._merge(self._batch_size)
 
     def _flush(self) -> None:
-        """At the epoch's end, what is left over becomes the last batch."""
-        if self._flushed or self.more or not self._settled():
+        """At the end of the epoch, make the last batch of what is left over."""
+        if self._flushed or self.more or not self._all_counted():
             return
         self._flushed = True
         if self._accumulated and self._drop_remainder:
@@ -237,7 +237,7 @@ class EpochOrder(ABC):
             self._merge(self._accumulated)
 
     def _merge(self, rows: int, position: int | None = None) -> None:
-        """Make a merged batch of the first `rows` rows that are left over."""
+        """Make a merged batch of the first `rows` leftover rows."""
         leftovers = []
         missing = rows
         while missing:
@@ -255,7 +255,7 @@ class EpochOrder(ABC):
 
 
 class ExactOrder(EpochOrder):
-    """Turns are dealt in the order of the visits, and leftovers count in it."""
+    """Turns are delivered in the order of the visits, and leftovers are counted in that order."""
 
     window: list[Turn]
 
@@ -272,7 +272,7 @@ class ExactOrder(EpochOrder):
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
     def came(self, turn: Turn) -> None:
-        """See EpochOrder. It has its place."""
+        """See EpochOrder. The turn has its place already."""
 
     def next(self) -> Turn | None:
         """See EpochOrder."""
@@ -305,7 +305,7 @@ class ExactOrder(EpochOrder):
     def _visited(self, turn: Turn) -> None:
         self.window.append(turn)
 
-    def _settled(self) -> bool:
+    def _all_counted(self) -> bool:
         return self._resolved == len(self.window)
 
     def _insert(self, turn: Turn, position: int | None) -> None:
@@ -313,10 +313,10 @@ class ExactOrder(EpochOrder):
 
 
 class FastOrder(EpochOrder):
-    """Turns are dealt as they are ready, and leftovers count in the order in which lanes happen to end.
+    """Turns are delivered as they are ready, and leftovers are counted in the order in which lanes happen to end.
 
-    Merged batches come one after the other here too, that a count of them says which; and each behind the ends of its
-    lanes, so that a position behind it has them.
+    Merged batches keep their order here too, so that a position can count them. Each stands after the ends of its
+    lanes, so that a position after it knows those lanes.
     """
 
     window: dict[Turn, None]
@@ -331,7 +331,7 @@ class FastOrder(EpochOrder):
     ) -> None:
         self.window = {}
         self._open = 0
-        """Visits in the window that are not complete."""
+        """How many visits in the window are not complete."""
         self._ready: deque[Turn] = deque()
         self._merges: deque[Turn] = deque()
         """The merged batches in the window."""
@@ -384,7 +384,7 @@ class FastOrder(EpochOrder):
         self.window[turn] = None
         self._open += 1
 
-    def _settled(self) -> bool:
+    def _all_counted(self) -> bool:
         return not self._open
 
     def _insert(self, turn: Turn, position: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Whether a position can be one of a feed: its lanes, its counts, its list of splits."""
+"""Checks whether a position is possible in a feed: its lanes, its counts, its list of splits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DAMAGED = "the position was not made by this feed, or is damaged"
 
 
 def check_counts(position: Position, info: FeedInfo) -> None:
-    """Refuse a position that is at no place in a stream of this feed, whatever its splits.
+    """Refuse a position that no stream of this feed can have, whatever its splits are.
 
     Raises:
         StateMismatch: names the number that does not fit.
@@ -30,7 +30,7 @@ def check_counts(position: Position, info: FeedInfo) -> None:
 
 
 def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
-    """Refuse a position that cannot be one in this list of splits.
+    """Refuse a position that is impossible with this list of splits.
 
     Raises:
         StateMismatch: says what does not fit.

@@ -1,4 +1,4 @@
-"""Production of ranges of an indexable feed, any of which any worker can make. Each worker counts as a lane here."""
+"""Production of the ranges of an indexable feed. Any worker can make any range. Each worker counts as a lane here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RangeProduction(Production):
         return turn.worker
 
     def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
-        """A range may end at the end of the index, and the next one is elsewhere."""
+        """A range may end at the end of the index, but that does not end the worker's work."""
 
     def _worker_for(self, epoch: Epoch, key: int) -> int:
         return key if key in self._workers.available else self._workers.pick(key)
@@ -44,8 +44,8 @@ class RangeProduction(Production):
         if lane.run[0] in self._workers.leaving and not lane.busy:
             self._drop(epoch, lane)
 
-    def _let_go(self, epoch: Epoch, lane: Lane) -> None:
-        """Its turns are all that it still does."""
+    def _move(self, epoch: Epoch, lane: Lane) -> None:
+        """Nothing to do: the run only finishes its turns."""
 
     def _hand_over(self, epoch: Epoch, key: int) -> None:
         lane = epoch.lane(key)
@@ -54,17 +54,17 @@ class RangeProduction(Production):
         for turn in turns:
             turn.worker = self._workers.pick(turn.index // self.feed.turn)
             epoch.lane(turn.worker).turns.append(turn)
-        if error is not None:  # of the turn that was being made
-            self._fail_turn(epoch, turns[0], error)
-            self._complete(epoch, turns[0], COMPLETE)
+        if error is not None:  # it concerns the turn that was being made
+            self.turns.fail(epoch, turns[0], error)
+            self.turns.complete(epoch, turns[0], COMPLETE)
         for other in sorted({turn.worker for turn in turns}):
             self._fill(epoch, other)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
-        """See Production. The work that goes elsewhere is a turn, so what counts is how often that ended its worker."""
+        """See Production. Turns go elsewhere one by one, so the count is how often this turn ended its worker."""
         plan, (_, split, name) = self.feed.plan, blamed
         turn = next((turn.index for turn in lane.turns if turn.fillers), None)
-        if turn is None:  # what it worked on was reported
+        if turn is None:  # it had reported the turn that it worked on
             return
         epoch.deaths[turn] += 1
         if epoch.deaths[turn] >= plan.attempts and plan.on_error != "retry":

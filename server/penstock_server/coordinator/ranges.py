@@ -1,4 +1,4 @@
-"""A set of whole numbers, kept as ranges: as small as the number of its gaps, however many numbers it has."""
+"""A set of whole numbers, kept as ranges. Its size depends on the number of its gaps, not of its numbers."""
 
 from __future__ import annotations
 

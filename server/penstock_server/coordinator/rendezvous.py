@@ -30,11 +30,11 @@ class Rendezvous:
         return self.stream.error is not None or self.stream.closing
 
     def check(self, ask: Ask) -> None:
-        """Refuse whoever cannot join, whatever the others ask for.
+        """Refuse a rank that cannot join, whatever the others ask for.
 
         Raises:
             RankTaken: the rank is there, or has left.
-            StateMismatch: it begins a job, beside ranks that were cut off from theirs and come again further on.
+            StateMismatch: it begins a job, but the others were cut off from one and come back further on.
         """
         name, group = self.stream.feed.name, _group(ask)
         taken = self._members.get(ask.rank)
@@ -55,8 +55,8 @@ class Rendezvous:
                 raise _mismatch(ask, other, name)
 
     def give_way(self, ask: Ask) -> None:
-        """End the wait of ranks that begin a job where one comes again from a cut, and was further on: they cannot join
-        that one's."""
+        """Fail the ranks that wait to begin a job, if this one comes back after a cut and was further on. They cannot
+        join its job."""
         for _, other in list(self._members.values()):
             further = ask.again and not other.again and _place(other) != _place(ask)
             if further and not self.stream.consumers:
@@ -64,11 +64,11 @@ class Rendezvous:
                 return
 
     def compare(self, ask: Ask) -> None:
-        """If this is the last rank, see whether all ask for the same. If not, the others are told as well.
+        """If this is the last rank, check whether all ask for the same. If not, the others get the error as well.
 
         Raises:
-            StateMismatch: one begins elsewhere than another, or within a round.
-            ProtocolError: one wants other last rounds than another.
+            StateMismatch: two ranks begin at different places, or one begins within a round.
+            ProtocolError: two ranks ask for different last rounds.
         """
         asks = [ask, *(other for _, other in self._members.values())]
         if len(asks) < self._world_size:
@@ -79,32 +79,32 @@ class Rendezvous:
             raise error
 
     def join(self, consumer: Consumer, ask: Ask) -> None:
-        """One more is there; the stream begins with the last."""
+        """Add a rank. The stream begins with the last one."""
         if self._told and len(self._members) == self._world_size - 1:
             self._tell(())  # the last one does not wait, and has not heard yet that its session is open
         self._members[ask.rank] = consumer, ask
-        self.stream.waiting.append(consumer)
+        self.stream.outlet.waiting.append(consumer)
         if len(self._members) == self._world_size:
             members = [self._members[rank] for rank in range(self._world_size)]
             self.stream.start([consumer for consumer, _ in members], [ask.position for _, ask in members])
 
     def name_missing(self) -> None:
-        """Tell the ranks that are there which ones are missing, so that they can say so, or give up."""
+        """Tell the ranks that are there which ones are missing, so that they can log it, or give up."""
         there = [consumer.number for consumer, _ in self._members.values()]
         if not self.stream.consumers and there != self._told:
             self._told = there
             self._tell(tuple(rank for rank in range(self._world_size) if rank not in self._members))
 
     def leave(self, consumer: Consumer) -> None:
-        """One is gone again before the stream began."""
+        """A rank has gone again before the stream began."""
         if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]
 
     def _tell(self, missing: tuple[int, ...]) -> None:
-        self.stream.tell(MissingRanks(missing), self.stream.waiting)
+        self.stream.outlet.tell(MissingRanks(missing), self.stream.outlet.waiting)
 
     def _disagreement(self, asks: list[Ask]) -> PenstockError | None:
-        """The error where one differs from the first of them, or stands within a round."""
+        """Return the error if one differs from the first, or stands within a round; else None."""
         name, one = self.stream.feed.name, asks[0]
         for other in asks[1:]:
             if one.pad != other.pad:
@@ -122,7 +122,7 @@ class Rendezvous:
         return None
 
     def _may_end_at(self, ask: Ask) -> bool:
-        """Whether its position may be the end of an epoch. Where that is not known yet, delivery finds out."""
+        """Whether its position may be the end of an epoch. If that is not known yet, delivery finds out."""
         return self.stream.feed.info.batches in (None, _place(ask)[1])
 
 
@@ -132,8 +132,8 @@ def _group(ask: Ask) -> str:
 
 def _mismatch(one: Ask, other: Ask, feed: str) -> StateMismatch:
     return StateMismatch(
-        f"rank {one.rank}{_group(one)} begins {_said(one)}, but rank {other.rank} {_said(other)}: all ranks begin "
-        "anew, or load the state of the same step",
+        f"rank {one.rank}{_group(one)} begins {_said(one)}, but rank {other.rank} {_said(other)}: all ranks must "
+        "begin at the start, or load the state of the same step",
         feed=feed,
     )
 
@@ -152,4 +152,4 @@ def _said(ask: Ask) -> str:
     if ask.position is None:
         return f"{again}at the start"
     epoch, batches = _place(ask)
-    return f"{again}behind batch {batches} of epoch {epoch}"
+    return f"{again}after batch {batches} of epoch {epoch}"

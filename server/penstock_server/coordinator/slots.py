@@ -1,8 +1,8 @@
-"""The slots that a stream has leased: who holds each, and when it is free. No other code frees a slot.
+"""The slots that a stream has leased: who holds each of them, and when it is free. No other code frees a slot.
 
-Each lease has a ticket, by which the host knows the slot. Several hold a lease at the same time: production while the
-turn is made or waits for its place in the order, delivery for a batch that it keeps back, a consumer for each slab that
-it was sent, a copy for both of its slots. The slot is free when the last of them has released it.
+Each lease has a ticket, the name by which the host knows the slot. A lease may have several holders: production until
+the turn has left the order; delivery for a batch that it keeps back; a consumer for each slab that it was sent; a copy
+for its slot and the original's. The slot is free when the last holder has released it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ class Slots:
 
     Args:
         ids: gives new tickets.
+        slot_nbytes: bytes of a new slot.
         out: where commands go.
 
     Attributes:
         nbytes: bytes of all slots.
+        slot_nbytes: bytes of a new slot.
     """
 
-    def __init__(self, ids: Iterator[int], out: Callable[[do.Command], None]) -> None:
+    def __init__(self, ids: Iterator[int], slot_nbytes: int, out: Callable[[do.Command], None]) -> None:
         self.nbytes = 0
+        self.slot_nbytes = slot_nbytes
         self._ids = ids
         self._do = out
         self._leases: dict[int, Lease] = {}
@@ -58,19 +61,23 @@ class Slots:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 
-    def acquire(self, nbytes: int) -> Lease:
-        """Lease a slot of `nbytes` bytes for one holder. The host finds it later (`slot_found`)."""
-        lease = Lease(next(self._ids), nbytes)
+    def resize(self, slot_nbytes: int) -> None:
+        """New slots have this size from now on."""
+        self.slot_nbytes = slot_nbytes
+
+    def acquire(self) -> Lease:
+        """Lease a slot for one holder. The host finds it later (`slot_found`)."""
+        lease = Lease(next(self._ids), self.slot_nbytes)
         self._leases[lease.ticket] = lease
-        self.nbytes += nbytes
-        self._do(do.FindSlot(lease.ticket, nbytes))
+        self.nbytes += lease.nbytes
+        self._do(do.FindSlot(lease.ticket, lease.nbytes))
         return lease
 
-    def enlarge(self, lease: Lease, nbytes: int) -> None:
-        """Exchange the slot for one of `nbytes` bytes. The host finds it later."""
-        self.nbytes += nbytes - lease.nbytes
-        lease.nbytes = nbytes
-        self._do(do.FindSlot(lease.ticket, nbytes))
+    def enlarge(self, lease: Lease) -> None:
+        """Exchange the slot for a new one. The host finds it later."""
+        self.nbytes += self.slot_nbytes - lease.nbytes
+        lease.nbytes = self.slot_nbytes
+        self._do(do.FindSlot(lease.ticket, lease.nbytes))
 
     def hold(self, lease: Lease) -> None:
         """Add a holder."""

@@ -1,6 +1,6 @@
-"""How feeds start: a worker imports them, lists their splits and looks at a first sample; then they can be read.
+"""Starts feeds: a worker imports them, lists their splits and looks at a first sample. Then they can be read.
 
-A feed that says on_error="retry" is tried again when that fails; any other ends the start.
+If that fails, a feed with on_error="retry" is tried again. Any other feed ends the daemon's start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .timers import Timers
 from .workers import Workers
 
 NOBODY = -1
-"""In place of a worker's number: the feed waits for its next try."""
+"""In place of a worker's number: the feed waits for its next attempt."""
 
 
 class Failing(Struct, frozen=True):
@@ -37,14 +37,14 @@ class Starting:
 
     Args:
         workers: the worker processes.
-        budget: says whether the memory suffices.
-        timers: for tries that wait.
+        budget: tells whether the memory suffices.
+        timers: for attempts that wait.
         out: where commands go.
 
     Attributes:
-        feeds: those that can be read, by name.
-        failing: those that cannot be started yet, where they say "retry".
-        checks: what cannot be seeded is noticed.
+        feeds: the feeds that can be read, by name.
+        failing: the feeds with on_error="retry" that could not be started yet.
+        checks: makes first samples a second time.
     """
 
     def __init__(self, workers: Workers, budget: Budget, timers: Timers, out: Callable[[do.Command], None]) -> None:
@@ -71,14 +71,17 @@ class Starting:
 
     @property
     def retries(self) -> bool:
-        """Whether every feed that is not ready is tried again when its start fails, and there is such a feed."""
+        """Whether a feed is not ready, and all such feeds are tried again when their start fails."""
         return bool(self._listings) and all(
             self._plans[feed].on_error == "retry" for _, feed in self._listings.values()
         )
 
     def imported(self, worker: int, plans: Iterable[FeedPlan]) -> bool:
-        """A worker has imported the feeds. The first one to do so is asked for splits and samples. Returns whether they
-        are the same as the first worker's."""
+        """A worker has imported the feeds. The first one to do so is asked for splits and samples.
+
+        Returns:
+            Whether its feeds are those that the first worker imported.
+        """
         if self._plans and list(plans) != list(self._plans.values()):
             return False
         self.checks.worker_ready(worker)
@@ -91,11 +94,11 @@ class Starting:
         return True
 
     def lists(self, run: int) -> bool:
-        """Whether the run is one of the start."""
+        """Whether the run belongs to the start."""
         return run in self._listings
 
     def listed(self, event: SplitsListed) -> None:
-        """The splits of a feed are there, and what its first sample looks like."""
+        """A worker has listed the splits of a feed, and seen its first sample."""
         worker, name = self._listings.pop(event.run)
         self.failing.pop(name, None)
         plan, splits = self._plans[name], event.splits
@@ -111,7 +114,7 @@ class Starting:
         if too_small is None:
             self._do(do.FeedReady(name, splits.count))
             self._check_samples()
-        elif not self._listings:  # else the figure is not complete
+        elif not self._listings:  # otherwise the figure is not complete yet
             self._do(do.FailStart(too_small))
 
     def failed(self, run: int, error: PenstockError) -> None:
@@ -131,7 +134,7 @@ class Starting:
         return any(lister == worker for lister, _ in self._listings.values())
 
     def worker_died(self, worker: int, how: str) -> None:
-        """A worker's process is gone. If that was asked to leave, another one does what it was to do."""
+        """A worker's process is gone. If it was to leave anyway, another one takes over its work."""
         self.checks.worker_away(worker)
         if worker in self._workers.leaving:
             for run, (lister, feed) in list(self._listings.items()):

@@ -1,14 +1,14 @@
-"""One stream: the epochs of a feed as its consumer reads them, in order, within the slots that it may hold.
+"""One stream: the epochs of a feed, in order, for one consumer or several, within the slots that it may hold.
 
-A stream has one consumer or several; who of them gets which batch says delivery.py.
+This file decides what an event means for the stream, and lets the stream proceed: it offers what stands next to the
+delivery policy (offering.py), and grants slots to the turns after that (granting.py). Which consumer gets a batch is
+for delivery.py to decide, and which worker makes it, for production.py.
 
-Here is what stands next, and when it is granted and sent; who makes it is the affair of production.py.
+The rule that keeps it alive: slots are granted in stream order. Production holds at most `share.production` of them,
+and keeps one for the head. Slots that were sent are bounded by credit and quota, and come back without any help from
+production. So the next turn in the order can always be made.
 
-The rule that keeps it alive: slots are granted in stream order, at most `production` of them are being made or wait for
-their place, and one of those is kept for the head. What was sent is the consumer's, bounded by credit and quota, and
-comes back by itself. So whatever stands next in the order can always be made.
-
-Events are methods; what is to be done goes to `out`. No socket, no clock, no memory here.
+Events are methods, and commands go to `out`. No socket, no clock and no memory here.
 """
 
 from __future__ import annotations
@@ -17,36 +17,33 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
-from penstock_proto import (
-    DaemonStopped,
-    EndOfStream,
-    PenstockError,
-    StateMismatch,
-)
+from penstock_proto import DaemonStopped, EndOfStream, PenstockError
 from penstock_proto import messages as m
 from penstock_proto.position import Position
 
 from . import commands as do
 from .consumer import Consumer
-from .delivery import Delivery, Outlet
+from .copies import Copies
+from .delivery import Delivery
 from .epoch import Epoch
 from .feeds import ServedFeed, SplitsInfo
+from .granting import Granting
 from .group_log import GroupLog
 from .lane_production import LaneProduction
 from .listing import SplitLists
 from .memory import Share
-from .order import EpochOrder
+from .offering import Offering
+from .open_epochs import OpenEpochs
+from .outlet import Outlet
 from .production import Production
 from .range_production import RangeProduction
 from .slots import Slots
-from .turn import Part, Repeat, Source, Turn
 from .workers import Workers
 
 MOST_STREAMS = 2**62 // m.IDS_PER_STREAM
-"""Numbers of streams: the ids of all of them fit messages. Behind the last the daemon goes on with those that are free,
-whose ids were used 4 million streams ago."""
+"""How many numbers there are for streams, so that their ids fit into messages. After the last one, free numbers are
+used
+again: their ids were last used 4 million streams ago."""
 
 
 class Stream:
@@ -58,15 +55,14 @@ class Stream:
         delivery: makes the policy that decides which consumer receives which batch.
         share: the slots that it may hold.
         workers: the workers.
-        later: called to try a run's work again in so many seconds.
+        later: called to try a run's work again after this many seconds.
         out: where commands go.
 
     Attributes:
-        consumers: its consumers, by rank.
-        waiting: before it begins: the ranks that are there, which are its consumers when all are.
         slots: the slots that it has leased.
-        production: the turns that are being made.
-        error: why it failed, or None.
+        production: makes its turns.
+        copies: makes copies of its batches.
+        outlet: its consumers, and what they are sent.
     """
 
     def __init__(
@@ -83,21 +79,17 @@ class Stream:
         self.number = number
         self.feed = feed
         self.share = share
-        self.consumers: list[Consumer] = []
-        self.waiting: list[Consumer] = []
-        self.error: PenstockError | None = None
-        self._exact = feed.plan.order == "exact"
-        self._indexable = feed.plan.length is not None
-        self._workers = workers
         self._do = out
+        self._stopping: DaemonStopped | None = None
         ids = itertools.count(number * m.IDS_PER_STREAM)
-        self.slots = Slots(ids, out)
         self._epochs: deque[Epoch] = deque()
-        self._position: Position | None = None
-        self._next_epoch = 0
-        self._delivery = delivery(self)
+        self.slots = Slots(ids, feed.slot_nbytes, out)
+        self.copies = Copies(feed, self.slots, out)
+        self.outlet = Outlet(feed, self.slots, self.copies, self._epochs, fail=self.fail, out=out)
+        self._delivery = delivery(self.outlet)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
-        production = RangeProduction if self._indexable else LaneProduction
+        self._opening = OpenEpochs(feed, self._epochs, self._lists, workers)
+        production = RangeProduction if feed.plan.length is not None else LaneProduction
         self.production: Production = production(
             feed,
             self._epochs,
@@ -108,106 +100,115 @@ class Stream:
             later=later,
             out=out,
         )
-        self._closing = False
-        self._stopping: DaemonStopped | None = None
+        turns = self.production.turns
+        self._offering = Offering(self._epochs, self.outlet, self._delivery, turns, self._close_first_epoch)
+        self._granting = Granting(self._epochs, self.production, exact=feed.plan.order == "exact")
 
     def join(self, consumer: Consumer, share: Share) -> None:
-        """One more consumer of a shared stream, from the epoch on that is being read."""
+        """Add a consumer to a shared stream. It begins in the epoch that is being read."""
         self.share = share
-        consumer.epoch = self._epochs[0].number if self._epochs else self._next_epoch
+        consumer.epoch = self._epochs[0].number if self._epochs else self._opening.next
         self.consumers.append(consumer)
 
     def part(self, consumer: Consumer, share: Share) -> None:
-        """A consumer of a shared stream has left it."""
+        """Remove a consumer from a shared stream."""
         self.consumers.remove(consumer)
         self.share = share
 
     def start(self, consumers: list[Consumer], positions: list[Position | None]) -> None:
         """All consumers are there: begin at the earliest of their positions (None: epoch 0). A consumer that is further
-        on receives only what comes behind its own."""
-        self.consumers, self.waiting = consumers, []
+        on receives only what comes after its own position."""
+        self.outlet.begin(consumers)
         places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
         earliest = min(range(len(places)), key=places.__getitem__)
-        self._position = positions[earliest]
-        self._next_epoch = places[earliest][0]
+        self._opening.start(places[earliest][0], positions[earliest])
         for consumer, position, (epoch, batches) in zip(consumers, positions, places, strict=True):
-            consumer.epoch = max(consumer.epoch, epoch)  # who waited for the others may have left epochs meanwhile
-            consumer.first = epoch, -(-batches // len(consumers))  # a round that was filled up is a whole one
+            consumer.epoch = max(consumer.epoch, epoch)  # it may have left epochs while it waited for the others
+            consumer.first = epoch, -(-batches // len(consumers))  # a round that was filled up counts as whole
             consumer.told = epoch, position.batches if position else 0
         self._open_next_epoch()
         self._close_passed()
 
     @property
     def epochs(self) -> Sequence[Epoch]:
-        """The open epochs; the first is the one that is being read, or will be next."""
+        """The open epochs. The first is being read, or will be read next."""
         return self._epochs
 
     @property
+    def consumers(self) -> list[Consumer]:
+        """Its consumers, by rank; none before it begins."""
+        return self.outlet.consumers
+
+    @property
+    def error(self) -> PenstockError | None:
+        """Why it failed, or None."""
+        return self.outlet.error
+
+    @property
     def closing(self) -> bool:
-        """Whether no consumer wants anything any more."""
-        return self._closing
+        """Whether no consumer wants anything any longer."""
+        return self.outlet.closing
 
     @property
     def group_log(self) -> GroupLog | None:
-        """Where a state file learns of it, if one does."""
+        """What reports the stream's position to the state file, if it is kept there."""
         return self._delivery.group_log
 
     @property
     def done(self) -> bool:
         """Whether the stream is closed and every slot has come back."""
-        return self._closing and not self.slots
+        return self.outlet.closing and not self.slots
 
     @property
     def reserved(self) -> int:
-        """Bytes that are kept for it: its share while it lives, then what has not come back yet."""
-        if self._closing or self.error is not None:
+        """Bytes reserved for it: its share while it lives, then the slots that have not come back yet."""
+        if self.outlet.closing or self.error is not None:
             return self.slots.nbytes
-        return max(self.slots.nbytes, self.share.nbytes)  # what consumers that left a group still hold counts too
+        return max(self.slots.nbytes, self.share.nbytes)  # consumers that left a group may still hold some
 
     @property
     def slots_reserved(self) -> int:
-        """Slots that are kept for it, likewise."""
-        if self._closing or self.error is not None:
+        """Slots reserved for it: as for `reserved`."""
+        if self.outlet.closing or self.error is not None:
             return len(self.slots)
         return max(len(self.slots), self.share.slots)
 
     @property
     def delivered(self) -> bool:
-        """Whether the consumers have all that was promised."""
-        if self._closing:
+        """Whether the consumers have all that they were promised."""
+        if self.outlet.closing:
             return True
         if not self._cut_short:
             return all(consumer.delivered for consumer in self.consumers)
-        if self._delivery.has_returned and self._epochs and self.reading(self._epochs[0]):
+        if self._delivery.has_returned and self._epochs and self.outlet.reading(self._epochs[0]):
             return False
         return all(consumer.gone or consumer.handed == consumer.sent for consumer in self.consumers)
 
     @property
     def _cut_short(self) -> bool:
-        """Whether the daemon wants to stop within an epoch that has no end: then what was sent is all."""
+        """Whether the daemon wants to stop within an epoch that has no end: then nothing more is sent."""
         return self._stopping is not None and self.feed.plan.endless
 
     @property
     def epoch_batches(self) -> int:
-        """Batches sent of the epoch that is being read, from its start."""
-        return self._epochs[0].batches if self._epochs and self.reading(self._epochs[0]) else 0
+        """How many batches of the current epoch were sent, counted from its start."""
+        return self._epochs[0].batches if self._epochs and self.outlet.reading(self._epochs[0]) else 0
 
     # --- events from consumers ---
 
     def begin(self, consumer: Consumer, number: int) -> None:
-        """The consumer wants this epoch from its start (or its position). Close epochs that no consumer wants any
-        longer.
+        """The consumer wants this epoch, from its start or its position. Close the epochs that no consumer wants now.
 
         Raises:
-            ProtocolError: it reads an epoch, has read this one before, or is gone.
+            ProtocolError: it reads an epoch already, has read this one before, or is gone.
         """
         if self.error is not None:
-            return  # the consumer has been told
+            return  # the consumer was told
         if self._delivery.shared and self._epochs and number < self._epochs[0].number and not consumer.reading:
-            self.tell(m.End(number, 0, 0, 0), [consumer])  # it comes late: the others have read it
+            self.outlet.tell(m.End(number, 0, 0, 0), [consumer])  # it is late: the others have read the epoch
             consumer.ends += 1
             return
-        if self._stopping is not None and number not in self._begun:  # no epoch begins; others may still read one
+        if self._stopping is not None and number not in self.outlet.begun:  # no epoch begins; others may still read one
             self._stop_when_delivered()
             return
         consumer.begin(number)
@@ -216,22 +217,22 @@ class Stream:
             return
         for epoch in self._epochs:
             if epoch.number == number:
-                self._tell_begun(epoch, [consumer])
+                self.outlet.tell_begun(epoch, [consumer])
         self._close_passed()
 
     def ends_before(self, epoch: int) -> bool:
-        """Whether the feed has no such epoch."""
+        """Whether the feed ends before this epoch."""
         return self.feed.plan.epochs is not None and epoch >= self.feed.plan.epochs
 
     def end_of_stream(self) -> EndOfStream:
-        """The error for who wants such an epoch."""
+        """Return the error for a consumer that wants such an epoch."""
         return EndOfStream(f"the feed has {self.feed.plan.epochs} epochs", feed=self.feed.name)
 
     def acknowledge(self, consumer: Consumer, handed: int, released: tuple[int, ...], ended: int) -> None:
-        """`handed` slabs in all are handed (or void), over those in `released` no tensor lives, `ended` Ends came.
+        """The consumer acknowledges slabs and Ends; see `Consumer.acknowledge`.
 
         Raises:
-            ProtocolError: counts that cannot be. Nothing has changed then.
+            ProtocolError: the counts are impossible. Nothing has changed then.
         """
         consumer.check_acknowledged(handed, released, ended)
         self._delivery.handed(consumer, handed)
@@ -240,11 +241,10 @@ class Stream:
         self._stop_when_delivered()
 
     def leave(self, consumer: Consumer, number: int, handed: int) -> None:
-        """The consumer leaves this epoch before its end. What was sent behind the first `handed` slabs it does not hand
-        over.
+        """The consumer leaves this epoch before its end. It hands over only the first `handed` slabs.
 
         Raises:
-            ProtocolError: so many were not sent. Nothing has changed then.
+            ProtocolError: fewer were sent. Nothing has changed then.
         """
         consumer.check(handed)
         if consumer.reading and consumer.epoch == number:
@@ -254,13 +254,13 @@ class Stream:
             self._stop_when_delivered()
 
     def close(self, consumer: Consumer, handed: int) -> None:
-        """The consumer wants nothing more; slots under its tensors come back as it releases them."""
+        """The consumer wants nothing more. Slots under its tensors come back as it releases them."""
         if not consumer.gone:
             self._delivery.returned(consumer, handed)
         consumer.go()
-        if consumer in self.waiting:
-            self.waiting.remove(consumer)
-        if self.waiting:
+        if consumer in self.outlet.waiting:
+            self.outlet.waiting.remove(consumer)
+        if self.outlet.waiting:
             return
         if self._deserted:
             self.end()
@@ -275,38 +275,39 @@ class Stream:
         self.close(consumer, handed)
 
     def lost(self, consumer: Consumer, handed: int) -> None:
-        """The consumer is gone, and every tensor with it: all of its slots come back."""
+        """The consumer is gone with all its tensors: take all of its slots back."""
         self.cut(consumer, handed)
         for slot in consumer.lost():
             self.slots.release(slot)
 
     def give_up_waiting(self) -> None:
-        """Consumers that were awaited will not come back."""
+        """The consumers that are awaited will not come back."""
         assert self.group_log is not None
         self.group_log.give_up()
         self._close_passed()
 
     def end(self) -> None:
-        """Nobody wants anything more."""
-        if not self._closing:
-            self._closing = True
+        """No consumer wants anything more: close the stream."""
+        if not self.outlet.closing:
+            self.outlet.close()
             self._stop_production()
 
     def stop(self, reason: DaemonStopped) -> None:
-        """The daemon wants to stop: the epoch that is being read goes on to its end, if it has one, and none begins."""
+        """The daemon wants to stop. The current epoch goes on to its end, if it has one, and no other begins."""
         self._stopping = reason
         self._stop_when_delivered()
 
     # --- events from workers ---
 
     def splits_listed(self, run: int, splits: SplitsInfo) -> None:
-        """The list of splits that `run` was to make is there."""
+        """A worker has listed splits, in `run`."""
         epoch = self._lists.listed(run, splits)
         if epoch is not None:
-            self._plan(epoch, splits)
+            self._opening.plan(epoch, splits, len(self.consumers))
+            self.outlet.tell_begun(epoch, self.outlet.reading(epoch))
 
     def run_failed(self, run: int, error: PenstockError) -> None:
-        """User code failed in the run, which is closed with all of its turns."""
+        """User code failed in the run. The worker has dropped the run and all its turns."""
         self._lists.run_failed(run, error)
         self.production.run_failed(run, error)
 
@@ -325,263 +326,75 @@ class Stream:
         return self._lists.uses(worker) or self.production.uses(worker)
 
     def resize(self, share: Share, slot_nbytes: int) -> None:
-        """From now on the stream has this share, of slots of this size. What is out stays out till it is released."""
+        """Give the stream this share, of slots of this size. Slots that are out stay out until they are released."""
         limits = self.share.credit, self.share.quota
         self.share = share
-        self.production.slot_nbytes = slot_nbytes
+        self.slots.resize(slot_nbytes)
         for consumer in self.consumers:
             consumer.resize(share)
             if (share.credit, share.quota) != limits:
-                self.tell(m.Opened(share.credit, share.quota), [consumer])
+                self.outlet.tell(m.Opened(share.credit, share.quota), [consumer])
 
     # --- what follows ---
 
     def fail(self, error: PenstockError) -> None:
-        """The stream fails now."""
-        if self.error is None and not self._closing:
-            self.error = error
-            self.tell(m.Failed(m.ErrorReport.of(error)), self.consumers or self.waiting)
+        """Fail the stream, unless it has failed or is closed."""
+        if self.error is None and not self.outlet.closing:
+            self.outlet.failed(error)
             self._stop_production()
             if self._delivery.shared and self._deserted:
                 self.end()
 
-    def settle(self) -> None:
-        """Send what can be sent, then grant what can be granted; tell the state file if the stream has ended."""
-        if self._live:
-            self._deliver()
-        if self._live:
-            self._grant()
-            if self._epochs and self._epochs[0].failing:
-                self._deliver()  # what could not be granted may be next
+    def proceed(self) -> None:
+        """Send what can be sent, then grant what can be granted. Tell the state file if the stream has ended."""
+        outlet, epochs = self.outlet, self._epochs
+        if outlet.live:
+            self._offering.offer(cut_short=self._cut_short)
+        if outlet.live:
+            if len(epochs) < 2 and not (epochs and epochs[0].granting) and self._may_open_next:
+                self._open_next_epoch()
+            self._granting.grant(self.share.production)
+            if epochs and epochs[0].failing:
+                self._offering.offer(cut_short=self._cut_short)  # the next turn may have failed instead of being made
         log = self._delivery.group_log
-        if log is not None and (self._closing or self.error is not None):
+        if log is not None and (self.outlet.closing or self.error is not None):
             log.end(forget=not isinstance(self.error, DaemonStopped))
 
     @property
     def _deserted(self) -> bool:
-        """Whether all consumers are gone, and none can come to it any more."""
+        """Whether all consumers are gone, and no other can join."""
         return all(consumer.gone for consumer in self.consumers) and (
             not self._delivery.shared or self.error is not None
         )
 
-    @property
-    def _live(self) -> bool:
-        return self.error is None and not self._closing and bool(self.consumers)
-
-    def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
-        """Send a message to those consumers."""
-        for consumer in consumers:
-            if not consumer.gone:
-                self._do(do.Tell(consumer.number, message))
-
-    def _tell_begun(self, epoch: Epoch, consumers: list[Consumer]) -> None:
-        if epoch.splits is not None and self.error is None:
-            self.tell(m.Begun(epoch.number, epoch.splits.digest), consumers)
-
-    @property
-    def _begun(self) -> set[int]:
-        """The epochs that consumers have begun, and are reading."""
-        return {consumer.epoch for consumer in self.consumers if consumer.reading}
-
-    def reading(self, epoch: Epoch) -> list[Consumer]:
-        """Who reads the epoch."""
-        return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch.number]
-
-    def listening(self, epoch: Epoch) -> list[Consumer]:
-        """Who reads the epoch, and has not heard before of what comes next in it."""
-        return [consumer for consumer in self.reading(epoch) if (epoch.number, epoch.batches) >= consumer.told]
-
-    def open_epoch(self, number: int) -> Epoch | None:
-        """The epoch with this number, if it is open."""
-        return next((epoch for epoch in self._epochs if epoch.number == number), None)
-
-    def repeat(self, turn: Turn, part: Part) -> Repeat:
-        """See Outlet."""
-        return self.production.repeat(turn, part)
-
-    def let_go(self, source: Source) -> None:
-        """See Outlet."""
-        if isinstance(source, Repeat):
-            self.production.let_go(source)
-        else:
-            self.slots.release(source.slot)
-
     def _close_passed(self) -> None:
-        """Close the epochs that no consumer wants any more."""
+        """Close the epochs that no consumer wants now."""
         there = [consumer.epoch for consumer in self.consumers if not consumer.gone]
         if not there or (self.group_log is not None and self.group_log.awaited):
             return
         wanted = min(there)
         while self._epochs and self._epochs[0].number < wanted:
-            self._close_epoch(self._epochs.popleft())
+            self._close_first_epoch()
         if not self._epochs and self.error is None:
-            self._next_epoch = max(self._next_epoch, wanted)
+            self._opening.at_least(wanted)
             self._open_next_epoch()
 
     def _stop_when_delivered(self) -> None:
         if self._stopping is not None and self.delivered:
             self.fail(self._stopping)
 
-    def _open_next_epoch(self) -> None:
-        number = self._next_epoch
-        if self.feed.plan.epochs is not None and number >= self.feed.plan.epochs:
-            return
-        self._next_epoch = number + 1
-        position, self._position = self._position, None
-        epoch = Epoch(number, position)
-        self._epochs.append(epoch)
-        if self.feed.static_splits is not None:
-            self._plan(epoch, self.feed.static_splits)
-        else:
-            self._lists.ask(epoch)
-
-    def _plan(self, epoch: Epoch, splits: SplitsInfo) -> None:
-        try:
-            epoch.plan(
-                self.feed, splits, 1 if self._exact else max(1, len(self._workers.available)), len(self.consumers)
-            )
-        except StateMismatch as error:
-            epoch.error = error
-        self._tell_begun(epoch, self.reading(epoch))
-
-    # --- delivery ---
-
-    def _deliver(self) -> None:
-        """Send what stands next, as far as it is there and the consumers have credit."""
-        epoch = self._epochs[0] if self._epochs else None
-        if epoch is None or not self._delivery.wanted(epoch):
-            return
-        if epoch.error is not None:
-            self.fail(epoch.error)
-        if epoch.order is None or self.error is not None:
-            return
-        if not self._delivery.redeliver(epoch) or self._cut_short:
-            return
-        order = epoch.order
-        while (turn := order.next()) is not None:
-            while turn.parts:
-                if epoch.skip:
-                    self._skip(epoch, turn)
-                elif self._delivery.deliver(epoch, turn, turn.parts[0]):
-                    turn.parts.popleft()
-                else:
-                    return
-            if turn.error is not None:
-                self.fail(turn.error)
-                return
-            if turn.complete:
-                order.taken(turn)
-                self._lane_ended(epoch, turn)
-                self.production.settle(epoch, turn)
-        if order.finished and self._delivery.ends(epoch):
-            self._end(epoch)
-
-    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
-        """See Outlet."""
-        self.slots.hold(source.slot)
-        self._do(
-            do.SendSlab(
-                consumer=consumer.number,
-                ticket=source.slot.ticket,
-                first=part.first,
-                nbytes=nbytes,
-                seq=consumer.send(epoch.number, source, part, nbytes),
-                epoch=epoch.number,
-                lane=source.lane,
-                index=source.index + part.first,
-                batches=part.batches,
-                rows=part.rows,
-                shapes=part.shapes,
-                record=part.record,
-                repeat=isinstance(source, Repeat),
-            )
-        )
-
-    def count(self, epoch: Epoch, part: Part) -> None:
-        """The part is dealt, or passed over."""
-        epoch.batches += part.batches
-        epoch.rows += part.rows
-
-    def _skip(self, epoch: Epoch, turn: Turn) -> None:
-        """Pass over what the position's `skip` still asks for of the turn's next part."""
-        part = turn.parts.popleft()
-        count = min(epoch.skip, part.batches)
-        passed = part
-        if count < part.batches:
-            rows = count * (self.feed.plan.batch_size or 1)
-            passed = replace(part, batches=count, rows=rows)
-            turn.parts.appendleft(
-                replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
-            )
-        epoch.skip -= count
-        self.tell_elsewhere(epoch, turn, passed, self.listening(epoch))
-        self.count(epoch, passed)
-
-    def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
-        """See Outlet."""
-        index = turn.index + part.first
-        self.tell(m.SentElsewhere(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
-
-    def _lane_ended(self, epoch: Epoch, turn: Turn) -> None:
-        """If the turn has ended its lane, tell the consumers, where that stands in the stream."""
-        if turn.number < 0 or self._indexable:
-            return
-        lane = epoch.lanes[turn.lane]
-        ended = m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record)
-        self._delivery.lane_ended(epoch, ended)
-
-    def _end(self, epoch: Epoch) -> None:
-        """All of the epoch was delivered: end it, or fail if it is not what it should be."""
-        if (error := epoch.fault_at_end(self.feed)) is not None:
-            self.fail(error)
-            return
-        for consumer in self.reading(epoch):
-            self.tell(self._delivery.end_of(epoch, consumer), [consumer])
-            consumer.ends += 1
-            consumer.leave()
-        self._epochs.popleft()
-        self._close_epoch(epoch)
-
-    # --- production ---
-
-    def _grant(self) -> None:
-        if len(self._epochs) < 2 and not (self._epochs and self._epochs[0].granting) and self._may_open_next:
-            self._open_next_epoch()
-        for epoch in self._epochs:
-            order = epoch.order
-            if order is None:
-                return
-            while order.ungranted or (order.more and not epoch.failing):
-                spare = self.share.production - self.production.turns
-                if spare <= 0 or spare <= self._kept_for_head(epoch, order):
-                    return
-                if order.ungranted:
-                    self.production.begin(epoch, order.ungranted.popleft())
-                else:
-                    turn = self.production.next_visit(epoch, self.share.production)
-                    if turn is None:
-                        return
-                    self.production.begin(epoch, turn)
-
     @property
     def _may_open_next(self) -> bool:
         """Whether the next epoch's first batches are to be made while the consumer validates or saves."""
-        return self._stopping is None or self._next_epoch in self._begun
+        return self._stopping is None or self._opening.next in self.outlet.begun
 
-    def _kept_for_head(self, epoch: Epoch, order: EpochOrder) -> int:
-        """How many slots the next grant must leave: one, unless it is for the head itself.
+    def _open_next_epoch(self) -> None:
+        epoch = self._opening.open_next(len(self.consumers))
+        if epoch is not None:
+            self.outlet.tell_begun(epoch, self.outlet.reading(epoch))
 
-        In fast order whatever is ready is the head, but what is left over of an epoch comes after its last visit.
-        """
-        if epoch is not self._epochs[0]:
-            return 1
-        if not self._exact:
-            return 0
-        if order.ungranted:
-            return int(next(iter(order.window)) is not order.ungranted[0])
-        return int(bool(order.window))
-
-    def _close_epoch(self, epoch: Epoch) -> None:
+    def _close_first_epoch(self) -> None:
+        epoch = self._opening.close_first()
         self._delivery.forget(epoch)
         self.production.close_epoch(epoch)
         if epoch.splits is not None and self.feed.static_splits is None:
@@ -591,4 +404,4 @@ class Stream:
         for consumer in self.consumers:
             consumer.stop_reading()
         while self._epochs:
-            self._close_epoch(self._epochs.popleft())
+            self._close_first_epoch()

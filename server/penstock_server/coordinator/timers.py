@@ -1,4 +1,4 @@
-"""What is due later. The coordinator has no clock of its own, but says when it wants the next tick."""
+"""Timers: calls that are due later. The coordinator has no clock; it says when it needs the next Tick."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 
 
 class Timers:
-    """Calls to be made later. `now` is the time of the event that is being handled, in seconds from anywhere."""
+    """Calls to be made later. `now` is the time of the current event, in seconds from an arbitrary start."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -21,12 +21,12 @@ class Timers:
 
     @property
     def next(self) -> float | None:
-        """When the next call is due; None if there is none."""
+        """The time at which the next call is due; None if there is none."""
         return self._calls[0][0] if self._calls else None
 
     @property
     def times(self) -> list[float]:
-        """When each call is due."""
+        """The times at which calls are due."""
         return sorted(due for due, _, _ in self._calls)
 
     def due(self) -> Iterator[Callable[[], None]]:

@@ -1,4 +1,4 @@
-"""State machines as tables: which state may follow which, and by what event."""
+"""State machines as tables: which state may follow which, and because of what event."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TypeAlias, TypeVar
 
 
 class States(Enum):
-    """Base of the enums of states. Their members are keys of tables that are read for each batch, so hashing one must
-    not call Python, as Enum's own does."""
+    """Base of the enums of states. Their members are keys of tables that are read for each batch. Hashing them must not
+    call Python code, as Enum's own hash does."""
 
     __hash__ = object.__hash__
 
@@ -25,5 +25,5 @@ class ImpossibleTransition(AssertionError):
 
 
 def impossible(before: Enum, after: Enum) -> ImpossibleTransition:
-    """The error for a transition that is in no table."""
+    """Return the error for a transition that is not in the table."""
     return ImpossibleTransition(f"{type(before).__name__}: no way from {before.name} to {after.name}")

@@ -1,4 +1,4 @@
-"""A turn: one visit to a lane, or one merged batch. What is known of it, and its states from plan to delivery."""
+"""A turn: one visit to a lane, or one merged batch. Its data, and its states from plan to delivery."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .transitions import States, Table, impossible
 
 
 class Part(Struct, frozen=True):
-    """Batches of a turn that are ready: `batches` of them from position `first` of the turn.
+    """Batches of a turn that are ready: `batches` of them, from place `first` of its slot on.
 
-    `record`: the lane's restart record behind the last of them.
+    `record`: the lane's restart record after the last of them.
     """
 
     first: int
@@ -31,7 +31,7 @@ class Part(Struct, frozen=True):
 
 
 class Leftover(Struct, frozen=True):
-    """`count` rows from row `start` of what `lane` has left over."""
+    """`count` of the rows that `lane` has left over, from row `start` on."""
 
     lane: int
     start: int
@@ -39,15 +39,15 @@ class Leftover(Struct, frozen=True):
 
 
 class TurnState(States):
-    """Where a turn is on its way."""
+    """How far a turn is."""
 
-    PLANNED = "it stands in the order, and has no slot"
+    PLANNED = "it has its place in the order, but no slot"
     WAITING = "a slot was asked for"
     IDLE = "its slot is there, and no run fills it"
     FILLING = "one run fills it, or several write the rows of a merged batch"
-    COMPLETE = "no run fills it; batches, an error or its end wait for their place in the order"
-    ABANDONED = "the order has done with it, and a run has still to answer for it"
-    DONE = "the order has done with it, and no run fills it"
+    COMPLETE = "no run fills it; its batches, error or end wait until the order comes to them"
+    ABANDONED = "it has left the order, but a run still has to answer for it"
+    DONE = "it has left the order, and no run fills it"
 
 
 PLANNED, WAITING, IDLE, FILLING, COMPLETE, ABANDONED, DONE = TurnState
@@ -80,11 +80,11 @@ TURN_STATES: Table[TurnState] = {
     },
     DONE: {},
 }
-"""From which state a turn goes to which other, and by what."""
+"""The states that a turn can go to from each state, and the reasons."""
 
 
 _COMPLETE = frozenset({COMPLETE, DONE})
-_SETTLED = frozenset({ABANDONED, DONE})
+_LEFT_ORDER = frozenset({ABANDONED, DONE})
 
 
 @dataclass(slots=True, eq=False)
@@ -92,27 +92,27 @@ class Turn:
     """See the file's head.
 
     Attributes:
-        lane: the lane's number; TAIL_LANE for a merged batch, 0 for any range of an indexable feed.
-        index: the number of its first batch in the lane (or among the merged ones).
-        batches: how many it may have.
-        leftovers: of a merged batch: what it is made of.
-        sizes: of a merged batch whose samples vary in size: those of its leftovers that were measured.
-        shapes: of the same: the shapes of its stored arrays, once all are measured.
-        measuring: of the same: whether its fillers measure rows, and do not write them.
-        parts: batches that were made and not delivered.
+        lane: the number of the lane; TAIL_LANE for a merged batch, 0 for any range of an indexable feed.
+        index: the number of its first batch in the lane (or among the merged batches).
+        batches: the most batches that it may have.
+        leftovers: for a merged batch: the rows that it is made of.
+        sizes: for a merged batch whose samples vary in size: the sizes of the leftovers that are measured.
+        shapes: for such a batch: the shapes of its stored arrays, once all leftovers are measured.
+        measuring: for such a batch: whether its fillers measure rows, and do not write them.
+        parts: batches that are made and not delivered.
         ended: whether it ended its lane.
-        leftover: rows that the lane has left over then.
+        leftover: how many rows the lane has left over then.
         error: why the stream fails when this turn is next.
-        number: of a turn that ended its lane: how many lanes had ended before it in the stream; else -1.
-        lane_set: in fast order: the set of lanes of which it is a visit.
-        worker: of an indexable feed: who makes it. (What others call its lane is then this worker.)
+        number: for a turn that ended its lane: how many lanes ended before it in the stream; else -1.
+        lane_set: in fast order: the set of lanes that it belongs to.
+        worker: for an indexable feed: the worker that makes it. The worker's number then stands for the lane's.
         slot: the lease of its slot, from WAITING on.
-        complete: whether no run fills it, or will: COMPLETE or DONE.
-        settled: whether the order has done with it: ABANDONED or DONE.
+        complete: whether no run fills it, now or later: COMPLETE or DONE.
+        left_order: whether it was delivered or its epoch is closed: ABANDONED or DONE.
         made: how many batches are made.
-        base: how many of them its present run found made.
-        fillers: the (worker, run)s that fill it.
-        queued: in fast order: whether it is among those that are ready.
+        base: how many of them were made before its present run.
+        fillers: the (worker, run) pairs that fill it.
+        queued: in fast order: whether it is in the queue of ready turns.
     """
 
     lane: int
@@ -129,7 +129,7 @@ class Turn:
     worker: int = 0
     slot: Lease = NO_SLOT
     complete: bool = False
-    settled: bool = False
+    left_order: bool = False
     made: int = 0
     base: int = 0
     fillers: list[tuple[int, int]] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Turn:
             raise impossible(self.state, state)
         self.state = state
         self.complete = state in _COMPLETE
-        self.settled = state in _SETTLED
+        self.left_order = state in _LEFT_ORDER
 
     @property
     def rows(self) -> int:
@@ -157,7 +157,7 @@ class Turn:
 
     @property
     def merged(self) -> bool:
-        """Whether it is a merged batch, and no visit."""
+        """Whether it is a merged batch, not a visit."""
         return self.lane == TAIL_LANE
 
     @property
@@ -168,13 +168,13 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Repeat:
-    """A copy of a batch in a slot of its own. It stands in no order.
+    """A copy of a batch in a slot of its own. It has no place in the order.
 
     Attributes:
         original: the turn of the batch.
         part: the batch.
         slot: the copy's slot.
-        copying: whether the batch is being copied; the copy holds both slots then.
+        copying: whether the batch is being copied now. Meanwhile both slots are held for this.
         made: whether the batch has been copied.
     """
 
@@ -191,9 +191,9 @@ class Repeat:
 
     @property
     def index(self) -> int:
-        """The number in the lane of the original's first batch."""
+        """The number of the original's first batch in the lane."""
         return self.original.index
 
 
 Source: TypeAlias = Turn | Repeat
-"""What a slab is sent from."""
+"""The turn or copy whose slot a slab is sent from."""

@@ -1,4 +1,4 @@
-"""Which workers there are: who can be given work, and who shall leave."""
+"""Which workers there are, which of them can be given work, and which are to leave."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class Workers:
     """The workers by number.
 
-    A worker that died is away until the process in its place is ready; it gets work only where there is nobody else. A
-    worker that leaves gets no new work.
+    A worker that died is away until the next process in its place is ready. It gets work only if all others are away or
+    leaving too. A worker that is to leave gets no new work.
     """
 
     def __init__(self, count: int) -> None:
@@ -21,15 +21,15 @@ class Workers:
 
     @property
     def available(self) -> list[int]:
-        """Those that can be given work, by number: none that leaves or is away, unless all others are."""
+        """The numbers of the workers that can be given work: none that leaves or is away, unless all do."""
         return self._available
 
     def pick(self, place: int) -> int:
-        """Who gets work number `place`: neighbours get different workers."""
+        """Return the worker for work number `place`. Neighbouring places get different workers."""
         return self._available[place % len(self._available)]
 
     def add(self, number: int) -> None:
-        """There is one worker more; it is away until it is ready."""
+        """Add a worker. It is away until it is ready."""
         self.numbers = sorted({*self.numbers, number})
         self.away.add(number)
         self._look()
@@ -45,17 +45,17 @@ class Workers:
         self._look()
 
     def leaves(self, number: int) -> None:
-        """The worker shall leave; another one must stay."""
+        """The worker is to leave. At least one other must stay."""
         self.leaving.add(number)
         self._look()
 
     def all_stay(self) -> None:
-        """Nobody leaves after all."""
+        """No worker leaves after all."""
         self.leaving.clear()
         self._look()
 
     def gone(self, number: int) -> None:
-        """The worker is no more."""
+        """Remove the worker."""
         self.numbers.remove(number)
         self.away.discard(number)
         self.leaving.discard(number)

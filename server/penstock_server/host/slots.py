@@ -157,7 +157,7 @@ class Slots:
                 self._assign(wish, new)
             else:
                 self._arena.free(new)
-                self.trim()  # whoever wanted it may have been the last
+                self.trim()  # the ticket that wanted it may have been the last
         del self._waiting[stream]
 
     async def _slot_comes_free(self, stream: int, deadline: float) -> bool:

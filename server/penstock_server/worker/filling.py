@@ -55,7 +55,7 @@ class Filler:
             job.reported, rows, reported = at, 0, time.monotonic()
 
         def takes_long() -> bool:
-            return at > job.reported and source.settled and time.monotonic() - reported > _PART_SECONDS
+            return at > job.reported and source.replayed and time.monotonic() - reported > _PART_SECONDS
 
         while at < fill.batches:
             place = fill.first + at
@@ -66,7 +66,7 @@ class Filler:
                     yield
                 made = source.next_batch([leaf[place] for leaf in slot.leaves])
             except Exception:
-                if at > job.reported and source.settled:
+                if at > job.reported and source.replayed:
                     report()  # what was made before is not lost
                 raise
             if not made:
@@ -140,7 +140,7 @@ class Filler:
         if message.start + message.count > lane.leftover:
             if run.read_again:
                 raise FeedError(
-                    f"lane {run.lane} had {message.start + message.count} samples or more behind its last full batch, "
+                    f"lane {run.lane} had {message.start + message.count} samples or more after its last full batch, "
                     f"and only {lane.leftover} when its splits were read again: {SAME_AGAIN}"
                 )
             raise ProtocolError(

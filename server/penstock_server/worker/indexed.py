@@ -38,14 +38,14 @@ class IndexRun:
 
     Attributes:
         index: number of the next batch; may be set to any.
-        border, settled: as in `LaneRun`.
+        border, replayed: as in `LaneRun`.
         leftover, leftover_rows: as in `LaneRun`; there are none, since the last batch may be smaller.
     """
 
     leftover = 0
     leftover_rows: Any = None
     border = True
-    settled = True
+    replayed = True
 
     def __init__(
         self,

@@ -117,8 +117,8 @@ class LaneRun:
         return self._behind.index
 
     @property
-    def settled(self) -> bool:
-        """Whether its batches are known to be the same as before: False until it has reached the record `ahead`."""
+    def replayed(self) -> bool:
+        """Whether it has reached the record `ahead`: until then its batches might differ from those made before."""
         return self._ahead is None
 
     def prepare(self) -> bool:
@@ -228,7 +228,7 @@ class LaneRun:
         if self._ahead is not None and self._ahead.index == place.index:
             if msgspec.structs.replace(place, skipped=self._ahead.skipped) != self._ahead:
                 raise FeedError(
-                    f"behind {place.index} batches lane {self._lane} was {self._ahead.where(self._piece)}, and when it "
+                    f"after {place.index} batches lane {self._lane} was {self._ahead.where(self._piece)}, and when it "
                     f"was read again it is {place.where(self._piece)}: {SAME_AGAIN}"
                 )
             self._ahead = None

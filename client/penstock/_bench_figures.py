@@ -1,0 +1,170 @@
+"""The figures of a measured feed, how the figures of several slices are joined, and how figures are written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShares:
+    """How a worker spent its time, as shares: `generating`, `idle`, `cpu_wait` (ready to run, without a CPU); the rest
+    is collating. `cpu` is the share in which it ran on a CPU.
+    """
+
+    number: int
+    generating: float
+    idle: float
+    cpu: float
+    cpu_wait: float
+
+    @property
+    def busy(self) -> float:
+        """The share in which it was not idle."""
+        return 1 - self.idle
+
+    @property
+    def collating(self) -> float:
+        """The share in which it checked, copied and reported samples."""
+        return max(0.0, 1 - self.idle - self.generating - self.cpu_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The measurement of a feed.
+
+    Attributes:
+        url: the URL of the feed.
+        transport: "local" or "tcp".
+        consumer: "NumPy" or "TensorFlow".
+        seconds, batches, samples, nbytes: how much was read, and in how many seconds.
+        first_batch_seconds: from connecting (including the start of a private daemon) to the first batch.
+        waiting, receiving, step: shares of the consumer's time: waiting for a batch, taking it, in the training step.
+        workers: workers that ran for the whole time.
+        daemon_cpu, consumer_cpu: CPUs that these used, on average.
+        cpus: CPUs that the daemon may use.
+        lanes: how many workers can work on an epoch at once; None: any number.
+        others: other consumers that the daemon had at the end.
+        cached: batches/s of the same consumer from memory, if that was measured.
+        other_cpu: CPUs of this host that other work used, on average; None if the daemon may be on another host.
+        stolen: CPUs of this host that a hypervisor gave to other hosts; likewise.
+        fast: whether the feed has `order="fast"`.
+        whole_batches: whether the feed has `batch_size=None`.
+        bytes_only: whether all dtypes of the feed have one byte.
+        memory_full: whether half of the daemon's `--memory` or more is reserved.
+        tcp_asked: whether the user asked for TCP.
+        slices: the measurements of consecutive parts of the time, which together are this one.
+    """
+
+    url: str
+    transport: str
+    consumer: str
+    seconds: float
+    batches: int
+    samples: float
+    nbytes: float
+    first_batch_seconds: float
+    waiting: float
+    receiving: float
+    step: float
+    workers: tuple[WorkerShares, ...]
+    daemon_cpu: float
+    consumer_cpu: float
+    cpus: int
+    lanes: int | None
+    others: int = 0
+    cached: float | None = None
+    other_cpu: float | None = None
+    stolen: float | None = None
+    fast: bool = False
+    whole_batches: bool = False
+    bytes_only: bool = False
+    memory_full: bool = True
+    tcp_asked: bool = False
+    slices: tuple[Figures, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Batches a second."""
+        return self.batches / self.seconds
+
+    @property
+    def megabytes(self) -> float:
+        """Megabytes a second."""
+        return self.nbytes / self.seconds / 1e6
+
+    @property
+    def generating(self) -> float:
+        """How many workers, on average, were in the generator."""
+        return sum(worker.generating for worker in self.workers)
+
+    @property
+    def collating(self) -> float:
+        """How many workers, on average, were collating."""
+        return sum(worker.collating for worker in self.workers)
+
+    @property
+    def idle(self) -> float:
+        """The share of their time in which workers were idle."""
+        return sum(worker.idle for worker in self.workers) / len(self.workers)
+
+    @property
+    def cpus_wanted(self) -> float:
+        """CPUs of the daemon's host that the feed uses or lacks. Over TCP the consumer may be on another host."""
+        consumer = self.consumer_cpu if self.transport == "local" else 0.0
+        return sum(worker.cpu + worker.cpu_wait for worker in self.workers) + self.daemon_cpu + consumer
+
+
+def joined(slices: Sequence[Figures]) -> Figures:
+    """Return the slices as one measurement: means weighted by length, and everything else from the last slice."""
+    seconds = sum(part.seconds for part in slices)
+
+    def mean(value: Callable[[Figures], float]) -> float:
+        return sum(value(part) * part.seconds for part in slices) / seconds
+
+    def worker(number: int) -> WorkerShares:
+        def share(value: Callable[[WorkerShares], float]) -> float:
+            return mean(lambda part: next(value(worker) for worker in part.workers if worker.number == number))
+
+        return WorkerShares(
+            number,
+            share(lambda w: w.generating),
+            share(lambda w: w.idle),
+            share(lambda w: w.cpu),
+            share(lambda w: w.cpu_wait),
+        )
+
+    lived = set.intersection(*({worker.number for worker in part.workers} for part in slices))
+    here = all(part.other_cpu is not None for part in slices)
+    return dataclasses.replace(
+        slices[-1],
+        seconds=seconds,
+        batches=sum(part.batches for part in slices),
+        samples=sum(part.samples for part in slices),
+        nbytes=sum(part.nbytes for part in slices),
+        waiting=mean(lambda part: part.waiting),
+        receiving=mean(lambda part: part.receiving),
+        step=mean(lambda part: part.step),
+        daemon_cpu=mean(lambda part: part.daemon_cpu),
+        consumer_cpu=mean(lambda part: part.consumer_cpu),
+        other_cpu=mean(lambda part: part.other_cpu or 0.0) if here else None,
+        stolen=mean(lambda part: part.stolen or 0.0) if here else None,
+        workers=tuple(map(worker, sorted(lived))),
+        slices=(),
+    )
+
+
+def count(number: int, word: str) -> str:
+    """Return `1 worker`, or `2 workers`."""
+    return f"{number} {word if number == 1 else word + 's'}"
+
+
+def number(value: float) -> str:
+    """Return the value with three digits, or without decimals if it has more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Return `12 %`."""
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,59 @@
+"""Looks, once a second, at what waits for consumers: groups that nobody reads, and ranks that have not all come."""
+
+from __future__ import annotations
+
+from .admission import Admission
+from .affected import AffectedStreams
+from .groups import Groups
+from .starting import Starting
+from .timers import Timers
+
+EVERY = 1.0
+"""Seconds between two looks."""
+
+
+class LookAround:
+    """See the file's head.
+
+    Args:
+        groups: the groups that are read, or wait in the state file.
+        admission: knows the ranks that wait for others.
+        starting: says whether all feeds can be read: until then no group gives up its consumers.
+        streams: the streams that an event affects.
+        timers: for the next look.
+
+    Attributes:
+        due: whether a next look is due.
+    """
+
+    def __init__(
+        self, groups: Groups, admission: Admission, starting: Starting, streams: AffectedStreams, timers: Timers
+    ) -> None:
+        self._groups = groups
+        self._admission = admission
+        self._starting = starting
+        self._streams = streams
+        self._timers = timers
+        self.due = False
+
+    def begin(self) -> None:
+        """Look around from now on, as long as something waits for consumers."""
+        if not self.due and (self._groups.any or self._admission.waiting):
+            self.due = True
+            self._timers.later(EVERY, self._look)
+
+    def _look(self) -> None:
+        self.due = False
+        self.begin()
+        now = self._timers.now
+        if self._starting.done:
+            for stream in self._groups.given_up(now):
+                with self._streams.alone(stream):
+                    stream.give_up_waiting()
+        for rendezvous in self._admission.waiting:
+            with self._streams.alone(rendezvous.stream):
+                rendezvous.name_missing()
+        for stream in self._groups.deserted(now):
+            with self._streams.alone(stream):
+                stream.end()
+        self._groups.tidy()

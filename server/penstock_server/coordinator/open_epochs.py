@@ -1,0 +1,71 @@
+"""The open epochs of a stream: when one is opened, how its splits are listed, and how its order is planned."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock_proto import StateMismatch
+from penstock_proto.position import Position
+
+from .epoch import Epoch
+from .feeds import ServedFeed, SplitsInfo
+from .listing import SplitLists
+from .workers import Workers
+
+
+class OpenEpochs:
+    """See the file's head.
+
+    Args:
+        feed: what is read.
+        epochs: holds the open epochs, in order; only this class adds and removes them.
+        lists: asks workers for the splits of an epoch.
+        workers: the worker processes.
+
+    Attributes:
+        next: the number of the epoch that is opened next.
+    """
+
+    def __init__(self, feed: ServedFeed, epochs: deque[Epoch], lists: SplitLists, workers: Workers) -> None:
+        self.next = 0
+        self._feed = feed
+        self._epochs = epochs
+        self._lists = lists
+        self._workers = workers
+        self._position: Position | None = None
+
+    def start(self, epoch: int, position: Position | None) -> None:
+        """The first epoch has this number, and begins at `position` (None: at its start)."""
+        self.next, self._position = epoch, position
+
+    def at_least(self, epoch: int) -> None:
+        """Epochs before this one are not opened."""
+        self.next = max(self.next, epoch)
+
+    def open_next(self, consumers: int) -> Epoch | None:
+        """Open the next epoch, which so many consumers will read, and plan it as soon as its splits are known. Returns
+        None if the feed has no further epoch."""
+        number = self.next
+        if self._feed.plan.epochs is not None and number >= self._feed.plan.epochs:
+            return None
+        self.next = number + 1
+        position, self._position = self._position, None
+        epoch = Epoch(number, position)
+        self._epochs.append(epoch)
+        if self._feed.static_splits is not None:
+            self.plan(epoch, self._feed.static_splits, consumers)
+        else:
+            self._lists.ask(epoch)
+        return epoch
+
+    def plan(self, epoch: Epoch, splits: SplitsInfo, consumers: int) -> None:
+        """The epoch's splits are known: plan its order, or keep the error with which the stream is to fail."""
+        lane_sets = 1 if self._feed.plan.order == "exact" else max(1, len(self._workers.available))
+        try:
+            epoch.plan(self._feed, splits, lane_sets, consumers)
+        except StateMismatch as error:
+            epoch.error = error
+
+    def close_first(self) -> Epoch:
+        """Remove the first epoch, and return it."""
+        return self._epochs.popleft()

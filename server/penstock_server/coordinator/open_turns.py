@@ -1,0 +1,107 @@
+"""The turns of a stream that are in production: from the grant of a slot until the turn has left the order.
+
+A turn is open until it is complete: its slot is asked for, or a run fills it. Which run fills it is for production.py
+to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from penstock_proto import PenstockError
+from penstock_proto.layout import TAIL_LANE
+
+from .epoch import Epoch
+from .lane import Filler
+from .slots import Slots
+from .turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Turn, TurnState
+
+
+class OpenTurns:
+    """See the file's head.
+
+    Args:
+        slots: the stream's slots.
+        key: tells the number of a turn's entry in `Epoch.lanes`.
+
+    Attributes:
+        by_ticket: the open turns, with their epochs.
+        held: how many turns hold a slot for production: they are open, or wait for their place in the order.
+    """
+
+    def __init__(self, slots: Slots, key: Callable[[Turn], int]) -> None:
+        self.by_ticket: dict[int, tuple[Epoch, Turn]] = {}
+        self.held = 0
+        self._slots = slots
+        self._key = key
+
+    def begin(self, epoch: Epoch, turn: Turn) -> None:
+        """Get a slot for the turn. Production has it filled when the slot is found."""
+        turn.become(WAITING)
+        turn.slot = self._slots.acquire()
+        self.by_ticket[turn.slot.ticket] = epoch, turn
+        self.held += 1
+        if turn.lane != TAIL_LANE:
+            if epoch.lane_sets is not None:
+                epoch.lane_sets.begins(turn.lane_set)
+            epoch.lane(self._key(turn)).turns.append(turn)
+
+    def left_order(self, epoch: Epoch, turn: Turn) -> None:
+        """The turn has left the order: all of it was delivered, or its epoch is closed."""
+        if turn.state is FILLING:
+            turn.become(ABANDONED)
+        elif turn.state is COMPLETE:
+            self._done(turn)
+        elif turn.state is not PLANNED:
+            self.complete(epoch, turn, DONE)
+
+    def complete(self, epoch: Epoch, turn: Turn, state: TurnState) -> None:
+        """No run fills the turn's slot any longer. `state` is DONE if the turn has left the order, else COMPLETE."""
+        del self.by_ticket[turn.slot.ticket]
+        if turn.lane != TAIL_LANE:
+            if epoch.lane_sets is not None:
+                epoch.lane_sets.ends(turn.lane_set)
+            epoch.lane(self._key(turn)).turns.remove(turn)
+        if state is DONE:
+            self._done(turn)
+        else:
+            turn.become(state)
+            if epoch.order is not None:
+                epoch.order.completed(turn)
+
+    def fail(self, epoch: Epoch, turn: Turn, error: PenstockError) -> None:
+        """Keep the error at the turn: the stream fails when this turn is next."""
+        turn.error = error
+        epoch.failing = True
+        if not turn.left_order and epoch.order is not None:
+            epoch.order.came(turn)
+
+    def take_from(self, turn: Turn, gone: Callable[[Filler], bool]) -> None:
+        """Remove the fillers of the turn that are gone."""
+        turn.fillers = [filler for filler in turn.fillers if not gone(filler)]
+        if not turn.fillers and turn.state is FILLING:
+            turn.become(IDLE)
+
+    def complete_abandoned(self, gone: Callable[[Filler], bool]) -> None:
+        """Complete the abandoned turns whose last filler is gone."""
+        for epoch, turn in list(self.by_ticket.values()):
+            if turn.left_order and any(map(gone, turn.fillers)):
+                self.take_from(turn, gone)
+                if not turn.fillers:
+                    self.complete(epoch, turn, DONE)
+
+    def merged(self, epoch: Epoch) -> Iterator[Turn]:
+        """The merged batches of the epoch that are wanted and not complete."""
+        for other, turn in list(self.by_ticket.values()):
+            if other is epoch and turn.merged and not turn.complete and not turn.left_order:
+                yield turn
+
+    def filled_by(self, worker: int) -> bool:
+        """Whether the worker fills an open turn."""
+        return any(filler[0] == worker for _, turn in self.by_ticket.values() for filler in turn.fillers)
+
+    def _done(self, turn: Turn) -> None:
+        """The turn leaves production. Its slot is free unless a consumer still has slabs in it."""
+        turn.become(DONE)
+        self.held -= 1
+        self._slots.release(turn.slot)

@@ -1,0 +1,173 @@
+"""The outlet of a stream: its consumers, who of them reads which epoch, and what they are sent and told.
+
+It is all that a delivery policy sees of the stream. Which consumer gets which batch is for the policy to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from penstock_proto import PenstockError
+from penstock_proto import messages as m
+
+from . import commands as do
+from .consumer import Consumer
+from .copies import Copies
+from .epoch import Epoch
+from .feeds import ServedFeed
+from .slots import Slots
+from .turn import Part, Repeat, Source, Turn
+
+
+class Outlet:
+    """See the file's head.
+
+    Args:
+        feed: what the stream reads.
+        slots: the stream's slots.
+        copies: makes copies of batches.
+        epochs: the stream's open epochs.
+        fail: called with the error when the stream cannot go on.
+        out: where commands go.
+
+    Attributes:
+        consumers: the stream's consumers, by rank.
+        waiting: before the stream begins: the ranks that are there, which are its consumers when all are.
+        error: why the stream failed, or None.
+        closing: whether no consumer wants anything any longer.
+        fail: as given.
+    """
+
+    def __init__(
+        self,
+        feed: ServedFeed,
+        slots: Slots,
+        copies: Copies,
+        epochs: Sequence[Epoch],
+        *,
+        fail: Callable[[PenstockError], None],
+        out: Callable[[do.Command], None],
+    ) -> None:
+        self.feed = feed
+        self.slots = slots
+        self.consumers: list[Consumer] = []
+        self.waiting: list[Consumer] = []
+        self.error: PenstockError | None = None
+        self.closing = False
+        self.fail = fail
+        self._copies = copies
+        self._epochs = epochs
+        self._do = out
+
+    # --- whether it is open ---
+
+    @property
+    def live(self) -> bool:
+        """Whether the stream has begun, and has neither failed nor been closed."""
+        return self.error is None and not self.closing and bool(self.consumers)
+
+    def begin(self, consumers: list[Consumer]) -> None:
+        """All consumers of the stream are there."""
+        self.consumers, self.waiting = consumers, []
+
+    def failed(self, error: PenstockError) -> None:
+        """Tell everybody that the stream has failed."""
+        self.error = error
+        self.tell(m.Failed(m.ErrorReport.of(error)), self.consumers or self.waiting)
+
+    def close(self) -> None:
+        """No consumer wants anything any longer."""
+        self.closing = True
+
+    # --- who reads ---
+
+    @property
+    def begun(self) -> set[int]:
+        """The epochs that consumers have begun, and are reading."""
+        return {consumer.epoch for consumer in self.consumers if consumer.reading}
+
+    def reading(self, epoch: Epoch) -> list[Consumer]:
+        """The consumers that read the epoch."""
+        return [consumer for consumer in self.consumers if consumer.reading and consumer.epoch == epoch.number]
+
+    def listening(self, epoch: Epoch) -> list[Consumer]:
+        """Those of them that have not heard before of what comes next in it."""
+        return [consumer for consumer in self.reading(epoch) if (epoch.number, epoch.batches) >= consumer.told]
+
+    def open_epoch(self, number: int) -> Epoch | None:
+        """The epoch with this number, if it is open."""
+        return next((epoch for epoch in self._epochs if epoch.number == number), None)
+
+    # --- what they are sent and told ---
+
+    def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
+        """Send a slab with this part of the source, of `nbytes` bytes."""
+        self.slots.hold(source.slot)
+        self._do(
+            do.SendSlab(
+                consumer=consumer.number,
+                ticket=source.slot.ticket,
+                first=part.first,
+                nbytes=nbytes,
+                seq=consumer.send(epoch.number, source, part, nbytes),
+                epoch=epoch.number,
+                lane=source.lane,
+                index=source.index + part.first,
+                batches=part.batches,
+                rows=part.rows,
+                shapes=part.shapes,
+                record=part.record,
+                repeat=isinstance(source, Repeat),
+            )
+        )
+
+    def count(self, epoch: Epoch, part: Part) -> None:
+        """Count the part as delivered, or passed over."""
+        epoch.batches += part.batches
+        epoch.rows += part.rows
+
+    def pass_over(self, epoch: Epoch, turn: Turn) -> None:
+        """Pass over what the position's `skip` still asks for of the turn's next part."""
+        part = turn.parts.popleft()
+        count = min(epoch.skip, part.batches)
+        passed = part
+        if count < part.batches:
+            rows = count * (self.feed.plan.batch_size or 1)
+            passed = replace(part, batches=count, rows=rows)
+            turn.parts.appendleft(
+                replace(part, first=part.first + count, batches=part.batches - count, rows=part.rows - rows)
+            )
+        epoch.skip -= count
+        self.tell_elsewhere(epoch, turn, passed, self.listening(epoch))
+        self.count(epoch, passed)
+
+    def tell(self, message: do.Said, consumers: list[Consumer]) -> None:
+        """Send a message to these consumers."""
+        for consumer in consumers:
+            if not consumer.gone:
+                self._do(do.Tell(consumer.number, message))
+
+    def tell_elsewhere(self, epoch: Epoch, turn: Turn, part: Part, consumers: list[Consumer]) -> None:
+        """Tell these consumers of batches that they are not sent."""
+        index = turn.index + part.first
+        self.tell(m.SentElsewhere(epoch.number, turn.lane, index, part.batches, part.rows, part.record), consumers)
+
+    def tell_begun(self, epoch: Epoch, consumers: list[Consumer]) -> None:
+        """Tell these consumers that the epoch begins, if its splits are known."""
+        if epoch.splits is not None and self.error is None:
+            self.tell(m.Begun(epoch.number, epoch.splits.digest), consumers)
+
+    # --- slots that a policy holds ---
+
+    def repeat(self, turn: Turn, part: Part) -> Repeat:
+        """Return a copy of this batch, to be made in a slot of its own."""
+        return self._copies.repeat(turn, part)
+
+    def release(self, source: Source) -> None:
+        """Give up a hold on the source's slot."""
+        if isinstance(source, Repeat):
+            self._copies.release(source)
+        else:
+            self.slots.release(source.slot)

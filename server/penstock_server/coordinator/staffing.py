@@ -1,0 +1,124 @@
+"""Workers come, die and leave: tells the start and each stream about it.
+
+A worker that is to leave hands over each lane when the lane comes to a border. After a minute it hands over the rest
+wherever they are. A little later it is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock_proto import WorkerDied
+
+from . import commands as do
+from . import events as on
+from .affected import AffectedStreams
+from .starting import Starting
+from .timers import Timers
+from .workers import Workers
+
+HAND_OVER = 60.0
+"""Seconds for which a worker that is to leave may go on until its lanes come to a border."""
+
+HURRY = 10.0
+"""Seconds that it then has for the batch that it is making, before it is killed."""
+
+
+class Staffing:
+    """See the file's head.
+
+    Args:
+        workers: the worker processes.
+        streams: all streams; notes those that the event affects.
+        starting: how feeds start.
+        timers: for the steps of leaving.
+        out: where commands go.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        streams: AffectedStreams,
+        starting: Starting,
+        timers: Timers,
+        out: Callable[[do.Command], None],
+    ) -> None:
+        self._workers = workers
+        self._streams = streams
+        self._starting = starting
+        self._timers = timers
+        self._do = out
+
+    def imported(self, event: on.Imported) -> None:
+        """A worker has imported the feeds. Give it work, unless other workers have imported different ones."""
+        if not self._starting.imported(event.worker, event.feeds):
+            self._do(do.RejectWorker(event.worker))
+            return
+        self._do(do.AcceptWorker(event.worker))
+        if event.worker in self._workers.away:
+            self._workers.is_ready(event.worker)
+            self._changed()
+
+    def died(self, event: on.WorkerDied) -> None:
+        """A worker's process has ended. Another one takes its place."""
+        self._starting.worker_died(event.worker, event.how)
+        if event.worker in self._workers.numbers:
+            self._workers.died(event.worker)
+        for stream in self._streams.all():
+            with self._streams.alone(stream):
+                stream.worker_died(event.worker, event.how, event.blamed)
+        self.retire()
+
+    def added(self, event: on.WorkerAdded) -> None:
+        """Another worker was added."""
+        self._workers.add(event.worker)
+
+    def leave(self, event: on.RetireWorker) -> None:
+        """A worker is to leave."""
+        self._workers.leaves(event.worker)
+        self._changed()
+        if event.now:
+            self._kill(event.worker)
+        else:
+            self._timers.later(HAND_OVER, lambda: self._hurry(event.worker))
+
+    def gone(self, event: on.WorkerGone) -> None:
+        """A worker has ended for good: no other process takes its place."""
+        self._workers.gone(event.worker)
+        if self._workers.leaving.issuperset(self._workers.numbers):
+            self._workers.all_stay()
+        if not self._workers.numbers:
+            said = f"no worker process is left, and none can start: the last one {event.how}; see the daemon's log"
+            for stream in self._streams.all():
+                with self._streams.alone(stream):
+                    stream.fail(WorkerDied(said))
+        self.died(on.WorkerDied(event.worker, event.how))
+
+    def retire(self) -> None:
+        """End the workers that are to leave and no longer do anything."""
+        for worker in sorted(self._workers.leaving):
+            uses = any(stream.uses(worker) for stream in self._streams.all()) or self._starting.uses(worker)
+            if not uses:
+                self._workers.gone(worker)
+                self._starting.checks.worker_away(worker)
+                self._do(do.Retire(worker))
+
+    def _changed(self) -> None:
+        for stream in self._streams.all():
+            with self._streams.alone(stream):
+                stream.production.workers_changed()
+        self.retire()
+
+    def _hurry(self, worker: int) -> None:
+        """The minute is over: hand the worker's lanes over wherever they are."""
+        if worker not in self._workers.leaving:
+            return
+        for stream in self._streams.all():
+            with self._streams.alone(stream):
+                stream.production.move_all(worker)
+        self.retire()
+        self._timers.later(HURRY, lambda: self._kill(worker))
+
+    def _kill(self, worker: int) -> None:
+        if worker in self._workers.leaving:
+            self._do(do.KillWorker(worker))

@@ -1,0 +1,205 @@
+"""How a session begins: Hello, perhaps parts of a position, and Open, after which the client is a consumer."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import secrets
+import time
+from collections.abc import Callable
+
+from penstock_proto import ConnectionLost, PenstockError, ProtocolError
+from penstock_proto import messages as m
+from penstock_proto.position import unpack
+
+from . import greeted
+from .coordinator import Coordinator
+from .coordinator import events as on
+from .coordinator.ask import Ask
+from .greeted import Greeted
+from .host.local import LocalPeer
+from .rate_limited_log import RateLimitedLog
+from .session import Session
+from .session_table import SessionTable
+from .to_consumers import ToConsumers
+
+MOST_EARLY = 1024
+"""Hellos that may wait for the feeds to be ready."""
+
+
+class Opening:
+    """See the file's head.
+
+    Args:
+        coordinator: what decides; to look at.
+        tell: tells the coordinator of an event, and carries out what it decides.
+        table: the sessions.
+        out: sends answers.
+        unix: the abstract unix address for consumers on this host.
+        ready: tells whether all feeds are ready; until then Hellos wait.
+        fail: called with a session and the error with which it ends.
+        gone: called with a session that has ended, and how many of its slabs were handed over.
+        log: for sessions that open.
+
+    Attributes:
+        early: the Hellos that wait for the feeds to be ready, by connection.
+        greeted: the sessions that are not open yet.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        tell: Callable[[on.Event], None],
+        table: SessionTable,
+        out: ToConsumers,
+        unix: str,
+        *,
+        ready: Callable[[], bool],
+        fail: Callable[[Session, PenstockError], None],
+        gone: Callable[[Session, int], None],
+        log: RateLimitedLog,
+    ) -> None:
+        self.early: dict[bytes, m.Hello] = {}
+        self.greeted = Greeted()
+        self._coordinator = coordinator
+        self._tell = tell
+        self._table = table
+        self._out = out
+        self._unix = unix
+        self._ready = ready
+        self._fail = fail
+        self._gone = gone
+        self._log = log
+        self._numbers = itertools.count(1)
+
+    def hello(self, routing_id: bytes, hello: m.Hello) -> None:
+        """Greet a client, or let it wait until the feeds are ready.
+
+        Raises:
+            ProtocolError: it speaks another version of the protocol.
+            UnknownFeed: names the feeds that exist.
+            ConnectionLost: too many wait already.
+        """
+        check_version(hello.version)
+        if routing_id in self._table.by_routing_id:
+            return
+        if hello.feed not in self._coordinator.feeds:
+            if self._ready():
+                raise self._coordinator.unknown_feed(hello.feed)
+            if len(self.early) >= MOST_EARLY and routing_id not in self.early:
+                raise ConnectionLost("too many clients wait for the daemon's feeds to be ready: connect again")
+            self.early[routing_id] = hello
+            return
+        token = secrets.token_bytes(16)
+        client = "".join(letter for letter in hello.client if letter.isprintable())[:128]
+        session = Session(token, hello.feed, client, routing_id, time.monotonic())
+        welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
+        if self._out.answer(routing_id, welcome):
+            self._table.greet(session)
+            self._make_room(self.greeted.add(session, session.heard))
+
+    def take_early(self) -> dict[bytes, m.Hello]:
+        """Return the Hellos that came early, and forget them."""
+        early, self.early = self.early, {}
+        return early
+
+    def end_late(self, now: float) -> None:
+        """End the sessions that were not opened in time."""
+        for session in self.greeted.late(now):
+            self._fail(session, greeted.too_late())
+
+    def position_part(self, message: m.PositionPart, session: Session | None) -> None:
+        """Add a part to the position at which the session's stream is to begin.
+
+        Raises:
+            ProtocolError: the session is open already, or does not exist; or the position is too large.
+        """
+        if session is None or session.consumer is not None or session.token != message.session:
+            raise ProtocolError("PositionPart without a session that waits for Open: send Hello first")
+        info = self._coordinator.feeds[session.feed].info
+        try:
+            self._make_room(self.greeted.sent(session, message.data, info))
+        except ProtocolError:
+            self._gone(session, 0)
+            raise
+
+    def open(self, message: m.Open, routing_id: bytes, peer: LocalPeer | None) -> None:
+        """Open a session, over `peer` or (None) over the connection on which it was greeted.
+
+        Raises:
+            ConnectionLost: there is no such session.
+            ProtocolError: it cannot be opened here, or asks for what cannot be.
+        """
+        session = self._table.by_token.get(message.session)
+        if session is None:
+            raise ConnectionLost("there is no such session, or it has ended: connect again")
+        if session.consumer is not None:
+            raise ProtocolError("this session has been opened already")
+        if peer is not None and not hmac.compare_digest(message.proof, peer.nonce):
+            raise ProtocolError("the proof is wrong: the ledger has not been mapped")
+        if peer is None and routing_id != session.routing_id:
+            raise ProtocolError("this session was greeted on another connection")
+        ask = self._ask(message, session, peer)
+        self._take_the_place_of(message)
+        number = next(self._numbers)
+        self._table.bind(session, number, peer)
+        self._tell(on.Open(number, session.feed, ask))
+        if session.consumer is None:  # it was refused
+            return
+        self.greeted.remove(session)
+        if message.world_size:
+            group = f" of group {message.group!r}" if message.group else ""
+            session.client += f" (rank {message.rank} of {message.world_size}{group})"
+        session.identity = message.consumer
+        session.shares = bool(message.group) and not message.world_size
+        self._table.opened(session)
+        if peer is not None:
+            peer.opened()
+        self._log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
+
+    def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> Ask:
+        info = self._coordinator.feeds[session.feed].info
+        if any(had.lane >= info.lanes or had.batches > info.turn for had in message.had):
+            raise ProtocolError("slabs were handed over that this feed cannot have", feed=session.feed)
+        return Ask(
+            credit=message.credit,
+            credit_bytes=message.credit_bytes,
+            quota=message.quota if peer is not None else 0,
+            position=unpack(session.position) if session.position else None,
+            again=message.again,
+            group=message.group,
+            rank=message.rank,
+            world_size=message.world_size,
+            pad=message.pad,
+            identity=message.consumer,
+            had=message.had,
+        )
+
+    def _take_the_place_of(self, message: m.Open) -> None:
+        """Close the older sessions of a consumer that comes back: we may not have noticed yet that they ended."""
+        if not message.consumer:
+            return
+        for session in self._table:
+            if session.identity == message.consumer and session.consumer is not None:
+                handed = message.handed if session.token == message.last else 0
+                if session.peer is None:
+                    self._gone(session, handed)
+                else:  # its slots come back at end of file
+                    self._tell(on.Cut(session.consumer, handed))
+
+    def _make_room(self, session: Session | None) -> None:
+        if session is not None:
+            self._fail(session, greeted.too_many())
+
+
+def check_version(version: int) -> None:
+    """Refuse a client of another version.
+
+    Raises:
+        ProtocolError: names both versions.
+    """
+    if version != m.VERSION:
+        raise ProtocolError(
+            f"the client speaks protocol version {version}, the daemon version {m.VERSION}: "
+            "install the same release of penstock on both sides"
+        )

@@ -1,0 +1,71 @@
+"""Changes how many workers there are, while streams are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from .coordinator import Coordinator
+from .coordinator import events as on
+from .host import descriptors
+from .host.supervisor import Supervisor
+from .to_workers import ToWorkers
+
+log = logging.getLogger(__name__)
+
+
+class Scaling:
+    """See the file's head.
+
+    Args:
+        coordinator: what decides; to look at.
+        tell: tells the coordinator of an event.
+        supervisor: starts the worker processes.
+        to_workers: what workers are told.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        tell: Callable[[on.Event], None],
+        supervisor: Supervisor,
+        to_workers: ToWorkers,
+    ) -> None:
+        self._coordinator = coordinator
+        self._tell = tell
+        self._supervisor = supervisor
+        self._to_workers = to_workers
+
+    def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
+        """Run `workers` workers from now on, as far as there are file descriptors. Those beyond that number leave when
+        their lanes come to a border, or at once if `now`.
+
+        Returns:
+            How many there were, and how many there will be.
+        """
+        there = self._coordinator.workers
+        staying = [number for number in there.numbers if number not in there.leaving]
+        before, workers = len(staying), max(1, workers)
+        most = descriptors.most_workers(descriptors.limit(), self._coordinator.budget.slots_reserved)
+        if workers > max(before, most):
+            log.error("there are file descriptors for only %d workers: %s", max(before, most), descriptors.HOW_TO_RAISE)
+            workers = max(before, most)
+        for _ in range(before, workers):
+            try:
+                number = self._supervisor.add()
+            except OSError as error:
+                log.error("no worker can be added (%s): %s", error, descriptors.HOW_TO_RAISE)
+                workers = len(there.numbers) - len(there.leaving)
+                break
+            self._to_workers.new_process(number)
+            self._tell(on.WorkerAdded(number))
+        for number in staying[workers:]:
+            self._tell(on.RetireWorker(number, now))
+        self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.numbers))))
+        log.info("workers: %d, now %d", before, workers)
+        return before, workers
+
+    def scale_by(self, more: int) -> None:
+        """Run so many workers more, or fewer if negative."""
+        there = self._coordinator.workers
+        self.scale(len(there.numbers) - len(there.leaving) + more)

@@ -1,0 +1,102 @@
+"""What consumers are sent, over ZeroMQ or over a connection on this host.
+
+A message that cannot be encoded fails the stream that it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock_proto import PenstockError, ProtocolError
+from penstock_proto import messages as m
+
+from .coordinator import Coordinator
+from .coordinator import events as on
+from .coordinator.commands import SendSlab
+from .host.arena import Memfd
+from .host.local import LocalPeer
+from .host.network import Router
+from .session import Session
+
+
+class ToConsumers:
+    """See the file's head.
+
+    Args:
+        coordinator: what decides; to look at.
+        tell: tells the coordinator of an event.
+        router: consumers over ZeroMQ.
+    """
+
+    def __init__(self, coordinator: Coordinator, tell: Callable[[on.Event], None], router: Router) -> None:
+        self._coordinator = coordinator
+        self._tell = tell
+        self._router = router
+
+    def slab(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
+        """Send one slab."""
+        local = session.peer is not None
+        message = m.Slab(
+            seq=slab.seq,
+            epoch=slab.epoch,
+            lane=slab.lane,
+            index=slab.index,
+            batches=slab.batches,
+            rows=slab.rows,
+            nbytes=slab.nbytes,
+            memfd=memfd.number if local else 0,
+            first=slab.first,
+            shapes=slab.shapes,
+            record=slab.record,
+            repeat=slab.repeat,
+        )
+        if session.peer is not None and not session.muted:
+            session.peer.show(memfd)
+        if self.send(session, message) and not local:
+            session.sending.append((slab.seq, memfd))
+            layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
+            for start, stop in layout.regions(slab.first, slab.batches):
+                self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
+
+    def send(self, session: Session, message: m.Message) -> bool:
+        """Send a message to a session. Return whether that was possible."""
+        if session.failed or (session.muted and not isinstance(message, m.Failed)):
+            return False
+        try:
+            return self._put(session.peer or session.routing_id, message)
+        except ProtocolError as error:
+            stream = None if session.consumer is None else self.stream_of(session.consumer)
+            if stream is not None:
+                self._tell(on.StreamFailed(stream, error))
+            return False
+
+    def answer(self, to: bytes | LocalPeer, message: m.Message) -> bool:
+        """Answer a connection, which may have no session. Return whether that was possible."""
+        try:
+            return self._put(to, message)
+        except ProtocolError as error:
+            self._put(to, failed(error))  # which has room in a message
+            return False
+
+    def drop(self, session: Session) -> None:
+        """Drop the bytes that still wait to be sent to the session: otherwise they would keep their slots."""
+        for _, memfd in session.sending:
+            memfd.retired = True
+        if session.sending:
+            self._router.drop(session.routing_id)
+
+    def stream_of(self, consumer: int) -> int | None:
+        """Return the number of the stream that the consumer reads, if its session still exists."""
+        reads = self._coordinator.consumers.get(consumer)
+        return None if reads is None else reads.stream
+
+    def _put(self, to: bytes | LocalPeer, message: m.Message) -> bool:
+        if isinstance(to, bytes):
+            return self._router.send(to, message)
+        to.send(message)
+        return True
+
+
+def failed(error: PenstockError) -> m.Failed:
+    """Make the message that tells a client of an error."""
+    return m.Failed(m.ErrorReport.of(error))
