@@ -18,7 +18,7 @@ autodoc_typehints_format = "short"
 # There is no intersphinx, so names of other projects do not resolve. Our own must.
 _elsewhere = (
     "asyncio|click|collections|contextlib|h5py|keras|logging|msgspec|np|numpy|os|pathlib|socket|tensorflow"
-    "|tf|types|typing|typing_extensions|zmq"
+    "|tf|torch|types|typing|typing_extensions|zmq|IterableDataset"
 )
 nitpick_ignore_regex = [("py:.*", rf"({_elsewhere})(\..*)?")]
 

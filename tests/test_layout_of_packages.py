@@ -54,6 +54,12 @@ def test_tensorflow_is_imported_by_two_files_of_the_client_alone() -> None:
             assert path in theirs or not imports(path) & {"tensorflow", "keras"}, path
 
 
+def test_pytorch_is_imported_by_one_file_of_the_client_alone() -> None:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            assert path == ROOT / "client/penstock/_torch.py" or "torch" not in imports(path), path
+
+
 @pytest.mark.parametrize(
     ("module", "never"),
     [
@@ -61,6 +67,7 @@ def test_tensorflow_is_imported_by_two_files_of_the_client_alone() -> None:
         ("penstock_proto", {"tensorflow", "zmq", "click", "uvloop"}),
         ("penstock_server", {"tensorflow", "zmq", "click", "uvloop", "penstock", "h5py"}),
         ("penstock_server.worker.loop", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
+        ("penstock_server.in_process", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
         ("penstock_server.daemon", {"tensorflow", "zmq", "penstock", "h5py"}),
         ("penstock_server.cli", {"tensorflow", "zmq", "uvloop", "penstock", "h5py"}),
         ("penstock_command", {"tensorflow", "zmq", "uvloop", "penstock", "h5py"}),

@@ -129,9 +129,9 @@ class Chain:
         return self._digest.hexdigest()
 
 
-def read(url: str, transport: str, epochs: int = 2) -> Chain:
+def read(url: str, transport: str, epochs: int = 2, **options: Any) -> Chain:
     chain = Chain()
-    with penstock.connect(url, transport=transport) as connection:
+    with penstock.connect(url, transport=transport, **options) as connection:
         for _ in range(epochs):
             for batch in connection.batches():
                 chain.add(batch)
@@ -194,7 +194,9 @@ def samples() -> Callable[[dict[int, dict[str, Any]]], None]:
 # --- through real workers ---
 
 
-def test_the_stream_is_the_same_with_1_and_3_workers_over_shared_memory_and_tcp(serve: Serve) -> None:
+def test_the_stream_is_the_same_in_this_process_and_with_1_and_3_workers_over_shared_memory_and_tcp(
+    serve: Serve,
+) -> None:
     streams: dict[str, list[Chain]] = {name: [] for name in NAMES}
     for workers in (1, 3):
         daemon = serve(FEEDS, *NAMES, workers=workers)
@@ -203,6 +205,7 @@ def test_the_stream_is_the_same_with_1_and_3_workers_over_shared_memory_and_tcp(
                 streams[name].append(read(daemon.urls[name], transport))
         assert daemon.stop() == 0
     for name, chains in streams.items():
+        chains.append(read(f"{daemon.folder / 'feeds.py'}:{name}", "auto", workers=0))
         assert all(chain == chains[0] for chain in chains), name
         assert chains[0].batches > 4
 

@@ -2,8 +2,10 @@
 
     dataset = penstock.dataset("tcp://loader:5555/train")
 
-Importing this package imports neither TensorFlow nor the server.
+Importing this package imports neither TensorFlow nor the server. `penstock.Feed` imports the server's package.
 """
+
+from typing import TYPE_CHECKING
 
 from penstock_proto import (
     ConnectionLost,
@@ -29,11 +31,15 @@ from ._connection import Connection, connect, dataset
 from ._ragged import Ragged
 from ._version import __version__
 
+if TYPE_CHECKING:
+    from penstock_server import Feed
+
 __all__ = [
     "Connection",
     "ConnectionLost",
     "DaemonStopped",
     "EndOfStream",
+    "Feed",
     "FeedError",
     "GeneratorError",
     "IncompleteEpoch",
@@ -53,3 +59,20 @@ __all__ = [
     "connect",
     "dataset",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "Feed":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _server
+
+    if not _server.installed():
+        raise ImportError(
+            "penstock.Feed is part of the server package, which is not installed here: run pip install "
+            "'penstock[server]'. A trainer that reads from a daemon does not need it"
+        )
+    return _server.load("feed").Feed
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

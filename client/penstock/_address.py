@@ -33,11 +33,6 @@ def is_private(url: str) -> bool:
     Raises:
         StartError: `url` has neither this form nor that of a URL.
     """
-    if not isinstance(url, str):
-        raise TypeError(
-            f"expected the URL of a feed or MODULE:ATTR, got {type(url).__name__}: workers import the feed themselves, "
-            'so name it, as in penstock.dataset("scenes.py:feed")'
-        )
     if "://" in url:
         return False
     module, _, attribute = url.rpartition(":")

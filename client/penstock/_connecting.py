@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError, RankTaken, Unreachable
 from penstock_proto.messages import FeedInfo, Had, Open
@@ -24,6 +24,7 @@ from ._mailbox import Mailbox
 from ._private_daemon import PrivateDaemon
 from ._slab_views import SlabViews
 from ._tcp_transport import TcpTransport
+from ._transport import Transport
 
 _PIECE = 64 * 1024
 _PAUSE = 0.2
@@ -86,10 +87,22 @@ class Link:
     are viewed, and the first epoch that can begin."""
 
     session: bytes
-    transport: LocalTransport | TcpTransport
+    transport: Transport
     info: FeedInfo
     views: SlabViews
     epoch: int
+
+
+class Named(Protocol):
+    """What messages and counts need of a connector."""
+
+    @property
+    def url(self) -> str:
+        """The feed as the user named it."""
+
+    @property
+    def identity(self) -> Identity:
+        """Identifies the consumer."""
 
 
 class Connector:
@@ -103,9 +116,16 @@ class Connector:
     """
 
     def __init__(
-        self, url: str, workers: int | None, memory: int | None, transport: str, timeout: float, identity: Identity
+        self,
+        url: str,
+        workers: int | None,
+        memory: int | None,
+        transport: str,
+        timeout: float,
+        identity: Identity,
+        directory: str | None = None,
     ) -> None:
-        """Raises StartError if the URL has the wrong form."""
+        """`directory`: where a private daemon finds the module. Raises StartError if the URL has the wrong form."""
         self.url = url
         self.identity = identity
         self.daemon: PrivateDaemon | None = None
@@ -113,6 +133,7 @@ class Connector:
         self._workers = workers
         self._memory = memory
         self._transport = transport
+        self._directory = directory
         self._private = _address.is_private(url)
         self._address = None if self._private else _address.parse(url)
 
@@ -226,7 +247,7 @@ class Connector:
         """Start a private daemon if the URL needs one and none runs. Return the address of the feed."""
         if self._private and (self.daemon is None or not self.daemon.alive()):
             self.stop()
-            self.daemon = PrivateDaemon(self.url, self._workers, self._memory, watch)
+            self.daemon = PrivateDaemon(self.url, self._workers, self._memory, watch, self._directory)
             self._address = _address.parse(self.daemon.url)
         assert self._address is not None
         return self._address

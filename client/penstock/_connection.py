@@ -7,16 +7,21 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock_proto import PenstockError, Spec
+from penstock_proto import PenstockError, Spec, StartError
 from penstock_proto.messages import MAX_WORLD, FeedInfo
 
 from ._address import is_private
 from ._connecting import Connector, Identity
+from ._feed_objects import compare, find, require_feed
+from ._in_process import InProcessConnector
 from ._numpy_batches import NumpyBatches
 from ._stream_handle import StreamHandle
 
 if TYPE_CHECKING:
     import tensorflow as tf  # noqa: TID251 (for type checkers only)
+    from torch.utils.data import IterableDataset
+
+    from penstock_server import Feed
 
 MAX_GROUP = 128
 TRANSPORTS = ("auto", "local", "tcp")
@@ -84,6 +89,20 @@ class Connection:
         dataset = self._dataset if cached is None else _tfdata.cached(self._dataset, cached, self.cardinality)
         return dataset.prefetch(prefetch) if prefetch else dataset
 
+    def torch(self) -> IterableDataset[Any]:
+        """Return a PyTorch `IterableDataset` of this connection's stream: each iteration is one epoch, in order.
+
+        Its elements have the feed's structure of tensors, which alias the batches' memory. Iterate over it, or give it
+        to `DataLoader(batches, batch_size=None)`. It has `state_dict` and `load_state_dict`, and a length if
+        `cardinality` is a known number.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+        """
+        from ._torch import TorchBatches
+
+        return TorchBatches(self._handle)
+
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return the training loop's position in the stream, for `load_state_dict` or `connect(state=...)` later.
 
@@ -119,11 +138,12 @@ class Connection:
     def stats(self) -> dict[str, Any]:
         """Return figures since the connection was opened.
 
-        `feed`; `transport` ("local" or "tcp"); `epoch` (the newest, from 0; -1 before the first); `slabs`, `batches`,
-        `rows`, `bytes` handed over (a dataset receives all batches of a slab at once); `copies` (slabs copied because
-        the consumer held too many); `aliased` (slabs held now); `reconnects` (how often a lost connection was
-        replaced); `wait_seconds` (how long consumers waited for data); `first_batch_seconds` (how long `connect` took,
-        plus the time from the first iteration to its first batch; or None); `seconds` (since that batch).
+        `feed`; `transport` ("local", "tcp", or "process" with `workers=0`); `epoch` (the newest, from 0; -1 before the
+        first); `slabs`, `batches`, `rows`, `bytes` handed over (a dataset receives all batches of a slab at once);
+        `copies` (slabs copied because the consumer held too many); `aliased` (slabs held now); `reconnects` (how often
+        a lost connection was replaced); `wait_seconds` (how long consumers waited for data); `first_batch_seconds` (how
+        long `connect` took, plus the time from the first iteration to its first batch; or None); `seconds` (since that
+        batch).
         """
         return self._handle.handoff.stats(self._handle.unread[0])
 
@@ -150,7 +170,7 @@ class Connection:
 
 
 def connect(
-    url: str,
+    url: str | Feed,
     *,
     workers: int | None = None,
     memory: int | None = None,
@@ -167,10 +187,14 @@ def connect(
 
     Args:
         url: `tcp://HOST:PORT/FEED` for a running daemon, or `MODULE:ATTR` (`scenes.py:feed`) to start a private daemon
-            that ends with the connection.
-        workers: worker processes of a private daemon. No effect on a running daemon, which has its own.
+            that ends with the connection. A `Feed` that stands at the top level of a module which workers can import is
+            the same as that name.
+        workers: worker processes of a private daemon. No effect on a running daemon, which has its own. 0: no daemon
+            and no worker processes. The feed runs in this process, on the thread that waits for a batch, and makes the
+            same stream. So breakpoints, profilers and tracebacks work as in any code.
         memory: limit of a private daemon's shared memory in bytes. No effect on a running daemon.
-        transport: "local" (shared memory), "tcp", or "auto": shared memory if the daemon is on this host.
+        transport: "local" (shared memory), "tcp", or "auto": shared memory if the daemon is on this host. No effect
+            with `workers=0`.
         timeout: seconds to wait for each of the daemon's answers while connecting, and for a taken rank to become free.
         reconnect: seconds to keep trying after a connection is lost (a private daemon is started again) before
             iterations raise ConnectionLost. After a reconnection the stream continues unchanged. Ranks also wait this
@@ -194,7 +218,7 @@ def connect(
         UnknownFeed: the daemon has no such feed; the message lists those it has.
         ProtocolError: the daemon speaks another version of the protocol.
         RankTaken: another process reads as this rank, or this rank has left the stream that the others still read.
-        StartError: the URL has the wrong form, or the private daemon did not start.
+        StartError: the URL has the wrong form, the private daemon did not start, or workers cannot import the Feed.
         StateMismatch: `state` was taken from another feed.
         ValueError: an option or `state` is invalid.
         PenstockError: any other error that the daemon reported.
@@ -205,13 +229,36 @@ def connect(
         raise ValueError(f"timeout={timeout}: must be more than 0 seconds")
     if not 0 <= reconnect < float("inf"):
         raise ValueError(f"reconnect={reconnect}: must be a finite number of seconds, 0 or more")
-    identity = _identity(url, rank, world_size, group, last_round)
-    connector = Connector(url, workers, memory, transport, timeout, identity)
-    return Connection(StreamHandle(connector, reconnect, state))
+    if not isinstance(url, str):
+        require_feed(url)
+    private = not isinstance(url, str) or is_private(url)
+    if workers == 0 and not private:
+        raise ValueError(
+            f"workers=0 runs a feed in this process, and {url} is served by a daemon: give MODULE:ATTR or the Feed, or "
+            "leave workers= out"
+        )
+    alone = ""
+    if private:
+        feed = repr(url) if isinstance(url, str) else "a Feed"
+        alone = f"{feed} starts a private daemon" if workers != 0 else "workers=0 makes a stream in this process"
+    identity = _identity(alone, rank, world_size, group, last_round)
+    if workers == 0:
+        return Connection(StreamHandle(InProcessConnector(url, memory), reconnect, state))
+    if isinstance(url, str):
+        return Connection(StreamHandle(Connector(url, workers, memory, transport, timeout, identity), reconnect, state))
+    target = find(url)
+    connector = Connector(target.name, workers, memory, transport, timeout, identity, target.directory)
+    connection = Connection(StreamHandle(connector, reconnect, state))
+    try:
+        compare(url, connection.info, target.name)
+    except StartError:
+        connection.close()
+        raise
+    return connection
 
 
 def dataset(
-    url: str,
+    url: str | Feed,
     *,
     prefetch: int | None = None,
     cached: int | None = None,
@@ -248,17 +295,17 @@ def dataset(
     return connection.dataset(prefetch, cached=cached)
 
 
-def _identity(url: str, rank: int | None, world_size: int | None, group: str, last_round: str) -> Identity:
+def _identity(alone: str, rank: int | None, world_size: int | None, group: str, last_round: str) -> Identity:
     if last_round not in LAST_ROUNDS:
         raise ValueError(f"last_round={last_round!r:.60}: must be one of {', '.join(LAST_ROUNDS)}")
     if last_round != "drop" and rank is None:
         raise ValueError(f"last_round={last_round!r} is for ranks: give rank= and world_size= too")
     if not isinstance(group, str) or len(group) > MAX_GROUP:
         raise ValueError(f"group={group!r:.60}: must be a string of at most {MAX_GROUP} characters")
-    if (group or rank is not None or world_size is not None) and is_private(url):
+    if (group or rank is not None or world_size is not None) and alone:
         raise ValueError(
-            f"{url!r} starts a private daemon, so each consumer would have its own: start one daemon with `penstock "
-            "serve` and give its URL to all of them"
+            f"{alone}, so each consumer would have its own: start one daemon with `penstock serve` and give its URL to "
+            "all of them"
         )
     if rank is None and world_size is None:
         return Identity(group)

@@ -17,6 +17,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from penstock_proto.messages import (
 from penstock_proto.position import Position
 
 from . import _repeats
-from ._connecting import Connector, Link
+from ._connecting import Link, Named
 from ._consumer_state import ConsumerState, Received
 from ._counters import Counters
 from ._mailbox import Mailbox
@@ -62,13 +63,17 @@ class HandOff:
         mailbox: what finalizers leave for the receiver thread.
         transport: the transport of the current connection, or None while there is none.
         missing: the ranks that the stream waits for.
+        work: if this process makes the stream itself: makes batches for so many seconds, or until something has come.
+            The consumer's thread calls it where it would wait, without the lock.
     """
+
+    work: Callable[[float], None] | None = None
 
     def __init__(
         self,
         link: Link,
         mailbox: Mailbox,
-        connector: Connector,
+        connector: Named,
         asked: float,
         start: Position | None = None,
         consumed: int = 0,
@@ -358,14 +363,25 @@ class HandOff:
             item = None
             while item is None and (left := began + timeout - time.monotonic()) > 0:
                 self._send()  # the daemon may need exactly the slots that were released
-                self._ready.wait(min(left, SOON if self._state.aliased else STEP))
+                if self.work is None:
+                    self._ready.wait(min(left, SOON if self._state.aliased else STEP))
+                else:
+                    self._work(self.work, left)
                 item = self._next(epoch)
         finally:
             now = time.monotonic()
             self._counters.waited(began, now)
-            if self.transport is not None and (seconds := self._counters.slow(now)) is not None:
+            here = self.work is not None  # a slow generator, or a breakpoint, is in sight
+            if self.transport is not None and not here and (seconds := self._counters.slow(now)) is not None:
                 self._warn(seconds)
         return item
+
+    def _work(self, work: Callable[[float], None], seconds: float) -> None:
+        self._ready.release()
+        try:
+            work(seconds)
+        finally:
+            self._ready.acquire()
 
     def _warn(self, seconds: float) -> None:
         why = why_no_data(self.url, self._identity, self.missing, reconnected=self._counters.reconnects > 0)

@@ -25,6 +25,10 @@ class NumpyBatches:
     def __iter__(self) -> NumpyBatches:
         return self
 
+    def __repr__(self) -> str:
+        # Keras shows this if it is given to model.fit.
+        return f"<NumPy batches of {self._handle.handoff.url}; model.fit takes connection.dataset() instead>"
+
     def __next__(self) -> Any:
         for batch in self._slab:
             self._unread[0] -= 1

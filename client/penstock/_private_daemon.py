@@ -7,7 +7,6 @@ tcp://HOST:PORT/NAME`, or `error {...}` with an ErrorReport; anything else that 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import queue
 import subprocess
@@ -21,7 +20,7 @@ import msgspec
 from penstock_proto import PenstockError, StartError
 from penstock_proto.messages import ErrorReport
 
-from . import _process_hooks
+from . import _process_hooks, _server
 
 _PATIENCE = 2.0
 _STEP = 0.1
@@ -38,7 +37,12 @@ class PrivateDaemon:
     stopping = False
 
     def __init__(
-        self, spec: str, workers: int | None, memory: int | None, watch: Callable[[], None] | None = None
+        self,
+        spec: str,
+        workers: int | None,
+        memory: int | None,
+        watch: Callable[[], None] | None = None,
+        directory: str | None = None,
     ) -> None:
         """Start a daemon for the feed `spec` (MODULE:ATTR) and wait until it is ready, however long its imports take.
 
@@ -47,23 +51,16 @@ class PrivateDaemon:
             workers: number of worker processes, or None for the daemon's default.
             memory: limit of its shared memory in bytes, or None for the daemon's default.
             watch: called regularly while waiting; it may raise to stop.
+            directory: where the daemon and its workers look for modules first, besides the current directory.
 
         Raises:
             StartError: the server package is not installed, or the daemon ended before it was ready.
             PenstockError: the daemon reported this error.
         """
-        if "PENSTOCK_WORKER" in os.environ:
-            raise StartError(
-                f"a Penstock worker imports code that opens {spec!r}, which would start daemons without end: put the "
-                'training code under `if __name__ == "__main__":`, or the Feed into a module of its own'
-            )
+        _server.refuse_in_worker(repr(spec))
         if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers}: must be 1 or more")
-        if importlib.util.find_spec("penstock_server") is None:
-            raise StartError(
-                f"{spec!r} needs the daemon, which is not installed here: run pip install 'penstock[server]', or give "
-                "the URL of a daemon on another host"
-            )
+            raise ValueError(f"workers={workers}: must be 0 (no worker processes) or more")
+        _server.check_installed(f"{spec!r} needs the daemon")
         command = [sys.executable, "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
         if workers is not None:
             command += ["--workers", str(workers)]
@@ -75,6 +72,7 @@ class PrivateDaemon:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=os.environ if directory is None else {**os.environ, "PYTHONPATH": _first(directory)},
             bufsize=0,  # the lock of a buffer may be held by the reader thread when a forked child closes the pipe
             process_group=0,
         )
@@ -155,6 +153,10 @@ class PrivateDaemon:
         _close(self._process.stdin)
         _close(self._process.stdout)
         self._process.returncode = 0
+
+
+def _first(directory: str) -> str:
+    return os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))
 
 
 def _close(pipe: IO[bytes] | None) -> None:

@@ -87,13 +87,14 @@ class Receiver:
         From now on this object neither ends the private daemon nor connects again after a loss, which would take the
         place of the other stream.
         """
-        connector, self._connector = self._connector, self._connector.without_daemon()
+        given_up, self._connector = self._connector, self._connector.without_daemon()
         self._replaced = True
-        return connector
+        self._given_up = given_up
+        return given_up
 
-    def take_back_connector(self, connector: Connector) -> None:
+    def take_back_connector(self) -> None:
         """Undo `give_up_connector`: the other stream could not be opened."""
-        self._connector, self._replaced = connector, False
+        self._connector, self._replaced = self._given_up, False
 
     # --- the thread ---
 

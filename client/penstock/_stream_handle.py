@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import weakref
@@ -15,7 +14,9 @@ from penstock_proto.position import Position
 from . import _state_dict
 from ._connecting import Connector
 from ._consumer_state import Received, Refused
+from ._errors import renewed
 from ._handoff import STEP, HandOff
+from ._in_process import InProcessConnector, InProcessReceiver
 from ._mailbox import Mailbox
 from ._receiver import Receiver
 
@@ -36,9 +37,9 @@ class StreamHandle:
     """
 
     handoff: HandOff
-    receiver: Receiver
+    receiver: Receiver | InProcessReceiver
 
-    def __init__(self, connector: Connector, reconnect: float, loaded: object | None) -> None:
+    def __init__(self, connector: Connector | InProcessConnector, reconnect: float, loaded: object | None) -> None:
         """Open a stream, which begins where the state `loaded` was taken. Raises as `connect`."""
         self._reconnect = reconnect
         self._error: weakref.ref[PenstockError] | None = None
@@ -52,7 +53,7 @@ class StreamHandle:
             connector.stop()
             raise
 
-    def _open(self, connector: Connector, loaded: object | None, replaces: bool = False) -> None:
+    def _open(self, connector: Connector | InProcessConnector, loaded: object | None, replaces: bool = False) -> None:
         asked = time.monotonic()
         start: Position | None = None
         consumed = 0
@@ -78,7 +79,10 @@ class StreamHandle:
             pad = connector.identity.pad
             self.cardinality = (self.cardinality + (self.world_size - 1) * pad) // self.world_size
         self.handoff = HandOff(link, mailbox, connector, asked, start, consumed)
-        self.receiver = Receiver(self.handoff, link, connector, self._reconnect)
+        if isinstance(connector, Connector):
+            self.receiver = Receiver(self.handoff, link, connector, self._reconnect)
+        else:
+            self.receiver = InProcessReceiver(self.handoff, connector)
 
     def load(self, loaded: object) -> None:
         """Begin where the state `loaded` was taken, in another session. Raises as `Connection.load_state_dict`."""
@@ -95,7 +99,7 @@ class StreamHandle:
         try:
             self._open(connector, loaded, replaces=True)
         except BaseException:
-            receiver.take_back_connector(connector)
+            receiver.take_back_connector()
             raise
         receiver.close()
 
@@ -131,7 +135,7 @@ class StreamHandle:
         """
         kept = self._error() if self._error is not None else None
         if kept is None and self.handoff.error is not None:
-            kept = copy.copy(self.handoff.error)
+            kept = renewed(self.handoff.error)
             self._error = weakref.ref(kept)
         return kept
 
@@ -169,5 +173,6 @@ class StreamHandle:
     def _raised(self, error: PenstockError) -> PenstockError:
         kept = self.error
         if kept is not None and error is self.handoff.error:
-            return kept.with_traceback(None)
-        return copy.copy(error)
+            cause = kept.__cause__  # of user code that ran in this process: a post-mortem debugger ends up there
+            return kept.with_traceback(None if cause is None else cause.__traceback__)
+        return renewed(error)

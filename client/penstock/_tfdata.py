@@ -11,7 +11,6 @@ without batches, so that TensorFlow notices a `break`.
 from __future__ import annotations
 
 import atexit
-import copy
 import itertools
 import math
 import sys
@@ -34,6 +33,7 @@ from penstock_proto.spec import Leaf, leaf_list, unflatten
 
 from . import _interrupts
 from ._consumer_state import Received, Refused
+from ._errors import renewed
 from ._handoff import STEP
 from ._memory import Gone, Root, address_of
 from ._ragged import Ragged
@@ -267,7 +267,7 @@ class _Epoch:
             return
         except Refused as refused:
             error = refused.error
-        raise copy.copy(error)  # TensorFlow passes on only the text
+        raise renewed(error)  # TensorFlow passes on only the text
 
     def __iter__(self) -> _Epoch:
         return self
@@ -281,7 +281,7 @@ class _Epoch:
         except Refused as refused:
             item = refused.error
         if isinstance(item, PenstockError):
-            raise copy.copy(item)
+            raise renewed(item)
         if isinstance(item, Received):
             self._heard = None
             return self._form.components(item)

@@ -10,11 +10,11 @@ from ._consumer_state import Received
 
 
 class Transport(Protocol):
-    """The methods of _local_transport.py and _tcp_transport.py that an open session uses."""
+    """The methods of _local_transport.py, _tcp_transport.py and _in_process.py that an open session uses."""
 
     @property
     def name(self) -> str:
-        """`local` or `tcp`."""
+        """`local`, `tcp`, or `process` if this process makes the stream."""
 
     @property
     def sends_anywhere(self) -> bool:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from penstock_proto import PenstockError, ProtocolError, StartError, codec
 from penstock_proto import messages as m
 
+from . import wire
 from .activity import Activity
 from .coordinator import Coordinator
 from .coordinator import commands as do
 from .coordinator import events as on
-from .coordinator.feeds import Skipped, SplitsInfo
+from .coordinator.feeds import SplitsInfo
 from .dispatch import Dispatch
 from .host.supervisor import Supervisor
 from .rate_limited_log import RateLimitedLog
@@ -142,7 +143,7 @@ class FromWorkers:
             case m.Made() | m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
                 tell(message)
             case m.SplitSkipped():
-                tell(on.SplitSkipped(message.run, message.number, _skipped(message)))
+                tell(wire.split_skipped(message))
             case m.RunFailed():
                 self._run_failed(message)
             case m.SplitsListed():
@@ -193,10 +194,3 @@ class FromWorkers:
             self._warn_once(text)
         event = on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
         self._dispatch.tell(event)
-
-
-def _skipped(message: m.SplitSkipped) -> Skipped:
-    why, traceback = "it ended its worker again and again", ""
-    if message.error is not None:
-        why, traceback = message.error.message, message.error.remote_traceback or ""
-    return Skipped(message.split, message.samples, why, traceback=traceback)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 
+from . import wire
 from .coordinator import Coordinator
 from .coordinator import events as on
 from .coordinator.commands import SendSlab
@@ -36,20 +37,7 @@ class ToConsumers:
     def slab(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
         """Send one slab."""
         local = session.peer is not None
-        message = m.Slab(
-            seq=slab.seq,
-            epoch=slab.epoch,
-            lane=slab.lane,
-            index=slab.index,
-            batches=slab.batches,
-            rows=slab.rows,
-            nbytes=slab.nbytes,
-            memfd=memfd.number if local else 0,
-            first=slab.first,
-            shapes=slab.shapes,
-            record=slab.record,
-            repeat=slab.repeat,
-        )
+        message = wire.slab(slab, memfd.number if local else 0)
         if session.peer is not None and not session.muted:
             session.peer.show(memfd)
         if self.send(session, message) and not local:

@@ -13,6 +13,7 @@ from penstock_proto import codec
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
+from . import wire
 from .coordinator import commands as do
 from .host.arena import Memfd
 from .host.supervisor import Supervisor
@@ -44,59 +45,21 @@ class ToWorkers:
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
         """Have a turn, or a part of it, filled into `memfd`."""
         self._show_memfd(command.worker, memfd)
-        fill = m.Fill(
-            run=command.run,
-            ticket=command.ticket,
-            index=command.index,
-            batches=command.batches,
-            memfd=memfd.number,
-            nbytes=memfd.nbytes,
-            first=command.first,
-        )
-        self.say(command.worker, fill)
+        self.say(command.worker, wire.fill(command, memfd.number, memfd.nbytes))
 
     def measure_rows(self, command: do.MeasureRows) -> None:
         """Have leftover rows measured."""
-        self.say(
-            command.worker,
-            m.MeasureRows(run=command.run, ticket=command.ticket, start=command.start, count=command.count),
-        )
+        self.say(command.worker, wire.measure_rows(command))
 
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
         """Have leftover rows written into `memfd`."""
         self._show_memfd(command.worker, memfd)
-        write = m.WriteRows(
-            run=command.run,
-            ticket=command.ticket,
-            memfd=memfd.number,
-            nbytes=memfd.nbytes,
-            start=command.start,
-            count=command.count,
-            row=command.row,
-            rows=command.rows,
-            index=command.index,
-            shapes=command.shapes,
-            before=command.before,
-            sizes=command.sizes,
-        )
-        self.say(command.worker, write)
+        self.say(command.worker, wire.write_rows(command, memfd.number, memfd.nbytes))
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
         """Have a run opened, of a feed with this spec."""
         self._show_list(command.worker, command.splits)
-        start = m.StartRun(
-            run=command.run,
-            feed=command.feed,
-            epoch=command.epoch,
-            lane=command.lane,
-            splits=command.splits,
-            spec=spec,
-            record=command.record,
-            skip=command.skip,
-            careful=command.careful,
-            ahead=command.ahead,
-        )
-        self.say(command.worker, start)
+        self.say(command.worker, wire.start_run(command, spec))
 
     def compare(self, command: do.Compare) -> None:
         """Have a feed's first sample made again."""

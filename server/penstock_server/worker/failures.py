@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from penstock_proto.spec import shown
 
 from ..importing import summary
 
+_passing: ContextVar[tuple[type[BaseException], ...]] = ContextVar("passing", default=())
+
+
+@contextmanager
+def letting_through(*kinds: type[BaseException]) -> Iterator[None]:
+    """Let these exceptions of user code through: within, they become no errors of the feed. For its user's own wishes,
+    such as Ctrl-C, where user code runs in the user's process."""
+    token = _passing.set(kinds)
+    try:
+        yield
+    finally:
+        _passing.reset(token)
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise `error` if it is let through."""
+    if isinstance(error, _passing.get()):
+        raise error
+
 
 def describe(error: BaseException) -> str:
-    """Say what the code that raised `error` did: "raised ValueError: no pixels", or "called sys.exit(3)"."""
+    """Say what the code that raised `error` did: "raised ValueError: no pixels", or "called sys.exit(3)".
+
+    Raises:
+        BaseException: `error` itself, if it is let through.
+    """
+    pass_on(error)
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else shown(error.code)})"
+    if type(error).__name__ == "BdbQuit":  # it has read the end of the worker's standard input
+        return (
+            "started a debugger, which cannot work in a worker process, as that has no terminal: run the feed in the "
+            'trainer\'s process, with penstock.dataset("MODULE:ATTR", workers=0)'
+        )
     return f"raised {summary(error)}"

@@ -64,7 +64,7 @@ class RunOpener:
     """Opens runs.
 
     Args:
-        worker: the worker's number, for errors.
+        worker: the worker's number, for errors; None without worker processes.
         lists: the lists of splits that the daemon has sent, by number.
         randomness: the random numbers of this process.
         page: where user code is announced.
@@ -73,7 +73,7 @@ class RunOpener:
 
     def __init__(
         self,
-        worker: int,
+        worker: int | None,
         lists: Mapping[int, SharedSplits],
         randomness: GlobalRandomness,
         page: ActivityPage,

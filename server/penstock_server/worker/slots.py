@@ -43,6 +43,11 @@ class Memfds:
         finally:
             os.close(fd)
 
+    def put(self, memfd: int, memory: npt.NDArray[np.uint8]) -> None:
+        """Let `memory` of this process stand for a memfd. It replaces what had this number before."""
+        self._batches.pop(memfd, None)
+        self._memory[memfd] = memory
+
     def remove(self, memfd: int) -> None:
         """Forget a memfd; it is unmapped with the last array over it."""
         del self._memory[memfd]

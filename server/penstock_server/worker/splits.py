@@ -32,7 +32,7 @@ from ..feed import Feed, generator_call, is_shared
 from ..importing import summary, user_traceback
 from ..transforms import checked_transforms
 from .collate import BadSample, Collate, Raised
-from .failures import describe
+from .failures import describe, pass_on
 from .randomness import GlobalRandomness, GlobalState, generator
 from .shares import Share
 from .transforming import SampleTransform, TransformedSamples, TransformFailed
@@ -97,6 +97,7 @@ def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
         try:
             items.append(pickle.dumps(split, protocol=5))
         except BaseException as error:
+            pass_on(error)
             raise FeedError(
                 f"cannot pickle split {number} of {len(splits)} ({summary(error)}): make splits plain data, such as "
                 "paths or ranges, and open files in the generator",
@@ -140,6 +141,7 @@ class SharedSplits:
         try:
             return pickle.loads(self._data[start:stop])
         except BaseException as error:
+            pass_on(error)
             raise FeedError(
                 f"cannot unpickle split {index} ({summary(error)}): make splits plain data, such as paths or ranges",
                 remote_traceback=user_traceback(error),

@@ -35,6 +35,9 @@ from .process_guard import ProcessGuard
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 
+TERMINAL_DEBUGGERS = ("", "pdb.set_trace", "ipdb.set_trace", "IPython.terminal.debugger.set_trace")
+"""Values of PYTHONBREAKPOINT that name a debugger which needs a terminal."""
+
 
 def end_with_the_daemon(connection: socket.socket, name: str) -> None:
     """Have the kernel kill this process when its parent ends; end now if the daemon is gone already.
@@ -57,7 +60,22 @@ def quiet() -> None:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
+    sys.breakpointhook = no_terminal
     signals.leave_to_daemon()
+
+
+def no_terminal(*arguments: object, **options: object) -> object:
+    """Take the place of `sys.breakpointhook`: a worker has no terminal. A debugger that needs none is left alone.
+
+    Raises:
+        RuntimeError: always, unless PYTHONBREAKPOINT names another debugger than pdb.
+    """
+    if os.environ.get("PYTHONBREAKPOINT", "") not in TERMINAL_DEBUGGERS:
+        return sys.__breakpointhook__(*arguments, **options)
+    raise RuntimeError(
+        "breakpoint() cannot work in a worker process, which has no terminal: run the feed in the trainer's process, "
+        'with penstock.dataset("MODULE:ATTR", workers=0)'
+    )
 
 
 def serve(
@@ -81,7 +99,7 @@ def serve(
     had_tensorflow = "tensorflow" in sys.modules  # which the fork server has imported for all
     page.importing(f"importing {' '.join(map(shown_target, feeds))}")
     try:
-        loaded = _load(feeds)
+        loaded = load_feeds(feeds)
         variables = missing((name, dict(one.declared.env or {})) for name, one in loaded.items())
     except PenstockError as error:
         error.worker = number
@@ -105,12 +123,17 @@ def serve(
     return 0
 
 
-def _load(targets: Sequence[str]) -> dict[str, LoadedFeed]:
+def load_feeds(targets: Sequence[str]) -> dict[str, LoadedFeed]:
+    """Import the feeds that these MODULE:ATTR arguments name, and return them by name.
+
+    Raises:
+        StartError: one cannot be imported or served, or two have the same name.
+    """
     feeds: dict[str, LoadedFeed] = {}
     for target in targets:
         with import_seeding.seeded_imports():
             feed = _import(target)
-            plan = _plan(feed.plan, target)
+            plan = plan_of(feed.plan, target)
         if plan.name in feeds:
             raise StartError(
                 f"two feeds are named {plan.name!r} ({shown_target(target)} is the second): give one of them "
@@ -133,7 +156,12 @@ def _import(target: str) -> Feed:
         raise StartError(f"importing {target} {describe(error)}", remote_traceback=user_traceback(error)) from error
 
 
-def _plan(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
+def plan_of(make: Callable[[str], FeedPlan], target: str) -> FeedPlan:
+    """Return the plan of the feed that `target` names, MODULE:ATTR or ATTR. `make` is its method `plan`.
+
+    Raises:
+        StartError: the feed cannot be served.
+    """
     try:
         return make(target.rpartition(":")[2])
     except BaseException as error:  # the length of an indexable object is user code

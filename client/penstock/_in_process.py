@@ -1,0 +1,252 @@
+"""A stream that this process makes itself (`workers=0`): no daemon, no socket and no thread.
+
+`penstock_server.in_process` makes it. Here are the three objects that take the places of those of a connection: the
+connector, the transport, and the receiver. Everything runs on the thread that waits for data.
+
+If the user stops user code (Ctrl-C, or quits the debugger), the generators are in no state to go on. So the stream is
+then treated like one whose connection was lost: it is made again from the consumer's position.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from bdb import BdbQuit
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto import PenstockError, codec
+from penstock_proto.messages import FeedInfo, ServerMessage
+from penstock_proto.position import Position
+
+from . import _process_hooks, _server, _state_dict
+from ._connecting import Identity, Link
+from ._consumer_state import Received
+from ._handoff import HandOff
+from ._mailbox import Mailbox
+from ._memory import Pool, Root
+from ._slab_views import SlabViews
+
+if TYPE_CHECKING:
+    from penstock_server import Feed
+    from penstock_server.in_process import InProcess
+    from penstock_server.worker.loaded_feed import LoadedFeed
+
+_KEEP = 4
+"""Buffers of slots that are kept for reuse."""
+
+logger = logging.getLogger("penstock")
+
+Start = Callable[[FeedInfo], Position | None]
+
+
+class InProcessConnector:
+    """Opens the stream of one feed.
+
+    Attributes:
+        url: the feed's name, as the user gave it, for messages.
+        identity: that of a consumer with a stream of its own.
+    """
+
+    def __init__(self, feed: str | Feed, memory: int | None) -> None:
+        """Import the feed.
+
+        Args:
+            feed: MODULE:ATTR, or the Feed.
+            memory: limit of slots and shuffle blocks in bytes, or None.
+
+        Raises:
+            StartError: the server package is not installed, or the feed cannot be imported.
+        """
+        self.url = feed if isinstance(feed, str) else f"the feed {feed.name or 'feed'}"
+        self.identity = Identity()
+        self._memory = memory
+        _server.refuse_in_worker(repr(feed) if isinstance(feed, str) else "a Feed")
+        _server.check_installed(f"workers=0, which runs {self.url} in this process, needs the server package")
+        imports = _server.load("own_import")
+        self._feed: LoadedFeed = imports.load(feed) if isinstance(feed, str) else imports.serve(feed)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def connect_first(self, mailbox: Mailbox, start: Start, replaces: bool = False) -> Link:
+        """Open the stream at the position that `start` returns for the feed. Raises PenstockError."""
+        mailbox.shut()  # no thread waits there
+        return self.open(start)
+
+    def open(self, start: Start) -> Link:
+        """As `connect_first`."""
+        pool = Pool(_KEEP)
+
+        def room(nbytes: int) -> tuple[Root, npt.NDArray[np.uint8]]:
+            root = pool.take(nbytes)
+            return root, np.asarray(root)
+
+        feed = type(self._feed)(self._feed.declared, self._feed.plan)  # as a new worker knows it
+        made: InProcess = _server.load("in_process").InProcess(feed, room, self._memory)
+        try:
+            views = SlabViews(made.info)
+            made.open(start(made.info))
+        except BaseException as error:
+            made.close()
+            if isinstance(error, PenstockError):
+                error.feed = error.feed or made.info.name
+            raise
+        return Link(b"", InProcessTransport(made, views), made.info, views, 0)
+
+    def stop(self) -> None:
+        """Do nothing: there is no daemon."""
+
+
+class InProcessTransport:
+    """Carries messages between the consumer and the stream that is made here. See `Transport`."""
+
+    name = "process"
+    sends_anywhere = True
+    quota = None
+
+    def __init__(self, made: InProcess, views: SlabViews) -> None:
+        self._made = made
+        self._views = views
+
+    def work(self, seconds: float) -> list[ServerMessage | Received | PenstockError]:
+        """Make batches for about `seconds`, or until there is something to receive. Raises as `InProcess.work`."""
+        return [self._received(said) if isinstance(said, tuple) else said for said in self._made.work(seconds)]
+
+    def send(self, data: bytes) -> bool:
+        """Tell it something. It acts on it when it works next."""
+        self._made.hear(codec.from_client(data))
+        return True
+
+    def close(self) -> None:
+        """End the generators."""
+        self._made.close()
+
+    def _received(self, said: tuple[Any, Root]) -> Received:
+        slab, root = said
+        return Received(slab, self._views.layout(slab), root)
+
+    def wait(self, timeout: float, for_room: bool) -> None:
+        """Do nothing: `work` does not wait."""
+
+    def receive(self) -> None:
+        """Return None: `work` returns what there is."""
+
+    def silent(self) -> bool:
+        """Return False: nothing can be lost on the way."""
+        return False
+
+    def mark(self, handed: int) -> None:
+        """Do nothing: nobody else needs to know."""
+
+    def limit(self, quota: int) -> None:
+        """Do nothing: slots are private memory."""
+
+    def released(self) -> list[int]:
+        """Return no slabs, likewise."""
+        return []
+
+    def forget(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+class InProcessReceiver:
+    """Has batches made when the consumer waits for them, on its thread."""
+
+    def __init__(self, handoff: HandOff, connector: InProcessConnector) -> None:
+        self._handoff = handoff
+        self._connector = connector
+        self._working = threading.Lock()
+        self._worker: int | None = None
+        self._shut = False
+        work = weakref.WeakMethod(self._work)  # the hand-off must not keep this object, which keeps the hand-off
+        handoff.work = lambda seconds: cast(Callable[[float], None], work())(seconds)
+        _process_hooks.register(self)
+
+    def close(self) -> None:
+        """Close the stream: iterations end with StreamClosed. If another thread is in user code, that thread ends the
+        generators when it comes out of there."""
+        self._handoff.close()
+        self._handoff.mailbox.close()
+        self._end()
+
+    at_exit = close
+
+    def forget(self) -> None:
+        """In a forked child: leave the stream to the parent."""
+        self._working = threading.Lock()
+        self._shut = True
+        self._handoff.forget()
+
+    def give_up_connector(self) -> InProcessConnector:
+        """Return the connector, for a stream that replaces this one."""
+        return self._connector
+
+    def take_back_connector(self) -> None:
+        """Undo `give_up_connector`."""
+
+    def _work(self, seconds: float) -> None:
+        """Work for about `seconds`, or until something has come. Called without the hand-off's lock."""
+        if self._worker == threading.get_ident():
+            raise RuntimeError("the feed's own code reads its stream, which cannot work: it would wait for itself")
+        if not self._working.acquire(timeout=seconds):
+            return
+        try:
+            self._worker = threading.get_ident()
+            if not self._shut:
+                self._make(seconds)
+        finally:
+            self._worker = None
+            self._working.release()
+            if self._handoff.mailbox.closing:
+                self._end()
+
+    def _make(self, seconds: float) -> None:
+        handoff = self._handoff
+        try:
+            if handoff.transport is None:
+                self._begin_again()
+            transport = handoff.transport
+            assert isinstance(transport, InProcessTransport)
+            for message in transport.work(seconds):
+                if isinstance(message, Received):
+                    handoff.came(message)
+                elif isinstance(message, PenstockError):
+                    handoff.fail(message)
+                else:
+                    handoff.apply(message)
+        except PenstockError as error:
+            handoff.lose(error)
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, BdbQuit):
+                logger.exception("the stream of %s failed", handoff.url)
+                handoff.lose(PenstockError(f"Penstock failed: {error!r}; please report this as a bug"))
+                return
+            handoff.disconnect()  # which closes the transport
+            raise
+
+    def _begin_again(self) -> None:
+        positions: list[Position] = []
+
+        def start(info: FeedInfo) -> Position | None:
+            positions.append(self._handoff.restart_position())
+            return None if _state_dict.is_start(positions[0]) else positions[0]
+
+        link = self._connector.open(start)
+        self._handoff.connect(link, positions[0], self._connector.url)
+
+    def _end(self) -> None:
+        """End the generators, unless a thread works, which then does it itself."""
+        if not self._working.acquire(blocking=False):
+            return
+        try:
+            if not self._shut:
+                self._shut = True
+                _process_hooks.unregister(self)
+                self._handoff.shut()
+        finally:
+            self._working.release()

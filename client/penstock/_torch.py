@@ -1,0 +1,80 @@
+"""A stream as a PyTorch `IterableDataset`. Only this module imports PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ._numpy_batches import NumpyBatches
+from ._stream_handle import StreamHandle
+
+
+class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]
+    """The batches of a connection as tensors. Each iteration is one epoch of the stream, in order.
+
+    Use it as it is, or give it to `DataLoader(batches, batch_size=None)`. The loader must have no workers of its own
+    (`num_workers=0`): the stream is made by Penstock's, and a loader's worker could not read it.
+
+    A batch has the feed's structure of dicts and tuples (as lists, behind a `DataLoader`). Its tensors have the dtypes
+    and shapes of the feed's element spec, and alias the batch's memory, which is freed when they are gone. Text stays a
+    NumPy array of objects, since PyTorch has no tensors of text.
+    """
+
+    def __init__(self, handle: StreamHandle) -> None:
+        self._handle = handle
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch with the first `next`.
+
+        Raises:
+            RuntimeError: a DataLoader's worker iterates.
+            PenstockError: as `Connection.batches`.
+        """
+        if get_worker_info() is not None:
+            raise RuntimeError(
+                "a DataLoader's worker cannot read a Penstock connection: write DataLoader(batches, batch_size=None, "
+                "num_workers=0). The feed has workers of its own"
+            )
+        return map(_tensors, NumpyBatches(self._handle))
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch.
+
+        Raises:
+            TypeError: it is unknown, or epochs have no end.
+        """
+        batches = self._handle.cardinality
+        if not isinstance(batches, int):
+            raise TypeError("the number of batches in an epoch is unknown: give the feed samples=, if you know it")
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position behind the batches that were yielded, as `Connection.state_dict`."""
+        return self._handle.state(None)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin where `state` was taken, as `Connection.load_state_dict`."""
+        self._handle.load(state)
+
+
+def _tensors(batch: Any) -> Any:
+    """Return the batch with a tensor over each array."""
+    if isinstance(batch, dict):
+        return {key: _tensors(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(map(_tensors, batch))
+    return _tensor(batch) if isinstance(batch, np.ndarray) else batch
+
+
+def _tensor(array: npt.NDArray[Any]) -> Any:
+    if array.dtype.kind == "O":
+        return array
+    if array.dtype.kind != "V":
+        return torch.from_numpy(array)
+    dtype = getattr(torch, array.dtype.name)  # a type of ml_dtypes, such as bfloat16
+    return torch.from_numpy(array.view(np.dtype(f"u{array.itemsize}"))).view(dtype)

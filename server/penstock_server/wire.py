@@ -1,0 +1,93 @@
+"""The coordinator's commands as messages, and the messages of workers as its events.
+
+Slots are named by the number of the memory that they lie in. No I/O.
+"""
+
+from __future__ import annotations
+
+from penstock_proto import messages as m
+from penstock_proto.spec import Spec
+
+from .coordinator import commands as do
+from .coordinator import events as on
+from .coordinator.feeds import Skipped
+
+
+def fill(command: do.Fill, memfd: int, nbytes: int) -> m.Fill:
+    """Return the message for a slot in `memfd`, of `nbytes` bytes."""
+    return m.Fill(
+        run=command.run,
+        ticket=command.ticket,
+        index=command.index,
+        batches=command.batches,
+        memfd=memfd,
+        nbytes=nbytes,
+        first=command.first,
+    )
+
+
+def write_rows(command: do.WriteRows, memfd: int, nbytes: int) -> m.WriteRows:
+    """Return the message for a slot in `memfd`, of `nbytes` bytes."""
+    return m.WriteRows(
+        run=command.run,
+        ticket=command.ticket,
+        memfd=memfd,
+        nbytes=nbytes,
+        start=command.start,
+        count=command.count,
+        row=command.row,
+        rows=command.rows,
+        index=command.index,
+        shapes=command.shapes,
+        before=command.before,
+        sizes=command.sizes,
+    )
+
+
+def measure_rows(command: do.MeasureRows) -> m.MeasureRows:
+    """Return the message."""
+    return m.MeasureRows(run=command.run, ticket=command.ticket, start=command.start, count=command.count)
+
+
+def start_run(command: do.StartRun, spec: Spec) -> m.StartRun:
+    """Return the message for a feed with this `spec`."""
+    return m.StartRun(
+        run=command.run,
+        feed=command.feed,
+        epoch=command.epoch,
+        lane=command.lane,
+        splits=command.splits,
+        spec=spec,
+        record=command.record,
+        skip=command.skip,
+        careful=command.careful,
+        ahead=command.ahead,
+    )
+
+
+def slab(command: do.SendSlab, memfd: int) -> m.Slab:
+    """Return the message for a slab whose slot is in `memfd` (0 if the bytes follow)."""
+    return m.Slab(
+        seq=command.seq,
+        epoch=command.epoch,
+        lane=command.lane,
+        index=command.index,
+        batches=command.batches,
+        rows=command.rows,
+        nbytes=command.nbytes,
+        memfd=memfd,
+        first=command.first,
+        shapes=command.shapes,
+        record=command.record,
+        repeat=command.repeat,
+    )
+
+
+def split_skipped(message: m.SplitSkipped) -> on.SplitSkipped:
+    """Return the event for a worker's message."""
+    why, traceback = "it ended its worker again and again", ""
+    if message.error is not None:
+        why, traceback = message.error.message, message.error.remote_traceback or ""
+    return on.SplitSkipped(
+        message.run, message.number, Skipped(message.split, message.samples, why, traceback=traceback)
+    )

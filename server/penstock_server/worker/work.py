@@ -1,0 +1,210 @@
+"""The worker's work: opens and closes runs as the daemon asks, and makes batches, one small step at a time.
+
+A step makes a batch, or reads part of what must be read before one can be made. User code runs inside these steps,
+while splits are listed or samples compared, and when generators are closed.
+
+An error in a run fails that run only. Messages come and go as values: this file knows no connection.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from typing import Protocol
+
+from penstock_proto import PenstockError, ProtocolError
+from penstock_proto import messages as m
+
+from ..activity import ActivityPage
+from ..feed import segment_count
+from .failures import describe
+from .filling import Filler, nothing_made
+from .lane import LaneRun
+from .listing import answer_listing
+from .loaded_feed import LoadedFeed
+from .randomness import GlobalRandomness
+from .reproducibility import check_reproducibility
+from .run import Run, RunOpener
+from .scheduler import Job, Scheduler
+from .slots import Memfds
+from .splits import SharedSplits
+
+
+class Daemon(Protocol):
+    """What the work tells the daemon."""
+
+    def send(self, message: m.FromWorker, fd: int | None = None) -> None:
+        """Send a message, perhaps with a file descriptor, which stays the caller's."""
+
+    def run_failed(self, run: int, error: PenstockError) -> None:
+        """Report that a run failed. It is closed, with all of its tickets."""
+
+
+class Work:
+    """The work of one worker.
+
+    Args:
+        number: the worker's number, for errors; None if the work is done in the trainer's own process.
+        feeds: what is served, by name.
+        memfds: the slots.
+        page: the worker's activity page.
+        daemon: hears of what was made.
+
+    Attributes:
+        randomness: the random numbers of this process.
+    """
+
+    def __init__(
+        self, number: int | None, feeds: dict[str, LoadedFeed], memfds: Memfds, page: ActivityPage, daemon: Daemon
+    ) -> None:
+        self._number = number
+        self._feeds = feeds
+        self._memfds = memfds
+        self._page = page
+        self._daemon = daemon
+        self._lists: dict[int, SharedSplits] = {}
+        self._runs: dict[int, Run] = {}
+        self._scheduler = Scheduler[Run](
+            lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None
+        )
+        self.randomness = GlobalRandomness()
+        self._opener = RunOpener(number, self._lists, self.randomness, page, daemon.send)
+        self._filler = Filler(memfds, daemon.send)
+
+    def step(self) -> bool:
+        """Take the next step. Return False if there is nothing to do."""
+        job = self._scheduler.next()
+        if job is None:
+            return False
+        self._page.works_on(job.run.number)
+        began = time.monotonic()
+        try:
+            next(job.steps)
+        except StopIteration:
+            self._scheduler.done(job)
+        except Exception as error:
+            self.fail(job.run.number, None, error)
+        self._scheduler.stepped(job, began, time.monotonic())
+        self._page.works_on(-1)
+        return True
+
+    def take(self, message: m.ToWorker, fd: int | None = None) -> None:
+        """Do what `message` asks for. Takes over `fd`."""
+        before = self._page.works_on(getattr(message, "run", -1))
+        try:
+            self._take(message, fd)
+        except Exception as error:
+            if not isinstance(message, m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.WriteRows | m.DropRun):
+                raise
+            self.fail(message.run, message.feed if isinstance(message, m.ListSplits | m.StartRun) else None, error)
+        self._page.works_on(before)  # not if this process ends by what was raised
+
+    def fail(self, run: int, feed: str | None, error: Exception) -> None:
+        """Report `error`, and close the run with all of its tickets."""
+        if not isinstance(error, PenstockError):
+            cause = error
+            error = PenstockError(
+                f"the worker failed while it served this stream: it {describe(cause)}",
+                remote_traceback="".join(traceback.format_exception(cause)),
+            )
+            error.__cause__ = cause
+        error.feed = error.feed or feed
+        error.worker = self._number
+        opened = self._runs.get(run)
+        if opened is not None:
+            error.feed = opened.feed.plan.name
+            self._close(opened)
+        self._daemon.run_failed(run, error)
+
+    def close(self) -> None:
+        """Close all runs: end their generators."""
+        for run in self._runs.values():
+            run.batches.close()
+
+    def _take(self, message: m.ToWorker, fd: int | None) -> None:
+        match message:
+            case m.Fill():
+                self._queue(message)
+            case m.MeasureRows() | m.WriteRows():
+                self._leftover(message)
+            case m.StartRun():
+                self._runs[message.run] = self._opener.open(message, self._feeds[message.feed])
+            case m.DropRun():
+                self._drop(message.run)
+            case m.ListSplits():
+                answer_listing(message, self._feeds[message.feed], self.randomness, self._page, self._daemon.send)
+            case m.Compare():
+                self._compare(message)
+            case m.ShareSplits():
+                fd = _needed(fd, message)
+                try:
+                    self._lists[message.splits] = SharedSplits(fd, message.nbytes)
+                finally:
+                    os.close(fd)
+            case m.ForgetSplits():
+                self._lists.pop(message.splits, None)
+            case m.Map():
+                self._memfds.add(message.memfd, message.nbytes, _needed(fd, message))
+            case m.Unmap():
+                self._memfds.remove(message.memfd)
+
+    def _compare(self, message: m.Compare) -> None:
+        feed = self._feeds[message.feed]
+        splits = self._lists.get(message.splits, range(segment_count(feed.plan) if feed.plan.segment else 0))
+        found = check_reproducibility(
+            feed, splits, message.index, message.digests, self.randomness, self._page, message.run
+        )
+        self._daemon.send(m.Compared(run=message.run, warning=found[:1024]))
+
+    def _drop(self, number: int) -> None:
+        run = self._runs.pop(number, None)
+        if run is None:
+            return  # its StartRun failed
+        jobs = [] if run.closed else self._scheduler.drop(run)  # if it failed, its tickets are gone with it
+        if run.waiting is not None:
+            self._daemon.send(nothing_made(number, run.waiting))
+        self._close(run)
+        for job in jobs:
+            if job.fills:
+                self._daemon.send(nothing_made(number, job.ticket, job.reported))
+            else:
+                # The daemon only waits for its slot.
+                self._daemon.send(m.RowsWritten(run=number, ticket=job.ticket))
+
+    def _close(self, run: Run) -> None:
+        run.close()
+        self._scheduler.drop(run)
+
+    def _queue(self, fill: m.Fill) -> None:
+        run = self._runs.get(fill.run)
+        if run is None or run.closed:
+            return  # it failed before the daemon knew
+        job = Job(run, fill.ticket, fills=True)
+        if run.feed.layout is None:
+            job.steps = self._filler.one(fill, job)
+        else:
+            job.steps = self._filler.turn(fill, job, run.feed.layout)
+        waited = run.waiting == fill.ticket
+        if waited:
+            run.waiting = None
+        self._scheduler.add(job, first=waited)
+
+    def _leftover(self, message: m.MeasureRows | m.WriteRows) -> None:
+        run = self._runs.get(message.run)
+        if run is None or run.closed:  # the daemon only waits until nothing writes to the slot
+            self._daemon.send(m.RowsWritten(run=message.run, ticket=message.ticket))
+            return
+        steps = self._filler.leftover(message, run)
+        if isinstance(run.batches, LaneRun) and not run.batches.ended:
+            job = Job(run, message.ticket, fills=False)
+            job.steps = steps
+            self._scheduler.add(job, first=True)
+        else:
+            next(steps, None)
+
+
+def _needed(fd: int | None, message: m.Message) -> int:
+    if fd is None:
+        raise ProtocolError(f"a {type(message).__name__} message without its fd")
+    return fd
