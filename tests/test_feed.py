@@ -20,10 +20,9 @@ from penstock_server.feed import (
     ENDLESS,
     block_samples,
     fixed_slots,
-    mixing_warning,
     segment_count,
-    workers_warning,
 )
+from penstock_server.feed_warnings import mixing_warning, workers_warning
 from penstock_server.generator_call import GeneratorCall, Wants
 from penstock_server.importing import load
 

@@ -38,7 +38,7 @@ from .coordinator import Coordinator, size
 from .coordinator import events as on
 from .coordinator.memory import least_slots
 from .dispatch import Dispatch
-from .feed import mixing_warning, workers_warning
+from .feed_warnings import mixing_warning, workers_warning
 from .from_workers import FromWorkers
 from .group_file import GroupFile
 from .host import descriptors

@@ -10,26 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import msgspec
-
-from penstock_proto import SpecError
 from penstock_proto.layout import SlotLayout, fixed_layout
 from penstock_proto.messages import MAX_BUCKETS, FeedPlan
 from penstock_proto.spec import (
-    MAX_DEPTH,
-    DictSpec,
-    Leaf,
     Spec,
-    TupleSpec,
-    check,
-    leaf_list,
-    leaves,
-    map_leaves,
     shown,
 )
 
 from . import environment
+from .declared_spec import checked_spec
 from .endless_items import EndlessItems
+from .feed_warnings import batch_warning
 from .from_files import FromFiles
 from .generator_call import GeneratorCall
 from .indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
@@ -201,7 +192,7 @@ class Feed(FromFiles):
             raise ValueError(_never_full(self.samples, self.batch_size))
         self._check_batching()
         if self.spec is not None:
-            object.__setattr__(self, "spec", _checked_spec(self.spec, self.batch_size, self.batching))
+            object.__setattr__(self, "spec", checked_spec(self.spec, self.batch_size, self.batching))
         object.__setattr__(self, "env", environment.checked(self.env, "env="))
         if self.block is not None:
             self._check_block()
@@ -444,55 +435,6 @@ def block_samples(shuffle: int, lanes: int, batch_size: int | None) -> int:
     return -(-shuffle // (lanes * rows)) * rows
 
 
-def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
-    """Return a warning if `n_splits` splits are too few to be mixed well, else None."""
-    lanes = min(plan.lanes, n_splits)
-    if not plan.shuffle or plan.length is not None or not n_splits or n_splits >= lanes * plan.interleave:
-        return None
-    fewest, most = n_splits // lanes, -(-n_splits // lanes)
-    mixed = str(most) if fewest == most else f"{fewest} or {most}"
-    finer = (
-        "divide the input more finely (row ranges of files, say)" if plan.segment is None else "make segment= smaller"
-    )
-    text = (
-        f"feed {plan.name} shuffles, but each batch mixes only {mixed} of its {n_splits} {plan.piece}s, "
-        f"because they are shared among {lanes} lanes: {finer}"
-    )
-    fewer = max(1, n_splits // plan.interleave)
-    if fewer < lanes:
-        workers = "1 worker" if fewer == 1 else f"{fewer} workers"
-        text += f", or give lanes={fewer}, which mixes more but keeps only {workers} busy"
-    return text
-
-
-def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
-    """Return a warning if the samples of feed `name` look like batches of `batch_size` already, else None.
-
-    The leaves of a sequence have one length too. So that length must be `batch_size`, and the shapes must differ.
-    """
-    shapes = {leaf.shape for leaf in leaf_list(spec)}
-    if batch_size in (None, 1) or len(shapes) < 2 or any(shape[:1] != (batch_size,) for shape in shapes):
-        return None
-    return (
-        f"feed {name}: each leaf of a sample has {batch_size} rows, the same as batch_size=, so a batch is "
-        f"[{batch_size}, {batch_size}, ...]. If the samples are batches already, give batch_size=None"
-    )
-
-
-def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
-    """Return a warning if the feed's lanes cannot keep all `workers` busy, else None."""
-    lanes = min(plan.lanes, n_splits)
-    most = -(-lanes // workers)  # lanes of the busiest worker: it sets the pace
-    enough = -(-lanes // most)
-    if plan.length is not None or plan.order != "exact" or enough >= workers:
-        return None
-    counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {n_splits} {plan.piece}s"
-    return (
-        f"feed {plan.name} has {lanes} lanes ({counted}), so {workers} workers run "
-        f"no faster than {enough}: the number of workers should divide the number of lanes"
-    )
-
-
 def _whole(option: str, value: Any, low: int, high: int, *, optional: bool = False) -> None:
     if value is None and optional:
         return
@@ -522,55 +464,3 @@ def _are_columns(source: tuple[Any, ...]) -> bool:
     shapes = [getattr(item, "shape", None) for item in source]
     rows = {shape[0] for shape in shapes if isinstance(shape, tuple) and shape}
     return all(shapes) and len(rows) == 1 and 2 <= len(source) < rows.pop()
-
-
-def _checked_spec(spec: Any, batch_size: int | None, batching: str) -> Spec:
-    plain = _spec_of(spec, "", 0)
-    try:
-        checked: Spec = msgspec.convert(msgspec.to_builtins(plain), type=Spec)
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise ValueError(f"cannot serve spec {plain}: {error}") from None
-    if not leaf_list(checked):
-        raise ValueError("spec has no leaves: a sample needs at least one array")
-    try:
-        check(checked)
-    except SpecError as error:
-        raise ValueError(f"cannot serve spec: {error.message}") from None
-    if batch_size is None:
-        return checked
-    if batching == "stack" and not all(leaf.static for leaf in leaf_list(checked)):
-        raise ValueError(
-            f"samples that are stacked into batches need one shape, and spec is {spec}. Give "
-            'batching="pad" or batching="ragged", or yield whole batches with batch_size=None'
-        )
-    for path, leaf in leaves(checked):
-        if leaf.text and not leaf.static:
-            raise ValueError(
-                f"spec{path} is {leaf}: a sample needs a fixed number of strings there. Join them, or fill up with ''"
-            )
-    if batching != "ragged":
-        return checked
-    try:
-        return map_leaves(lambda leaf: leaf if leaf.static else Leaf(leaf.dtype, leaf.shape, ragged=True), checked)
-    except ValueError as error:
-        raise ValueError(f'with batching="ragged", {error}') from None
-
-
-def _spec_of(spec: Any, path: str, depth: int) -> Spec:
-    """Convert a spec that the user wrote, perhaps with plain dicts and tuples."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"spec{path} is nested more than {MAX_DEPTH} deep")
-    if isinstance(spec, Leaf):
-        return spec
-    if isinstance(spec, TupleSpec | tuple):
-        items = spec.items if isinstance(spec, TupleSpec) else spec
-        return TupleSpec(tuple(_spec_of(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)))
-    if isinstance(spec, DictSpec):
-        spec = dict(zip(spec.keys, spec.items, strict=True))
-    if isinstance(spec, Mapping) and all(isinstance(key, str) for key in spec):
-        keys = sorted(spec)
-        return DictSpec(tuple(keys), tuple(_spec_of(spec[key], f"{path}[{key!r}]", depth + 1) for key in keys))
-    raise TypeError(
-        f"spec{path} must be a Leaf, such as Leaf(np.float32, (28, 28)), or a tuple of those, or a dict of those with "
-        f"str keys, got {shown(spec)}"
-    )

@@ -37,7 +37,7 @@ from .coordinator.ask import Ask
 from .coordinator.failures import ALL
 from .coordinator.feeds import SplitsInfo
 from .coordinator.memory import MANY
-from .feed import mixing_warning
+from .feed_warnings import mixing_warning
 from .worker.failures import letting_through
 from .worker.loaded_feed import LoadedFeed
 from .worker.randomness import put_states, seeds, take_states

@@ -11,7 +11,7 @@ from penstock_proto.messages import FirstSample
 from penstock_proto.spec import Spec
 
 from ..activity import ActivityPage
-from ..feed import batch_warning
+from ..feed_warnings import batch_warning
 from ..importing import user_traceback
 from ..transforms import checked_transforms
 from .failures import describe

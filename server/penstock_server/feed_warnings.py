@@ -1,0 +1,55 @@
+"""What the log says of a feed that works but may not do what its owner expects."""
+
+from __future__ import annotations
+
+from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import Spec, leaf_list
+
+
+def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
+    """Return a warning if `n_splits` splits are too few to be mixed well, else None."""
+    lanes = min(plan.lanes, n_splits)
+    if not plan.shuffle or plan.length is not None or not n_splits or n_splits >= lanes * plan.interleave:
+        return None
+    fewest, most = n_splits // lanes, -(-n_splits // lanes)
+    mixed = str(most) if fewest == most else f"{fewest} or {most}"
+    finer = (
+        "divide the input more finely (row ranges of files, say)" if plan.segment is None else "make segment= smaller"
+    )
+    text = (
+        f"feed {plan.name} shuffles, but each batch mixes only {mixed} of its {n_splits} {plan.piece}s, "
+        f"because they are shared among {lanes} lanes: {finer}"
+    )
+    fewer = max(1, n_splits // plan.interleave)
+    if fewer < lanes:
+        workers = "1 worker" if fewer == 1 else f"{fewer} workers"
+        text += f", or give lanes={fewer}, which mixes more but keeps only {workers} busy"
+    return text
+
+
+def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:
+    """Return a warning if the samples of feed `name` look like batches of `batch_size` already, else None.
+
+    The leaves of a sequence have one length too. So that length must be `batch_size`, and the shapes must differ.
+    """
+    shapes = {leaf.shape for leaf in leaf_list(spec)}
+    if batch_size in (None, 1) or len(shapes) < 2 or any(shape[:1] != (batch_size,) for shape in shapes):
+        return None
+    return (
+        f"feed {name}: each leaf of a sample has {batch_size} rows, the same as batch_size=, so a batch is "
+        f"[{batch_size}, {batch_size}, ...]. If the samples are batches already, give batch_size=None"
+    )
+
+
+def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
+    """Return a warning if the feed's lanes cannot keep all `workers` busy, else None."""
+    lanes = min(plan.lanes, n_splits)
+    most = -(-lanes // workers)  # lanes of the busiest worker: it sets the pace
+    enough = -(-lanes // most)
+    if plan.length is not None or plan.order != "exact" or enough >= workers:
+        return None
+    counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {n_splits} {plan.piece}s"
+    return (
+        f"feed {plan.name} has {lanes} lanes ({counted}), so {workers} workers run "
+        f"no faster than {enough}: the number of workers should divide the number of lanes"
+    )
