@@ -52,6 +52,7 @@ class FaultProxy:
         self._stalled: set[str] = set()
         self._pipes: set[_Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._mends: list[asyncio.TimerHandle] = []
         self.accepted = 0
@@ -167,15 +168,19 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in self._writers:  # those of connections that were only just accepted
+            writer.transport.abort()
         await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         self._spawn(self._connection(reader, writer))
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             others_reader, others_writer = await asyncio.open_connection(*self._to, limit=4 * PIECE)
         except OSError:  # no daemon there
+            self._writers.discard(writer)
             _reset(writer)
             return
         pipes = {_Pipe(UP, reader, others_writer), _Pipe(DOWN, others_reader, writer)}
@@ -189,6 +194,7 @@ class FaultProxy:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._pipes -= pipes
+            self._writers.discard(writer)
             writer.transport.abort()
             others_writer.transport.abort()
 

@@ -23,6 +23,7 @@ from penstock_server.activity import ActivityPage
 from penstock_server.feed import ENDLESS, segment_count
 from penstock_server.worker.collate import Rows
 from penstock_server.worker.indexed import IndexRun
+from penstock_server.worker.items import items_of
 from penstock_server.worker.lane import LaneRun
 from penstock_server.worker.randomness import GlobalRandomness
 from penstock_server.worker.ready_batches import ReadyBatches
@@ -741,11 +742,11 @@ class Squares:
 
 
 def indexed(shuffle: int, epoch: int = 0) -> tuple[IndexRun, Rows]:
-    source = Squares()
-    plan = Feed(source, batch_size=4, shuffle=shuffle, seed=5).plan("feed")  # type: ignore[arg-type]
+    feed = Feed(Squares(), batch_size=4, shuffle=shuffle, seed=5)  # type: ignore[arg-type]
+    plan = feed.plan("feed")
     rows = Rows(SPEC)
     return IndexRun(
-        plan, source, epoch=epoch, collate=rows, randomness=GlobalRandomness(), page=ActivityPage(), run=1
+        plan, items_of(feed), epoch=epoch, collate=rows, randomness=GlobalRandomness(), page=ActivityPage(), run=1
     ), rows
 
 

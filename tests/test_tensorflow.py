@@ -109,7 +109,7 @@ def test_a_tensor_of_every_dtype_that_can_lies_in_the_slot(serve: Serve, tf: Any
                     continue  # a few bytes, cheaper to copy than to hand over apart
                 assert in_a_slot(tensor), name
                 assert address(tensor) % 64 == 0
-            assert set(batch) - {"odd", "label", "scalar"} == DTYPES - {"bfloat16"}
+            assert set(batch) - {"odd", "label", "scalar"} == DTYPES - {"bfloat16", "string"}
             del batch, tensor
     gc.collect()
 
