@@ -7,12 +7,13 @@ import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, StartTrainer
 
 import penstock
 from penstock import Ragged
@@ -359,6 +360,14 @@ def test_keras_trains_on_text_and_ragged_rows_with_two_inputs_and_two_outputs(se
         dataset = connection.dataset().map(lambda x, y: ({"image": x["image"], "tokens": x["tokens"].to_tensor()}, y))
         history = model.fit(dataset, epochs=2, verbose=0)
     assert len(history.history["loss"]) == 2
+
+
+def test_the_example_trains(start_trainer: StartTrainer) -> None:
+    example = Path(__file__).resolve().parents[1] / "examples" / "text" / "train.py"
+    trainer = start_trainer("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(example))
+    said, errors = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0, errors
+    assert "accuracy" in said
 
 
 # --- the pieces alone ---
