@@ -88,7 +88,7 @@ FEEDS = """
 
     def batches(split):
         for i in range(SIZES[split] // 3):
-            yield np.array([f"{split}.{i}.{row}" for row in range(i + 1)]), np.arange(i + 1)
+            yield np.array([[f"{split}.{i}.{row}", "é"] for row in range(i + 1)]), np.arange(i + 1)
 
     ready = Feed(batches, splits=SPLITS, batch_size=None, lanes=3)
 """
@@ -324,8 +324,11 @@ def test_text_padded_and_ragged_batches_arrive_as_tensors(serve: Serve, tf: Any)
                     assert one[key].numpy().tolist() == leaf.tolist()
     with penstock.connect(daemon.urls["ready"]) as connection:
         text, numbers = next(iter(connection.dataset()))
-        assert text.numpy().tolist() == [b"0.0.0"]
+        assert text.numpy().tolist() == [[b"0.0.0", "é".encode()]]
         assert numbers.numpy().tolist() == [0]
+    with penstock.connect(daemon.urls["ready"]) as connection:
+        rows = sum(len(numbers) for _, numbers in connection.batches())
+        assert connection.stats()["rows"] == rows
 
 
 def test_keras_trains_on_text_and_ragged_rows_with_two_inputs_and_two_outputs(serve: Serve, tf: Any) -> None:
@@ -493,6 +496,7 @@ def rows(split: int) -> Iterator[int]:
         ({"batching": "pad", "buckets": [4], "shuffle": 8, "too_long": "drop", "samples": 9}, "samples= promises"),
         ({"batching": "ragged", "spec": Leaf("int64", (2, None))}, 'with batching="ragged", .* cannot be ragged'),
         ({"batching": "pad", "spec": Leaf(str, (None,))}, "a fixed number of strings"),
+        ({"batch_size": None, "spec": Leaf(str, (None, None))}, "only the first dimension of a batch may vary"),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_the_fix(options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The state of a stream on the consumer's side: what was asked for, arrived, was handed over, and was released.
+"""The state of a stream on the consumer's side: what it requested, received, handed over and released.
 
 Only this code changes the state. It knows no socket, thread, lock or clock: messages come in as values, and messages to
 send come out as values. The hand-off (_handoff.py) calls it under its lock.

@@ -63,7 +63,7 @@ class HandOff:
         mailbox: what finalizers leave for the receiver thread.
         transport: the transport of the current connection, or None while there is none.
         missing: the ranks that the stream waits for.
-        work: if this process makes the stream itself: makes batches for so many seconds, or until something has come.
+        work: if this process makes the stream itself: makes batches until one is there, or for this many seconds.
             The consumer's thread calls it where it would wait, without the lock.
     """
 

@@ -315,11 +315,7 @@ def _is_unicode(text: str) -> bool:
 
 def _refuse_list_of_arrays(value: Any, path: str) -> None:
     """Refuse a list of arrays: it could mean one array or several. (A list of numbers is an array.)"""
-    item = value
-    for _ in range(MAX_DIMS):
-        if not isinstance(item, list) or not item:
-            break
-        item = item[0]
+    item = _first_of(value)
     if item is not value and len(getattr(item, "shape", ())):
         raise SpecError(
             f"sample{path} is a list of {len(value)} arrays: yield a tuple of them, such as ((a, b), y), if they "
@@ -396,6 +392,7 @@ def as_text(value: Any) -> npt.NDArray[Any] | None:
 
 
 def _first_of(value: Any) -> Any:
+    """Return the first item of nested lists that is no list; `value` itself if it is none."""
     for _ in range(MAX_DIMS):
         if not isinstance(value, list) or not value:
             break

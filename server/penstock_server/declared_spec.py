@@ -40,6 +40,9 @@ def checked_spec(spec: Any, batch_size: int | None, batching: str) -> Spec:
     except SpecError as error:
         raise ValueError(f"cannot serve spec: {error.message}") from None
     if batch_size is None:
+        for path, leaf in leaves(checked):
+            if leaf.text and None in leaf.shape[1:]:
+                raise ValueError(f"spec{path} is {leaf}: of text, only the first dimension of a batch may vary")
         return checked
     if batching == "stack" and not all(leaf.static for leaf in leaf_list(checked)):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -99,7 +100,10 @@ class ReadyBatches(Timed):
         for column in self._columns.columns:
             if column.leaf.shape:
                 array = store[0][at + column.arrays - 1]
-                return (len(array) - 1) // max(1, column.strings) if column.kind is TEXT else len(array)
+                if column.kind is not TEXT:
+                    return len(array)
+                each = math.prod(dim or 0 for dim in column.leaf.shape[1:])
+                return (len(array) - 1) // each if each else 0
             at += column.arrays
         return 1
 

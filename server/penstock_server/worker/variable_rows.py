@@ -1,4 +1,4 @@
-"""Collects samples that differ in size, and writes them to a slot as padded, ragged or text columns.
+"""Collects samples that differ in size and writes them to a slot as padded, ragged or text columns.
 
 The interface is that of `collate.Rows`. A store is a list with an item for each leaf: an array for a leaf of one shape,
 else a list with the row's own copy of the array, or with its strings. Rows are written when a batch is complete, as
@@ -31,12 +31,12 @@ class VariableRows(Timed):
     Args:
         spec: of a sample.
         columns: how its leaves are stored.
-        pad_value: what padded leaves are filled up with: one number for all leaves, or one for each leaf in the
-            structure of a sample.
-        cut: whether samples are cut off behind the length of the last bucket. Otherwise a longer one is an error.
+        pad_value: the value of the padding: one number for all leaves, or one for each leaf in the structure of a
+            sample.
+        cut: whether to cut samples off after the length of the last bucket. Otherwise a longer one is an error.
 
     Raises:
-        SpecError: `pad_value` has not the structure of a sample, or does not fit a leaf's dtype.
+        SpecError: `pad_value` does not have the structure of a sample, or does not fit a leaf's dtype.
     """
 
     def __init__(self, spec: Spec, columns: Columns, *, pad_value: Any = 0, cut: bool = False) -> None:
