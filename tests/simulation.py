@@ -44,7 +44,7 @@ from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import Consumer as Reader
 from penstock_server.coordinator.feeds import ServedFeed, Skipped, SplitsInfo
-from penstock_server.feed import ENDLESS
+from penstock_server.plan_sizes import ENDLESS
 from penstock_server.statefile import StateFile
 
 Sample: TypeAlias = tuple[int, int, int]

@@ -16,15 +16,15 @@ import pytest
 from penstock_proto import StartError
 from penstock_proto.layout import HEADER
 from penstock_server import DictSpec, Feed, Leaf, TupleSpec
-from penstock_server.feed import (
+from penstock_server.feed_warnings import mixing_warning, workers_warning
+from penstock_server.generator_call import GeneratorCall, Wants
+from penstock_server.importing import load
+from penstock_server.plan_sizes import (
     ENDLESS,
     block_samples,
     fixed_slots,
     segment_count,
 )
-from penstock_server.feed_warnings import mixing_warning, workers_warning
-from penstock_server.generator_call import GeneratorCall, Wants
-from penstock_server.importing import load
 
 
 def wants(generate: Any, *, has_splits: bool, segments: bool = False) -> Wants:

@@ -20,7 +20,7 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf, TupleSpec
 from penstock_server import Feed
 from penstock_server.activity import ActivityPage
-from penstock_server.feed import ENDLESS, segment_count
+from penstock_server.plan_sizes import ENDLESS, segment_count
 from penstock_server.worker.collate import Rows
 from penstock_server.worker.indexed import IndexRun
 from penstock_server.worker.items import items_of

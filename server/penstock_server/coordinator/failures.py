@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_proto import WorkerDied
 from penstock_proto.messages import FeedPlan
 
-from ..feed import block_samples
+from ..plan_sizes import block_samples
 
 LAST_PAUSE = 30.0
 """Most seconds from a failure to the next attempt."""

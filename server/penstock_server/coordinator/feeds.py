@@ -12,7 +12,7 @@ from penstock_proto.layout import ALIGN, HEADER, SlotLayout, is_fixed, lay_out
 from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
 from penstock_proto.spec import Spec
 
-from ..feed import block_samples, fixed_slots
+from ..plan_sizes import block_samples, fixed_slots
 from .memory import least_slots
 from .turn import Part
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from penstock_proto import FeedError, GeneratorError, ProtocolError
 from penstock_proto.messages import FeedPlan
 
-from ..feed import block_samples
 from ..permutation import make_key, permute
+from ..plan_sizes import block_samples
 from . import lane_splits
 from .buckets import bucketed
 from .collate import Collate

@@ -10,7 +10,7 @@ from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
 from ..activity import ActivityPage
-from ..feed import segment_count
+from ..plan_sizes import segment_count
 from .first_sample import Probe
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness

@@ -14,7 +14,8 @@ from penstock_proto.messages import FeedPlan, FirstSample
 from penstock_proto.spec import Spec, leaf_list
 
 from ..endless_items import EndlessItems
-from ..feed import Feed, fixed_slots
+from ..feed import Feed
+from ..plan_sizes import fixed_slots
 from .collate import Collate, CollateAlone, Rows
 from .items import Items, items_of
 from .keras_items import KerasItems

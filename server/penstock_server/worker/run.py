@@ -13,7 +13,7 @@ from penstock_proto import FeedError, GeneratorError, ProtocolError
 from penstock_proto import messages as m
 
 from ..activity import ActivityPage
-from ..feed import segment_count
+from ..plan_sizes import segment_count
 from ..transforms import checked_transforms
 from .indexed import IndexRun
 from .lane import LaneRun

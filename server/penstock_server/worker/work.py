@@ -17,7 +17,7 @@ from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
 
 from ..activity import ActivityPage
-from ..feed import segment_count
+from ..plan_sizes import segment_count
 from .failures import describe
 from .filling import Filler, nothing_made
 from .lane import LaneRun

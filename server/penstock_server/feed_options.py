@@ -1,0 +1,241 @@
+"""The options of a `Feed`, and the checks of them. Each error says what to do instead.
+
+A feed is checked when it is made, before any data is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from penstock_proto.messages import MAX_BUCKETS
+from penstock_proto.spec import shown
+
+from .indexables import is_indexable, length_of
+
+MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
+
+
+@dataclass(frozen=True, eq=False)
+class FeedOptions:
+    """What a user declares in a `Feed`, where the attributes are described."""
+
+    generate: Callable[..., Any] | Sequence[Any]
+    _: KW_ONLY
+    method: str | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    transform: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
+    splits: Sequence[Any] | Callable[[], Iterable[Any]] | None = None
+    batch_size: int | None
+    name: str | None = None
+    shuffle: int = 0
+    interleave: int | None = None
+    seed: int = 0
+    epochs: int | None = None
+    samples: int | None = None
+    segment: int | None = None
+    drop_remainder: bool = False
+    lanes: int = 16
+    turn: int | None = None
+    order: str = "exact"
+    spec: Any = None
+    batching: str = "stack"
+    pad_value: Any = 0
+    buckets: Sequence[int] | None = None
+    too_long: str = "raise"
+    on_error: str = "raise"
+    attempts: int = 3
+    block: int | None = None
+    env: Mapping[str, str | None] | None = None
+
+    def _check_options(self) -> None:
+        """Check what can be told of the options, whatever the source.
+
+        Raises:
+            TypeError, ValueError: they cannot work.
+        """
+        whole("block", self.block, 1, 2**62, optional=True)
+        whole("batch_size", self.batch_size, 1, 2**31, optional=True)
+        whole("shuffle", self.shuffle, 0, 2**62)
+        whole("interleave", self.interleave, 1, MAX_INTERLEAVE, optional=True)
+        whole("seed", self.seed, 0, 2**62)
+        whole("epochs", self.epochs, 1, 2**62, optional=True)
+        whole("samples", self.samples, 1, 2**62, optional=True)
+        whole("segment", self.segment, 1, 2**62, optional=True)
+        whole("lanes", self.lanes, 1, 2**16)
+        whole("turn", self.turn, 1, 2**16, optional=True)
+        whole("attempts", self.attempts, 1, 1000)
+        if self.name is not None:
+            check_name(self.name)
+        if self.order not in ("exact", "fast"):
+            raise ValueError(f"order must be 'exact' or 'fast', got {self.order!r}")
+        if self.on_error not in ("raise", "skip", "retry"):
+            raise ValueError(f"on_error must be 'raise', 'skip' or 'retry', got {self.on_error!r}")
+        if self.on_error == "skip" and self.samples is not None:
+            raise ValueError(
+                "samples= promises the length of an epoch, and on_error='skip' cannot keep it: leave one of them out"
+            )
+        if not isinstance(self.drop_remainder, bool):
+            raise TypeError(f"drop_remainder must be True or False, got {self.drop_remainder!r}")
+        if self.interleave not in (None, 1) and not self.shuffle:
+            raise ValueError("interleave= needs shuffle=: without it the order of the input is kept")
+        if self.batch_size is None:
+            if self.drop_remainder:
+                raise ValueError("drop_remainder= needs a batch_size=: with None, `generate` makes the batches")
+            if self.turn not in (None, 1):
+                raise ValueError("turn= must be 1 with batch_size=None: batches of unknown size are sent one by one")
+        if self.drop_remainder and self.samples is not None and self.samples < (self.batch_size or 0):
+            raise ValueError(_never_full(self.samples, self.batch_size))
+        self._check_batching()
+        self._check_block()
+
+    def _check_batching(self) -> None:
+        if self.batching not in ("stack", "pad", "ragged"):
+            raise ValueError(f"batching must be 'stack', 'pad' or 'ragged', got {self.batching!r}")
+        if self.too_long not in ("raise", "drop", "cut"):
+            raise ValueError(f"too_long must be 'raise', 'drop' or 'cut', got {self.too_long!r}")
+        if self.batching != "stack" and self.batch_size is None:
+            raise ValueError(
+                f"batching={self.batching!r} needs a batch_size=: with None, the feed's batches are ready. Pad them "
+                "yourself, or yield samples"
+            )
+        self._check_buckets()
+
+    def _check_buckets(self) -> None:
+        if self.buckets is None:
+            if self.too_long != "raise":
+                raise ValueError(f"too_long={self.too_long!r} needs buckets=: the last of them is the greatest length")
+            return
+        if self.batching != "pad":
+            raise ValueError('buckets= needs batching="pad": they are the lengths to which samples are filled up')
+        if not self.shuffle or is_indexable(self.generate):
+            what = "an indexable object has its own order" if is_indexable(self.generate) else "give shuffle= too"
+            raise ValueError(f"buckets= brings samples of similar length together in the shuffle block: {what}")
+        if not 1 <= len(self.buckets) <= MAX_BUCKETS:
+            raise ValueError(f"buckets must be 1 to {MAX_BUCKETS} lengths, got {len(self.buckets)}")
+        for length in self.buckets:
+            whole("each of buckets", length, 1, 2**40)
+        if list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"buckets must be in ascending order, got {list(self.buckets)}")
+        if self.too_long == "drop" and self.samples is not None:
+            raise ValueError(
+                "samples= promises the length of an epoch, and too_long='drop' cannot keep it: leave one of them out"
+            )
+
+    def _check_block(self) -> None:
+        if self.block is None:
+            return
+        if not is_indexable(self.generate):
+            raise ValueError("block= is for indexable objects: leave it out, and let splits= be what is read together")
+        if not self.shuffle:
+            raise ValueError(
+                "block= needs shuffle=, the number of samples to mix: 1 permutes blocks and keeps the order inside each"
+            )
+
+    def _check_segment(self) -> None:
+        """Check the options of a generator with segments.
+
+        Raises:
+            TypeError, ValueError: they cannot work.
+        """
+        if self.segment is None:
+            return
+        if self.splits is not None:
+            raise ValueError(
+                "segment= is for generators without splits=, as segments take their place: leave one of the two out"
+            )
+        if self.samples is None and self.epochs is not None:
+            raise ValueError(
+                f"epochs={self.epochs} cannot work, as segment= without samples= makes one endless epoch: give "
+                "samples= (the number in an epoch), or leave epochs= out"
+            )
+
+    def _check_indexable(self) -> None:
+        """Check the options of an indexable object.
+
+        Raises:
+            TypeError, ValueError: they cannot work.
+        """
+        if self.method is not None or self.args or self.kwargs:
+            kind = type(self.generate).__name__
+            raise TypeError(
+                f"method=, args= and kwargs= are for a generator function or a class, and got an instance of {kind}: "
+                f"give the class {kind} itself if one of its methods yields the samples, and otherwise leave them out"
+            )
+        if isinstance(self.generate, Mapping | str | bytes):
+            raise TypeError(f"expected a list of samples or a generator function, got {shown(self.generate)}")
+        if isinstance(self.generate, tuple) and _are_columns(self.generate):
+            raise TypeError(
+                f"{shown(self.generate)} would be an epoch of {len(self.generate)} samples, one for each array: give "
+                "list(zip(X, y)), or an object whose __len__ is the number of rows and whose __getitem__(i) returns "
+                "(X[i], y[i]). If the arrays are the samples, give a list of them"
+            )
+        if self.splits is not None:
+            raise ValueError("splits= is for generators; leave it out: an indexable object is divided by its indices")
+        if self.segment is not None:
+            raise ValueError("segment= is for generators; leave it out: an indexable object is divided by its indices")
+        if self.on_error == "skip":
+            raise ValueError(
+                "on_error='skip' leaves out splits, and an indexable object has none: let its __getitem__ return "
+                "another sample, or use a generator with splits="
+            )
+        length = length_of(self.generate)
+        if self.samples is not None and self.samples != length:
+            raise ValueError(f"samples={self.samples}, but the indexable object has {length}: leave samples= out")
+        if length and self.drop_remainder and length < (self.batch_size or 0):
+            raise ValueError(_never_full(length, self.batch_size))
+
+
+def checked_splits(splits: Any) -> Any:
+    """Return `splits` as a list, or as the function that was given.
+
+    Raises:
+        TypeError: they are neither.
+    """
+    if splits is None or callable(splits) or (isinstance(splits, Sequence) and not isinstance(splits, str | bytes)):
+        return splits
+    if isinstance(splits, str | bytes | Mapping) or not isinstance(splits, Iterable):
+        raise TypeError(f"splits must be a list (of files, say) or a function that returns one, got {shown(splits)}")
+    return list(splits)
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can be the path of a URL.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name):
+        raise ValueError(f"name must be 1 to 128 letters, digits, '_', '-' and '.', got {name!r}")
+    return name
+
+
+def whole(option: str, value: Any, low: int, high: int, *, optional: bool = False) -> None:
+    """Check that an option is a whole number from `low` to `high`.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if value is None and optional:
+        return
+    if type(value) is not int:
+        raise TypeError(f"{option} must be a whole number{' or None' if optional else ''}, got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{option} must be {low} to {high}{' or None' if optional else ''}, got {value}")
+
+
+def _never_full(samples: int, batch_size: int | None) -> str:
+    return (
+        f"drop_remainder=True would drop the whole epoch: it has {samples} samples, and a batch takes {batch_size}. "
+        "Make batch_size= smaller, or leave drop_remainder= out"
+    )
+
+
+def _are_columns(source: tuple[Any, ...]) -> bool:
+    """Whether these look like the columns of a table, (X, y), and not like samples: a few arrays of many rows each."""
+    shapes = [getattr(item, "shape", None) for item in source]
+    rows = {shape[0] for shape in shapes if isinstance(shape, tuple) and shape}
+    return all(shapes) and len(rows) == 1 and 2 <= len(source) < rows.pop()
