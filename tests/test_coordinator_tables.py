@@ -374,6 +374,22 @@ def test_of_an_indexable_feed_only_the_turn_fails_that_was_being_made() -> None:
     assert machine.turn().error is not None
 
 
+def test_the_ranges_of_a_worker_that_stood_in_for_another_are_each_handed_over_once() -> None:
+    machine = Machine(workers=3, credit=8, length=64, static_splits=False)
+    tickets = list(machine.tickets)
+    machine.tell(on.RetireWorker(2, now=True))
+    filled = [filling(machine, ticket) for ticket in tickets]
+    assert len({fill.run for fill in filled if fill.worker == 0}) == 2  # also what worker 2 was to make
+    machine.tell(on.WorkerAdded(2))
+    machine.tell(on.Imported(2, (machine.plan,)))
+    again = [command for command in machine.tell(on.WorkerDied(0, "was killed", None)) if isinstance(command, do.Fill)]
+    assert sorted(fill.ticket for fill in again) == [fill.ticket for fill in filled if fill.worker == 0]
+    machine.tell(on.Imported(0, (machine.plan,)))
+    lost = [fill.ticket for fill in again if fill.worker == 2]
+    commands = machine.tell(on.WorkerDied(2, "was killed", None))
+    assert sorted(command.ticket for command in commands if isinstance(command, do.Fill)) == sorted(lost)
+
+
 def test_an_epoch_begins_and_ends_with_what_the_consumer_says() -> None:
     machine = Machine()
     consumer = machine.coordinator.consumers[1]

@@ -44,6 +44,8 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
     for key, lane in epoch.lanes.items():
         if (lane.state is LaneState.RUNNING) != (lane.run is not None) and not lane.ended:
             yield f"epoch {epoch.number}: lane {key} is {lane.state.name} with the run {lane.run}"
+        if any(filler not in (lane.run, lane.dropped) for turn in lane.turns for filler in turn.fillers):
+            yield f"epoch {epoch.number}: a turn of lane {key} is filled by a run of another lane"
     if epoch.order is None:
         return
     tickets: set[int] = set()

@@ -64,8 +64,9 @@ class LaneProduction(Production):
         if lane.busy:
             lane.drop(run)
 
-    def _hand_over(self, epoch: Epoch, key: int) -> None:
-        self._fill(epoch, key)
+    def _hand_over(self, epoch: Epoch, *keys: int) -> None:
+        for key in keys:
+            self._fill(epoch, key)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
         """See Production. The count is how often this split ended its worker in this epoch. A worker that died outside

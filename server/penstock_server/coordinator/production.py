@@ -218,8 +218,7 @@ class Production(ABC):
                         self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, run)
                     lost.add(key)
-            for key in sorted(lost):
-                self._hand_over(epoch, key)
+            self._hand_over(epoch, *sorted(lost))
             for turn in self.turns.merged(epoch):
                 lanes = {writers[run] for writer, run in turn.fillers if writer == worker}
                 if lanes:  # only of these: a run that writes twice might do so when the slot has another use
@@ -280,8 +279,8 @@ class Production(ABC):
         """Drop the lane's run now. Another one goes on when this one has answered."""
 
     @abstractmethod
-    def _hand_over(self, epoch: Epoch, key: int) -> None:
-        """The lane's run is gone: have others make its turns, or let the turns fail."""
+    def _hand_over(self, epoch: Epoch, *keys: int) -> None:
+        """The runs of these lanes are gone: have others make their turns, or let the turns fail."""
 
     @abstractmethod
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from penstock_proto import PenstockError
 
 from . import failures
 from .epoch import Epoch
@@ -47,18 +47,23 @@ class RangeProduction(Production):
     def _move(self, epoch: Epoch, lane: Lane) -> None:
         """Nothing to do: the run only finishes its turns."""
 
-    def _hand_over(self, epoch: Epoch, key: int) -> None:
-        lane = epoch.lane(key)
-        turns, lane.turns = lane.turns, deque()
-        error = lane.failed()
-        for turn in turns:
+    def _hand_over(self, epoch: Epoch, *keys: int) -> None:
+        handed: list[Turn] = []
+        failed: list[tuple[Turn, PenstockError]] = []
+        for lane in map(epoch.lane, keys):  # all are empty before one gets turns of another
+            error = lane.failed()
+            if error is not None:  # it concerns the turn that was being made
+                failed.append((lane.turns[0], error))
+            handed.extend(lane.turns)
+            lane.turns.clear()
+        for turn in handed:
             turn.worker = self._workers.pick(turn.index // self.feed.turn)
             epoch.lane(turn.worker).turns.append(turn)
-        if error is not None:  # it concerns the turn that was being made
-            self.turns.fail(epoch, turns[0], error)
-            self.turns.complete(epoch, turns[0], COMPLETE)
-        for other in sorted({turn.worker for turn in turns}):
-            self._fill(epoch, other)
+        for turn, error in failed:
+            self.turns.fail(epoch, turn, error)
+            self.turns.complete(epoch, turn, COMPLETE)
+        for key in sorted({turn.worker for turn in handed}):
+            self._fill(epoch, key)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:
         """See Production. Turns go elsewhere one by one, so the count is how often this turn ended its worker."""
