@@ -72,6 +72,9 @@ class Feed(FeedOptions, FromFiles):
             epoch). Its items must be picklable.
         batch_size: samples in a batch. None: `generate` yields whole batches (the items of an indexable object are
             whole batches), and their numbers of rows may differ.
+        rebatch: samples in a batch, where `generate` yields whole batches of other sizes, and `batch_size` is None.
+            They are taken apart: everything else, such as `transform`, `shuffle`, `samples` and `segment`, works with
+            their rows as if `generate` yielded them one by one. For generators.
         name: the feed's name in its URL; by default the name of the module's attribute.
         shuffle: number of samples to mix (batches if `batch_size` is None); 0 keeps the order of the input.
         block: for indexable objects with slow random access: permute blocks of so many neighbours, and then mix each
@@ -118,6 +121,9 @@ class Feed(FeedOptions, FromFiles):
 
     def __post_init__(self) -> None:
         self._adapt()
+        if self.rebatch is not None:
+            self._check_rebatch()
+            object.__setattr__(self, "batch_size", self.rebatch)
         if self.buckets is not None:
             object.__setattr__(self, "buckets", tuple(self.buckets))
         self._check_options()

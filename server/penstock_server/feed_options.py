@@ -13,7 +13,7 @@ from typing import Any
 from penstock_proto.messages import MAX_BUCKETS
 from penstock_proto.spec import shown
 
-from .indexables import is_indexable, length_of
+from .indexables import is_indexable, is_keras, length_of
 
 MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
 
@@ -50,6 +50,7 @@ class FeedOptions:
     attempts: int = 3
     block: int | None = None
     env: Mapping[str, str | None] | None = None
+    rebatch: int | None = None
 
     def _check_options(self) -> None:
         """Check what can be told of the options, whatever the source.
@@ -91,6 +92,19 @@ class FeedOptions:
             raise ValueError(_never_full(self.samples, self.batch_size))
         self._check_batching()
         self._check_block()
+
+    def _check_rebatch(self) -> None:
+        whole("rebatch", self.rebatch, 1, 2**31, optional=True)
+        if self.batch_size not in (None, self.rebatch):
+            raise ValueError(
+                f"rebatch={self.rebatch} is for a generator that yields whole batches, so batch_size must be None, got "
+                f"{self.batch_size}: if it yields samples, leave rebatch= out"
+            )
+        if is_indexable(self.generate) or is_keras(self.generate):
+            raise ValueError(
+                "rebatch= is for generators: set the size of a batch in the indexable object itself, or let its items "
+                "be samples and give batch_size="
+            )
 
     def _check_batching(self) -> None:
         if self.batching not in ("stack", "pad", "ragged"):

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_proto import FeedError, GeneratorError, SpecError
+from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import shown
 
@@ -31,6 +31,7 @@ from ..activity import ActivityPage
 from ..feed import Feed, generator_call, is_shared
 from ..importing import summary, user_traceback
 from ..transforms import checked_transforms
+from .batch_rows import BatchRows, NoRows
 from .collate import BadSample, Collate, Raised
 from .failures import describe, pass_on
 from .randomness import GlobalRandomness, GlobalState, generator
@@ -180,6 +181,7 @@ class SplitOpener:
         self._call = generator_call(feed)
         self._transform = SampleTransform(checked_transforms(feed.transform), plan.seed, randomness)
         self._stretch = stretch if is_shared(feed) else None
+        self._yields_batches = feed.rebatch is not None
         self._plan = plan
         self._seed = plan.seed
         self._randomness = randomness
@@ -216,7 +218,7 @@ class SplitOpener:
         if not hasattr(samples, "__next__"):
             raise GeneratorError(f"{name} must return an iterator, got {shown(samples)}: {_hint(samples)}", split=place)
         return OpenSplit(
-            samples,
+            BatchRows(samples) if self._yields_batches else samples,
             name,
             place,
             state,
@@ -385,7 +387,10 @@ class OpenSplit:
         finally:
             self._page.leave()
 
-    def _error_of(self, error: BaseException) -> GeneratorError:
+    def _error_of(self, error: BaseException) -> PenstockError:
+        if isinstance(error, NoRows):
+            what = self._name if self._is_share else f"its {self._piece}"
+            return SpecError(f"{error.message} (batch {error.number} of {what}, from 0)", split=self.place)
         if isinstance(error, TransformFailed) and self._transformed is not None:
             return error.user_error(self.place, self._which(self._transformed.number - 1))
         return _failed(self._name, self.place, error)
