@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock_proto import SpecError
-from penstock_proto.spec import as_array, as_text, infer, leaves, unflatten
+from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, as_array, as_text, infer, leaves, unflatten
 
 from .leaf_check import flattener
 
@@ -68,7 +68,7 @@ def _takes_apart(batch: Any) -> Callable[[Any], Iterator[Any]]:
                 f"batch{path} is a single value and has no rows. rebatch= takes whole batches apart, so each leaf "
                 "needs a value for each row. If the generator yields samples, give batch_size= in place of rebatch="
             )
-    flat = flattener(spec)
+    flat, build = flattener(spec), _builder(spec)
 
     def apart(batch: Any) -> Iterator[Any]:
         arrays = [_array(value, path) for value, path in zip(flat(batch), paths, strict=True)]
@@ -78,10 +78,22 @@ def _takes_apart(batch: Any) -> Callable[[Any], Iterator[Any]]:
                 f"the leaves of a batch have different numbers of rows: {', '.join(each[:8])}"
                 f"{', ...' if len(each) > 8 else ''}. rebatch= takes a row of each, so they need equally many"
             )
-        rows: Iterator[Sequence[Any]] = zip(*arrays, strict=True)
-        return (unflatten(spec, row) for row in rows)
+        return build(zip(*arrays))  # noqa: B905  # they are equally long
 
     return apart
+
+
+def _builder(spec: Spec) -> Callable[[Iterator[tuple[Any, ...]]], Iterator[Any]]:
+    """Return a function that gives rows, as tuples of leaves, the structure of `spec`: `unflatten`, but fast for usual
+    ones."""
+    if isinstance(spec, TupleSpec) and all(isinstance(item, Leaf) for item in spec.items):
+        return lambda rows: rows
+    if isinstance(spec, DictSpec) and all(isinstance(item, Leaf) for item in spec.items):
+        keys = spec.keys
+        return lambda rows: (dict(zip(keys, row)) for row in rows)  # noqa: B905  # likewise
+    if isinstance(spec, Leaf):
+        return lambda rows: (row[0] for row in rows)
+    return lambda rows: (unflatten(spec, row) for row in rows)
 
 
 def _array(value: Any, path: str) -> Any:
