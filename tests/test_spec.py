@@ -6,6 +6,7 @@ import enum
 import functools
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
 from penstock_proto.layout import ALIGN, HEADER, aligned, batch_spec, fixed_layout, is_fixed, lay_out
-from penstock_proto.spec import shown
+from penstock_proto.spec import Spec, shown
 
 
 def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:
@@ -71,6 +72,24 @@ def test_flatten_and_unflatten_are_inverse_whatever_the_order_of_keys() -> None:
     flat = spec.flatten(tree, {"a": (20, 30), "b": 10})
     assert flat == [20, 30, 10]
     assert spec.unflatten(tree, flat) == {"a": (20, 30), "b": 10}
+
+
+def test_a_dict_keeps_the_order_of_its_keys_and_specs_are_equal_whatever_it_is() -> None:
+    tree, other = spec.infer({"b": 1, "a": ({"z": 2, "y": 3},)}), spec.infer({"a": ({"y": 3, "z": 2},), "b": 1})
+    assert tree == other
+    assert (tree != other) is False
+    assert tree != spec.infer({"a": ({"y": 3},), "b": 1})
+    assert hash(tree) == hash(other)
+    for one, keys, inner in ((tree, ["b", "a"], ["z", "y"]), (other, ["a", "b"], ["y", "z"])):
+        for same in (one, spec.map_leaves(lambda leaf: leaf, one), msgspec.convert(msgspec.to_builtins(one), Spec)):
+            built = spec.unflatten(same, [30, 20, 10])
+            assert built == {"a": ({"y": 30, "z": 20},), "b": 10}
+            assert list(built) == keys
+            assert list(built["a"][0]) == inner
+    assert str(tree) == "{'b': int64[], 'a': ({'z': int64[], 'y': int64[]},)}"
+    for wrong in ((0,), (0, 0), (1, 2)):
+        with pytest.raises(ValueError, match="the number of each of its 2 keys once"):
+            DictSpec(("a", "b"), (Leaf("int64", ()), Leaf("int64", ())), wrong)
 
 
 def test_keys_of_a_subclass_of_str_are_their_text() -> None:

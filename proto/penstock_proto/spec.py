@@ -124,18 +124,46 @@ class TupleSpec(Struct, frozen=True, tag="tuple", forbid_unknown_fields=True):
         return f"({', '.join(map(str, self.items))}{',' if len(self.items) == 1 else ''})"
 
 
-class DictSpec(Struct, frozen=True, tag="dict", forbid_unknown_fields=True):
-    """A dictionary of specs; `keys` are sorted, and `items[i]` belongs to `keys[i]`."""
+class DictSpec(Struct, frozen=True, eq=False, tag="dict", forbid_unknown_fields=True, omit_defaults=True):
+    """A dictionary of specs; `keys` are sorted, and `items[i]` belongs to `keys[i]`.
+
+    The user's dictionaries may have another order: key `order[i]` comes at place i. An empty `order` is the sorted one.
+    Batches are given to the trainer in that order. The data do not depend on it, so specs are equal whatever it is.
+    """
 
     keys: Annotated[tuple[Annotated[str, Meta(max_length=MAX_KEY)], ...], Meta(max_length=MAX_LEAVES)]
     items: Annotated[tuple[Spec, ...], Meta(max_length=MAX_LEAVES)]
+    order: Annotated[tuple[int, ...], Meta(max_length=MAX_LEAVES)] = ()
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.items) or list(self.keys) != sorted(set(self.keys)):
             raise ValueError("a DictSpec has one item for each key, and sorted, distinct keys")
+        if self.order and sorted(self.order) != list(range(len(self.keys))):
+            raise ValueError(f"the order of a DictSpec has the number of each of its {len(self.keys)} keys once")
+
+    @classmethod
+    def of(cls, items: Mapping[str, Spec]) -> DictSpec:
+        """Return the spec of a dictionary with these items, in this order."""
+        keys = sorted(items)
+        order = tuple(map(keys.index, items)) if list(items) != keys else ()
+        return cls(tuple(keys), tuple(items[key] for key in keys), order)
+
+    @property
+    def in_order(self) -> Sequence[int]:
+        """The numbers of the keys in the order of the user's dictionary."""
+        return self.order or range(len(self.keys))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DictSpec) and (self.keys, self.items) == (other.keys, other.items)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a Struct has one of its own, which compares identity
+
+    def __hash__(self) -> int:
+        return hash((self.keys, self.items))
 
     def __str__(self) -> str:
-        return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(self.keys, self.items, strict=True)) + "}"
+        return "{" + ", ".join(f"{self.keys[i]!r}: {self.items[i]}" for i in self.in_order) + "}"
 
 
 Spec: TypeAlias = Leaf | TupleSpec | DictSpec
@@ -196,7 +224,8 @@ def _unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
         return next(flat)
     if isinstance(spec, TupleSpec):
         return tuple(_unflatten(item, flat) for item in spec.items)
-    return {key: _unflatten(item, flat) for key, item in zip(spec.keys, spec.items, strict=True)}
+    values = [_unflatten(item, flat) for item in spec.items]
+    return {spec.keys[i]: values[i] for i in spec.in_order}
 
 
 def map_leaves(change: Callable[[Leaf], Leaf], spec: Spec) -> Spec:
@@ -205,7 +234,7 @@ def map_leaves(change: Callable[[Leaf], Leaf], spec: Spec) -> Spec:
         return change(spec)
     if isinstance(spec, TupleSpec):
         return TupleSpec(tuple(map_leaves(change, item) for item in spec.items))
-    return DictSpec(spec.keys, tuple(map_leaves(change, item) for item in spec.items))
+    return DictSpec(spec.keys, tuple(map_leaves(change, item) for item in spec.items), spec.order)
 
 
 def flatten(spec: Spec, sample: Any) -> list[Any]:
@@ -285,8 +314,8 @@ def _infer(sample: Any, path: str, depth: int) -> Spec:
     if isinstance(sample, tuple):
         return TupleSpec(tuple(_infer(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(sample)))
     if isinstance(sample, Mapping):
-        keys = sorted(_key(key, path) for key in sample)
-        return DictSpec(tuple(keys), tuple(_infer(sample[key], f"{path}[{key!r}]", depth + 1) for key in keys))
+        keys = [_key(key, path) for key in sample]
+        return DictSpec.of({key: _infer(sample[key], f"{path}[{key!r}]", depth + 1) for key in keys})
     _refuse_list_of_arrays(sample, path)
     text = as_text(sample)
     array = as_array(sample, path) if text is None else text

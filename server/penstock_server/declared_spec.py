@@ -72,10 +72,9 @@ def _spec_of(spec: Any, path: str, depth: int) -> Spec:
         items = spec.items if isinstance(spec, TupleSpec) else spec
         return TupleSpec(tuple(_spec_of(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)))
     if isinstance(spec, DictSpec):
-        spec = dict(zip(spec.keys, spec.items, strict=True))
+        spec = {spec.keys[i]: spec.items[i] for i in spec.in_order}
     if isinstance(spec, Mapping) and all(isinstance(key, str) for key in spec):
-        keys = sorted(spec)
-        return DictSpec(tuple(keys), tuple(_spec_of(spec[key], f"{path}[{key!r}]", depth + 1) for key in keys))
+        return DictSpec.of({key: _spec_of(item, f"{path}[{key!r}]", depth + 1) for key, item in spec.items()})
     raise TypeError(
         f"spec{path} must be a Leaf, such as Leaf(np.float32, (28, 28)), or a tuple of those, or a dict of those with "
         f"str keys, got {shown(spec)}"
