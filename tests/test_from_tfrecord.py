@@ -252,10 +252,10 @@ def test_a_record_without_the_declared_features_is_an_error(
         with_features(tf, tmp_path, features)
 
 
-def test_a_record_that_is_no_example_is_an_error(tf: Any, tmp_path: Path) -> None:
+def test_a_record_that_is_not_an_example_is_an_error(tf: Any, tmp_path: Path) -> None:
     with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
         writer.write(b"\xff\xff")
-    with pytest.raises(CorruptRecord, match=r"it is no tf\.train\.Example"):
+    with pytest.raises(CorruptRecord, match=r"it is not a tf\.train\.Example"):
         read(from_tfrecord(tmp_path / "a.tfrecord"))
 
 

@@ -196,7 +196,7 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
         (Scenes, {}, r'Scenes is a class: give an instance, .*: Feed\(Scenes, method="generate_data", ...\)'),
         (Scenes, {"method": "generate"}, "Scenes has no method 'generate'; generator methods: .*generate_data"),
         (Scenes, {"method": 3}, "method must be the name of a method, .* got 3"),
-        (Scenes, {"method": "__doc__", "args": (1,)}, "Scenes.__doc__ is no method"),
+        (Scenes, {"method": "__doc__", "args": (1,)}, "Scenes.__doc__ is not a method"),
         (Scenes, {"method": "later", "args": (1,)}, "Scenes.later is async"),
         (Scenes, {"method": "generate_data"}, "the constructor of Scenes has parameters without an argument: files"),
         (Scenes, {"method": "generate_data", "segment": 5}, "constructor of Scenes has parameters without .*: files"),
@@ -206,7 +206,7 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
         (
             Scenes,
             {"method": "generate_data", "args": (1,), "kwargs": {"crops": 2}},
-            "names crops, which is no parameter of Scenes: it has crop, files, size",
+            "names crops, but Scenes has no such parameter: it has crop, files, size",
         ),
         (
             Scenes,
@@ -230,7 +230,7 @@ def test_of_a_class_each_run_has_an_object_of_its_own_and_arguments_that_it_may_
         (generate, {"args": ("a",)}, "generate has a parameter without an argument: size. Give it with args= or"),
         (generate, {"splits": [1]}, "without an argument: size"),
         (generate, {"args": (1, 2), "splits": [1]}, "args= has 2 values, and generate takes 1 after the split"),
-        (generate, {"kwargs": {"width": 1}}, "names width, which is no parameter of generate"),
+        (generate, {"kwargs": {"width": 1}}, "names width, but generate has no such parameter"),
         (plain, {"args": ("a",), "kwargs": {"first": 1}}, "args= and kwargs= both give first of plain"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What limits a measured feed, in words. `_bench.py` takes the measurement; this module decides, without I/O.
+"""The verdict on a measured feed: says in words what limits it. `_bench.py` measures; this module decides, without I/O.
 
 `verdict` interprets one set of figures. `judged` also says whether the verdict holds for other moments of the same
 measurement, by resampling its slices.

@@ -38,8 +38,8 @@ logger = logging.getLogger("penstock")
 
 
 class LostSession(NamedTuple):
-    """What a daemon is told about the session before: its token, how many of its slabs were handed over, and, in a
-    group, the latest of them. All are empty for a first session."""
+    """The client's last session, as it describes it to the daemon: its token, how many of its slabs were
+    handed over, and, in a group, the latest of them. All are empty for a first session."""
 
     session: bytes = b""
     handed: int = 0
@@ -94,7 +94,7 @@ class Link:
 
 
 class Named(Protocol):
-    """What messages and counts need of a connector."""
+    """The part of a connector that messages and counters use."""
 
     @property
     def url(self) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock_server.targets import Target
 
 _COMPARED = ("batch_size", "drop_remainder", "epochs", "order", "seed", "segment", "shuffle")
-"""What a feed declares and the daemon says of it, under the same name and unchanged."""
+"""The attributes of a feed that the daemon reports unchanged, under the same names."""
 
 
 def require_feed(value: object) -> None:

@@ -1,4 +1,4 @@
-"""What a consumer that waits for data may be waiting for, in words."""
+"""Says in words what a waiting consumer may be waiting for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an open session uses of a transport, and the transports that were lost."""
+"""The interface of a transport to its session, and the transports that were lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ends of Penstock share: messages and their codec, the slab's layout, the element spec, and the errors.
+"""Shared by both ends of Penstock: messages and their codec, the slab's layout, the element spec, and the errors.
 
 Imports neither the client nor the server. PROTOCOL.md describes the protocol.
 """

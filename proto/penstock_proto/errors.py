@@ -52,7 +52,7 @@ class PenstockError(Exception):
 
     @property
     def message(self) -> str:
-        """What happened and what to do, without the place and the traceback."""
+        """The cause and the fix, without the place and the traceback."""
         return str(self.args[0])
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class MemoryBound(PenstockError):
 
 
 class StartError(PenstockError):
-    """What was asked for at start does not exist or cannot work."""
+    """An argument at start names something that does not exist, or cannot work."""
 
 
 class FeedError(PenstockError):

@@ -30,7 +30,7 @@ MAX_SKIP_FAST = 2**20
 
 
 class Place(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How far a lane was read: `index` batches of it, and the restart record behind the last of them.
+    """The progress of a lane: `index` batches were read, and `record` is the restart record after the last one.
 
     `ahead`: if batches of it lie within the position's `skip`, a later restart record of the lane, behind these or
     further on. A run that continues here passes that record, and so finds out whether the batches are what they were.

@@ -14,7 +14,7 @@ MORE, LONG, COMMAND = 1, 2, 4
 """Flags of a frame: another frame of its message follows, its size takes eight bytes, it is a command."""
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)
-"""What each side sends first."""
+"""The first bytes that each side sends."""
 
 MAX_COMMAND = 8 * 1024
 """Largest command in bytes that is read. Most have fewer than 50."""

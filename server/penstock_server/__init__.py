@@ -1,4 +1,4 @@
-"""What a loader host runs: the daemon, its worker processes, and the `Feed` with which a user declares what to load.
+"""The loader host: the daemon, its worker processes, and the `Feed` with which a user declares what to load.
 
 User modules import this package in every worker, so it imports neither the daemon nor ZeroMQ.
 """

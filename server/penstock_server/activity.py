@@ -52,7 +52,7 @@ _TRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a worker is doing, or did last.
+    """The present or last activity of a worker.
 
     Attributes:
         run: the daemon's number of the run for which user code runs, or ran last; -1 while modules are imported.

@@ -20,7 +20,7 @@ POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 """Kinds of parameters that take one positional argument."""
 
 BY_NAME = ("rng", "epoch", "shard")
-"""What a parameter of that name gets if neither `args` nor `kwargs` gives it."""
+"""The values for parameters of these names that neither `args` nor `kwargs` gives."""
 
 _VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -32,7 +32,7 @@ _PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 
 
 class Arguments:
-    """What each parameter of one function gets.
+    """The arguments of one function: maps each parameter to its value.
 
     Args:
         name: of the function, for errors.
@@ -157,8 +157,8 @@ class Arguments:
         unknown = {name: value for name, value in kwargs.items() if name not in names}
         rest = next((p.name for p in self._parameters if p.kind is p.VAR_KEYWORD), None)
         if unknown and rest is None:
-            has = f"it has {', '.join(sorted(names))}" if names else "it has none"
-            raise TypeError(f"kwargs= names {', '.join(unknown)}, which is no parameter of {self._name}: {has}")
+            has = f"it has {', '.join(sorted(names))}" if names else "it has no parameters"
+            raise TypeError(f"kwargs= names {', '.join(unknown)}, but {self._name} has no such parameter: {has}")
         self._values |= {name: value for name, value in kwargs.items() if name in names}
         if unknown and rest is not None:
             self._values[rest] = unknown
@@ -250,7 +250,7 @@ def check_arguments(args: Any, kwargs: Any) -> None:
     """Check the types of `args=` and `kwargs=`.
 
     Raises:
-        TypeError: they are no tuple and no dict.
+        TypeError: they are not a tuple and a dict.
     """
     if not isinstance(args, tuple):
         raise TypeError(f"args must be a tuple, such as args=(files,), got {shown(args)}")

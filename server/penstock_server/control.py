@@ -22,7 +22,7 @@ _ANSWER = 5.0
 """Seconds that a daemon may take to answer."""
 
 _FEED = re.compile(r"(/[A-Za-z0-9_.-]{1,128})?/?")
-"""What may follow HOST:PORT in a URL: nothing, or a feed."""
+"""The part of a URL after HOST:PORT: nothing, or a feed."""
 
 
 def endpoint_of(url: str) -> str:

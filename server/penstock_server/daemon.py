@@ -186,7 +186,7 @@ class Daemon:
             self.drain()
 
     def status(self) -> dict[str, object]:
-        """What `penstock status` shows, as JSON types."""
+        """The answer to `penstock status`, as JSON types."""
         now = time.monotonic() - self._started
         coordinator, sessions = self._coordinator, self._sessions
         return {

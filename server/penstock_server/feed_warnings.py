@@ -1,4 +1,4 @@
-"""What the log says of a feed that works but may not do what its owner expects."""
+"""Warnings for the log: a feed works, but may not do what its owner expects."""
 
 from __future__ import annotations
 

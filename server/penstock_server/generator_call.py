@@ -151,10 +151,10 @@ def _check_method(generate: Any, method: Any) -> None:
     name = f"{generate.__name__}.{method}"
     found = getattr(generate, method, None)
     if found is None:
-        named = ", ".join(_generators_of(generate)) or "it has none"
+        named = ", ".join(_generators_of(generate)) or "none"
         raise TypeError(f"{generate.__name__} has no method {method!r}; generator methods: {named}")
     if not callable(found):
-        raise TypeError(f"{name} is no method, but {shown(found)}: name the method that yields the samples")
+        raise TypeError(f"{name} is not a method but {shown(found)}: name the method that yields the samples")
     if inspect.isasyncgenfunction(found) or inspect.iscoroutinefunction(found):
         raise TypeError(f"{name} is async: a feed needs a plain generator method")
 

@@ -51,7 +51,7 @@ CONSUMER, WORKER = 1, 0
 """The numbers of the only consumer and the only worker."""
 
 Said: TypeAlias = do.Said | tuple[m.Slab, Any] | PenstockError
-"""What the consumer hears: a message, a slab with its slot, or why the stream failed."""
+"""An answer to the consumer: a message, a slab with its slot, or the error with which the stream failed."""
 
 _warned: set[str] = set()
 
@@ -63,8 +63,8 @@ class InProcess:
 
     Args:
         feed: the feed.
-        room: returns memory for a slot of so many bytes: any object that keeps it, and the bytes, 64-byte aligned and
-            writable.
+        room: returns memory for a slot of the given number of bytes: any object that keeps it, and the bytes,
+            64-byte aligned and writable.
         memory: limit of the slots and shuffle blocks in bytes, or None.
 
     Raises:

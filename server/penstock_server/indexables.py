@@ -39,7 +39,7 @@ def is_torch_iterable(source: Any) -> bool:
 
 
 def is_torch_loader(source: Any) -> bool:
-    """Whether `source` is a torch `DataLoader`, which is no source."""
+    """Whether `source` is a torch `DataLoader`, which a feed does not accept."""
     return any(base.__name__ == "DataLoader" and _package(base) == "torch" for base in type(source).__mro__)
 
 

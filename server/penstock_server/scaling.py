@@ -66,6 +66,6 @@ class Scaling:
         return before, workers
 
     def scale_by(self, more: int) -> None:
-        """Run so many workers more, or fewer if negative."""
+        """Add `more` workers, or remove some if it is negative."""
         there = self._coordinator.workers
         self.scale(len(there.numbers) - len(there.leaving) + more)

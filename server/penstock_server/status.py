@@ -1,4 +1,4 @@
-"""What `penstock status` shows: of the daemon, its feeds, workers and streams, as JSON types."""
+"""Describes the daemon, its feeds, workers and streams for `penstock status`, as JSON types."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Text:
 
 
 def of_process(endpoint: str, unix: str, seconds: float) -> dict[str, object]:
-    """Describe the daemon's process, which listens on `endpoint` and `unix` and has run for so many seconds."""
+    """Describe the daemon's process, which listens on `endpoint` and `unix` and has run for `seconds`."""
     return {
         "pid": os.getpid(),
         "version": VERSION,

@@ -1,4 +1,4 @@
-"""What consumers are sent, over ZeroMQ or over a connection on this host.
+"""Sends to consumers, over ZeroMQ or over a connection on this host.
 
 A message that cannot be encoded fails the stream that it is about.
 """

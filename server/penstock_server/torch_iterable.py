@@ -18,7 +18,7 @@ from .indexables import as_structure
 
 
 class _Info:
-    """What `get_worker_info()` returns: torch's own attributes, and whether the dataset has read them."""
+    """The result of `get_worker_info()`: torch's own attributes, and whether the dataset has read them."""
 
     def __init__(self, lane: int, lanes: int, dataset: Any) -> None:
         self.asked = False

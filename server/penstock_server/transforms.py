@@ -1,4 +1,4 @@
-"""What a feed's `transform=` declares: functions from a sample to a sample, checked before any of them runs."""
+"""The functions of a feed's `transform=`, from a sample to a sample, checked before any of them runs."""
 
 from __future__ import annotations
 

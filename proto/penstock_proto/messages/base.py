@@ -1,4 +1,4 @@
-"""What all messages share: their base class, the bounds of numbers and texts, and errors on their way."""
+"""The base class of all messages, the bounds of numbers and texts, and errors as messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer, and what the daemon, must know of a feed."""
+"""The descriptions of a feed that consumers and the daemon need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 
 
 class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a consumer must know of a feed.
+    """The description of a feed for its consumers.
 
     `spec` describes one sample, or one batch if `batch_size` is None. `turn` is the most batches in a slab. `batches`
     and `samples` are those of an epoch, or None if they are not known. `shuffle`, `interleave` and `segment` are as in
@@ -50,7 +50,7 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the daemon must know of a feed: its options after defaults that need no data.
+    """The description of a feed for the daemon: its options, with all defaults that need no data.
 
     `spec` is the declared one or None. `turn` is None if its default depends on the spec. `length` is the number of
     samples of an indexable feed, otherwise None. `static_splits`: `splits` is not a function, so all epochs have the

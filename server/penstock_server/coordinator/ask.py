@@ -1,4 +1,4 @@
-"""What a consumer asks for when it opens a stream."""
+"""The request of a consumer that opens a stream."""
 
 from __future__ import annotations
 

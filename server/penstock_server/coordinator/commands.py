@@ -147,7 +147,7 @@ class SendSlab(Struct, frozen=True):
 
 
 Said: TypeAlias = Begun | SentElsewhere | LaneEnded | End | Opened | MissingRanks | Failed
-"""What a consumer is told besides slabs."""
+"""The messages to a consumer other than slabs."""
 
 
 class Tell(Struct, frozen=True):

@@ -26,7 +26,7 @@ class Sent(Struct, frozen=True):
 
 
 class ConsumerState(States):
-    """What a consumer wants."""
+    """The states of a consumer: what it is waiting for."""
 
     IDLE = "it reads no epoch"
     READING = "it has begun an epoch, and wants its batches"

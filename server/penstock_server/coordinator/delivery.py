@@ -23,7 +23,7 @@ from .turn import Part, Repeat, Source, Turn
 
 
 class Delivery(Protocol):
-    """What a stream asks of a policy.
+    """The interface of a delivery policy to its stream.
 
     Attributes:
         singly: whether batches are delivered one by one, so that workers have to report each by itself.

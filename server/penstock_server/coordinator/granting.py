@@ -31,7 +31,7 @@ class Granting:
         self._exact = exact
 
     def grant(self, slots: int) -> None:
-        """Grant what can be granted, if production may hold so many slots."""
+        """Grant turns their slots, as far as production may hold slots."""
         turns = self._turns
         for epoch in self._epochs:
             order = epoch.order

@@ -20,7 +20,7 @@ Filler: TypeAlias = tuple[int, int]
 
 
 class LaneState(States):
-    """Who makes a lane now."""
+    """The states of a lane: which run makes it now, if any."""
 
     FREE = "no run makes it"
     RUNNING = "a run makes it"

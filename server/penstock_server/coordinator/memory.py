@@ -17,7 +17,7 @@ MANY = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a stream may hold: slots in each place, and `nbytes` in all, including shuffle blocks.
+    """The limits of a stream: slots in each place, and `nbytes` in total, including shuffle blocks.
 
     `credit` and `quota` are for each consumer. `round` is for a round of ranks: one slot for each of them.
     """

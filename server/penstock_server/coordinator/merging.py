@@ -27,7 +27,7 @@ class Merging:
         feed: what is made.
         turns: the stream's turns in production.
         slots: the stream's slots.
-        start: opens a run for a lane that has none.
+        start: opens a run for a lane without one.
         out: where commands go.
     """
 

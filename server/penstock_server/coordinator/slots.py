@@ -29,7 +29,7 @@ class Lease:
 
 
 NO_SLOT = Lease(-1, 0, 0)
-"""In place of the lease of a turn that has none yet."""
+"""Stands for the lease of a turn that does not have one yet."""
 
 
 class Slots:

@@ -146,12 +146,12 @@ class Stream:
 
     @property
     def closing(self) -> bool:
-        """Whether no consumer wants anything any longer."""
+        """Whether all consumers are done."""
         return self.outlet.closing
 
     @property
     def group_log(self) -> GroupLog | None:
-        """What reports the stream's position to the state file, if it is kept there."""
+        """Reports the stream's position to the state file; None if it is not kept there."""
         return self._delivery.group_log
 
     @property

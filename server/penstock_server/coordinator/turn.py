@@ -39,7 +39,7 @@ class Leftover(Struct, frozen=True):
 
 
 class TurnState(States):
-    """How far a turn is."""
+    """The progress of a turn."""
 
     PLANNED = "it has its place in the order, but no slot"
     WAITING = "a slot was asked for"

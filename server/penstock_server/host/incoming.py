@@ -1,4 +1,4 @@
-"""What a TCP peer sends, as events: the end of the handshake, then heartbeats and messages, each within bounds.
+"""Turns the bytes of a TCP peer into events: the end of the handshake, heartbeats and messages, each within bounds.
 
 The receiving half of the daemon's ZMTP, without I/O. The Identity that a peer may announce is ignored.
 """

@@ -39,7 +39,7 @@ class WorkerHandle:
         started: when the last start began, in monotonic seconds.
         timer: until the next process is started, or a leaving one is killed.
         hung: why it was killed, if it was killed for hanging.
-        again: whether the process ends to be started again, which is no death.
+        again: whether the process ends to be started again, which does not count as a death.
         warned: whether the log says already that this process does not read its messages.
         peer: the connection.
     """

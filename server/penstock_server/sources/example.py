@@ -91,7 +91,7 @@ class ExampleParser:
         try:
             found = self._parse(record).features.feature
         except self._error:
-            raise BadExample("it is no tf.train.Example") from None
+            raise BadExample("it is not a tf.train.Example") from None
         sample = {}
         for name, feature, wanted, read in self._features:
             message = found.get(name)

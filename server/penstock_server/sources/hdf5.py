@@ -25,7 +25,7 @@ _SMALL = 8
 
 
 class Hdf5Source:
-    """What listing and reading have in common: the datasets of a file.
+    """The datasets of a file, for both listing and reading.
 
     Args:
         files: paths, patterns and URLs.

@@ -23,7 +23,7 @@ _SLAB = 1 << 20
 
 
 class NumpySource:
-    """What listing and reading have in common: arrays by row.
+    """Arrays by row, for both listing and reading.
 
     Args:
         files: paths, patterns and URLs of .npy or .npz files, or a tuple or dict of these with one .npy file for each

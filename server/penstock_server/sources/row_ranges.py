@@ -9,7 +9,7 @@ from typing import Any
 from penstock_proto.spec import shown
 
 _PIECES = 256
-"""An input is divided into about so many splits: enough to mix, and for many workers."""
+"""About how many splits an input is divided into: enough to mix, and for many workers."""
 
 _LEAST_ROWS = 64
 _LEAST = 64 << 10

@@ -27,10 +27,10 @@ _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 
 _PIECES = 256
-"""All files are divided into about so many splits,"""
+"""About how many splits all files together are divided into."""
 
 _LEAST, _MOST = 1 << 20, 64 << 20
-"""each of so many bytes. A file of up to twice a split's size is not divided."""
+"""The least and the greatest size of a split in bytes. A file of up to twice a split's size is not divided."""
 
 _SHOWN = 8
 

@@ -44,7 +44,7 @@ class Raised(Exception):
 
 
 class Collate(Protocol):
-    """What fills stores. See `Rows` for the methods."""
+    """Fills stores. See `Rows` for the methods."""
 
     copying: int
 
@@ -60,7 +60,7 @@ class Collate(Protocol):
 
 
 class CollateAlone(Collate, Protocol):
-    """What also writes batches that vary in size, each into a slot of its own. See `VariableRows` for the methods."""
+    """Also writes batches that vary in size, each to a slot of its own. See `VariableRows` for the methods."""
 
     @property
     def dtypes(self) -> list[str]: ...

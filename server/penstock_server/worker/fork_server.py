@@ -79,7 +79,7 @@ _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
 """Packages that are not worth a line in the log."""
 
 _Worker: TypeAlias = tuple[socket.socket, int, ActivityPage, int]
-"""What a forked worker begins with: its connection, its number, its activity page, the file for its stack."""
+"""The start of a forked worker: its connection, its number, its activity page, and the file for its stack."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,8 +6,8 @@ way the sequence is cut into batches, and the samples that remain at the end are
 
 A record is that of the last full batch, whatever was read after it: it moves when a batch is complete, and only then.
 
-What must be read before a batch can be made (the open splits up to the record, a block) is read in small steps, so that
-the worker can do other things between them.
+Before a batch can be made, the open splits may have to be read up to the record, or a block filled. This happens in
+small steps, so that the worker can do other things between them.
 
 User code runs through `Split` alone, and this file knows no slots, messages or processes.
 """

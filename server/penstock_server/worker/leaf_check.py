@@ -103,7 +103,7 @@ class TextCheck:
         """Return an array of `bytes` objects.
 
         Raises:
-            SpecError: it is no text, or has another shape.
+            SpecError: it is not text, or has another shape.
         """
         array = as_text(value)
         if array is None and isinstance(value, np.ndarray | list) and not len(value):

@@ -1,7 +1,7 @@
 """Copies the attributes of an object, so that it can be set back to them, whatever user code does to it meanwhile.
 
-What cannot be copied is shared by the copies: open files, locks, generators, functions, models. So are arrays that
-nobody can write to, and memory-mapped ones.
+Some things cannot be copied, and the copies share them: open files, locks, generators, functions, models,
+read-only arrays and memory-mapped ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one sample tells of its feed: the spec, its size, and digests to compare it with another worker's."""
+"""Inspects a sample: its spec, its size, and digests to compare it with another worker's."""
 
 from __future__ import annotations
 

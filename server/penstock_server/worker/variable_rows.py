@@ -26,7 +26,7 @@ Fit: TypeAlias = Callable[[Any], Any]
 
 
 class VariableRows(Timed):
-    """Collects samples of which a leaf at least varies in size.
+    """Collects samples with at least one leaf that varies in size.
 
     Args:
         spec: of a sample.
@@ -185,7 +185,7 @@ def _static(column: Column) -> tuple[int, ...]:
 
 
 def _text_fit(path: str, column: Column) -> Fit:
-    """What checks the value of a text leaf and returns its strings as a list of bytes."""
+    """Checks the value of a text leaf and returns its strings as a list of bytes."""
     check, scalar = TextCheck(path, column.leaf, ready=False), not column.leaf.shape
 
     def fit(value: Any) -> list[bytes]:

@@ -32,7 +32,7 @@ from .splits import SharedSplits
 
 
 class Daemon(Protocol):
-    """What the work tells the daemon."""
+    """The interface through which the work reports to the daemon."""
 
     def send(self, message: m.FromWorker, fd: int | None = None) -> None:
         """Send a message, perhaps with a file descriptor, which stays the caller's."""
