@@ -26,11 +26,6 @@ FEEDS = """
 """
 
 
-@pytest.fixture(scope="module")
-def tf() -> Any:
-    return pytest.importorskip("tensorflow")
-
-
 def structure(value: Any) -> Any:
     """The structure alone, with the order of dicts."""
     if isinstance(value, dict):

@@ -88,6 +88,21 @@ class Advertised(click.ParamType[str]):
         return text
 
 
+class HttpAddress(click.ParamType[tuple[str, int]]):
+    """HOST:PORT, or PORT alone for a server that only this host reaches; an IPv6 address is in brackets."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Return host and port."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(?:(\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:/]+):)?([0-9]{1,5})", str(value))
+        if match is None or int(match[2]) > 65535:
+            self.fail(f"must be HOST:PORT or PORT, such as 127.0.0.1:8090 or 8090, got {value!r}", param, ctx)
+        return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
+
+
 @click.group(
     cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PENSTOCK"}
 )
@@ -149,6 +164,14 @@ def main() -> None:
     "thread, no GPU); NAME alone takes the value that it has here.",
 )
 @click.option(
+    "--http",
+    type=HttpAddress(),
+    default=None,
+    metavar="[HOST:]PORT",
+    show_default="none",
+    help="Serve metrics for Prometheus, health checks and the status here; port 0 picks one.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @file_options
@@ -162,6 +185,7 @@ def serve(
     hang_timeout: float | None,
     state: str | None,
     environment: tuple[tuple[str, str | None], ...],
+    http: tuple[str, int] | None,
     log_level: str,
     until_stdin_closes: bool,
     **of_files: Any,
@@ -206,6 +230,7 @@ def serve(
             hang_timeout=hang_timeout,
             state=state,
             environment=dict(environment),
+            http=http,
         )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it

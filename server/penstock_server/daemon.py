@@ -31,6 +31,7 @@ from typing import Any
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
 from penstock_proto import messages as m
 
+from . import http as http_server
 from . import status
 from .bugs import Bugs
 from .clock import Clock
@@ -71,6 +72,7 @@ class Daemon:
         on_ready: called with the URL of each feed once it can be consumed.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
         environment: variables of the workers; None as a value removes one.
+        http: host and port of the HTTP server, or None for none.
         state: path of the file with which groups outlive the daemon, or None.
 
     Raises:
@@ -89,8 +91,10 @@ class Daemon:
         state: str | None = None,
         advertise: str | None = None,
         environment: m.Environment | None = None,
+        http: tuple[str, int] | None = None,
     ) -> None:
         self._environment = environment
+        self._http = None if http is None else http_server.service(*http, lambda: self._status_text.get())
         self._feeds = feeds
         self._advertise = advertise
         self._bind = bind
@@ -135,6 +139,8 @@ class Daemon:
             self._listener = Listener(
                 self._datagram, self._peer_ended, descriptors.for_local(descriptors.limit(), self._workers)
             )
+            if self._http is not None:
+                log.info("HTTP server: %s", await self._http.start())
             self._connect()
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
@@ -154,6 +160,8 @@ class Daemon:
             await self._supervisor.stop(codec.encode(m.Shutdown()))
             self._listener.close()
         finally:
+            if self._http is not None:
+                await self._http.stop()
             self._router.close()
             if self._state is not None:
                 self._state.close()
@@ -193,7 +201,10 @@ class Daemon:
             **status.of_process(self._router.endpoint, self._listener.name, now),
             **status.of_service(coordinator, sessions, self._bugs, ready=self._all_ready(), draining=self._draining),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
-            "feeds": [status.of_feed(feed, self._url(feed.name)) for feed in coordinator.feeds.values()],
+            "feeds": [
+                status.of_feed(feed, self._url(feed.name), coordinator.streams.values())
+                for feed in coordinator.feeds.values()
+            ],
             "workers": [
                 status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
                 for worker in self._supervisor.workers.values()
@@ -383,6 +394,7 @@ def serve(
     state: str | None = None,
     advertise: str | None = None,
     environment: m.Environment | None = None,
+    http: tuple[str, int] | None = None,
 ) -> None:
     """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
 
@@ -404,6 +416,7 @@ def serve(
             state=state,
             advertise=advertise,
             environment=environment,
+            http=http,
         )
         await daemon.run(until_stdin_closes)
 

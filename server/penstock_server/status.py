@@ -99,8 +99,9 @@ def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[
     }
 
 
-def of_feed(feed: ServedFeed, url: str) -> dict[str, object]:
-    """Describe a feed, whose URL is `url`."""
+def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream]) -> dict[str, object]:
+    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon."""
+    own = [stream for stream in streams if stream.feed is feed]
     return {
         "name": feed.name,
         "url": url,
@@ -115,6 +116,10 @@ def of_feed(feed: ServedFeed, url: str) -> dict[str, object]:
         "segment": feed.plan.segment,
         "indexable": feed.plan.length is not None,
         "on_error": feed.plan.on_error,
+        "consumers": sum(len(stream.consumers) for stream in own),
+        "slots": sum(len(stream.slots) for stream in own),
+        "sent": {"batches": feed.sent.batches, "samples": feed.sent.samples, "bytes": feed.sent.nbytes},
+        "errors": feed.errors,
         "skipped_count": feed.skipped_count,
         "skipped": [
             {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:_MOST_TEXT]}

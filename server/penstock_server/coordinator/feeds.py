@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from functools import cached_property
 
 from msgspec import Struct
@@ -41,6 +42,15 @@ class Skipped(Struct, frozen=True):
     traceback: str = ""
 
 
+@dataclass(slots=True)
+class Sent:
+    """Counts what was sent to consumers, including what was sent again after a lost connection."""
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+
+
 class ServedFeed:
     """A feed that can be consumed.
 
@@ -52,6 +62,8 @@ class ServedFeed:
 
     Attributes:
         skipped, skipped_count: the latest splits that were left out in any stream, and how many were in all.
+        sent: what all consumers were sent.
+        errors: how often user code raised in a run.
     """
 
     def __init__(self, plan: FeedPlan, spec: Spec, sample_nbytes: int, static_splits: SplitsInfo | None) -> None:
@@ -61,6 +73,8 @@ class ServedFeed:
         self.static_splits = static_splits
         self.skipped: deque[Skipped] = deque(maxlen=100)
         self.skipped_count = 0
+        self.sent = Sent()
+        self.errors = 0
         self.columns = Columns(spec, plan.batch_size, plan.buckets)
         self._layout: SlotLayout | None = None
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):

@@ -105,6 +105,10 @@ class Outlet:
     def send(self, epoch: Epoch, consumer: Consumer, source: Source, part: Part, nbytes: int) -> None:
         """Send a slab with this part of the source, of `nbytes` bytes."""
         self.slots.hold(source.slot)
+        sent = self.feed.sent
+        sent.batches += part.batches
+        sent.samples += part.rows
+        sent.nbytes += nbytes
         self._do(
             do.SendSlab(
                 consumer=consumer.number,

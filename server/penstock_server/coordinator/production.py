@@ -166,6 +166,7 @@ class Production(ABC):
 
     def run_failed(self, run: int, error: PenstockError) -> None:
         """User code failed in the run. The worker has dropped the run and all its turns."""
+        self.feed.errors += 1
         for epoch in self._epochs:
             for key, lane in list(epoch.lanes.items()):
                 if lane.run is not None and lane.run[1] == run:

@@ -1,0 +1,135 @@
+"""Metrics for Prometheus, made of the daemon's status. No I/O, except where the format is chosen.
+
+`METRICS` lists every metric with its help text. Counters of a worker begin at 0 again when its process is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+METRICS: dict[str, str] = {
+    "penstock_daemon": "The daemon's version of the protocol.",
+    "penstock_daemon_uptime_seconds": "Seconds since the daemon was started.",
+    "penstock_daemon_ready": "1 if all feeds can be consumed.",
+    "penstock_daemon_draining": "1 if the daemon stops when the epochs that are being read have ended.",
+    "penstock_daemon_cpus": "CPUs that the daemon and its workers may use.",
+    "penstock_daemon_cpu_seconds_total": "CPU time of the daemon's own process, without its workers.",
+    "penstock_daemon_internal_errors_total": "Bugs in Penstock that the daemon survived; the log has tracebacks.",
+    "penstock_daemon_malformed_messages_total": "Messages from peers that could not be decoded.",
+    "penstock_memory_allowed_bytes": "Bytes that slots and shuffle blocks may take (--memory).",
+    "penstock_memory_reserved_bytes": "Bytes of these that streams have reserved.",
+    "penstock_memory_slots_bytes": "Bytes of the slots that exist now.",
+    "penstock_feed_consumers": "Consumers that have a stream of the feed open.",
+    "penstock_feed_slots": "Slots that the streams of the feed hold now.",
+    "penstock_feed_sent_batches_total": "Batches that were sent to consumers.",
+    "penstock_feed_sent_samples_total": "Samples that were sent to consumers (rows of their batches).",
+    "penstock_feed_sent_bytes_total": "Bytes of the batches that were sent, in shared memory or over the network.",
+    "penstock_feed_errors_total": "How often user code raised in a run, including attempts that were repeated.",
+    "penstock_feed_skipped_splits_total": "Splits that were left out from where user code raised or ended its worker.",
+    "penstock_workers": "Worker processes that should run.",
+    "penstock_worker_ready": "1 if the worker has imported the feeds and can be given work.",
+    "penstock_worker_restarts_total": "How often the worker's process was replaced.",
+    "penstock_worker_time_seconds_total": "Where the worker's time went: generating (user code), collating, or idle.",
+    "penstock_worker_cpu_seconds_total": "CPU time of the worker's process.",
+    "penstock_worker_cpu_wait_seconds_total": "Seconds in which the worker could have run, and no CPU was free.",
+    "penstock_worker_memory_bytes": "Memory of the worker's process; shared pages count in part (PSS).",
+}
+
+
+def render(status: Mapping[str, Any], memory: Mapping[int, int], accept: str = "") -> tuple[bytes, str]:
+    """Return the metrics as text, and its content type: OpenMetrics if `accept`, an Accept header, asks for it.
+
+    Args:
+        status: the daemon's status.
+        memory: bytes of each worker process, by its process id; may lack some.
+        accept: of the request.
+    """
+    encoder, content_type = choose_encoder(accept)
+    return encoder(_Collected(list(families(status, memory)))), content_type
+
+
+class _Collected(Collector):
+    """Metrics that are known already, in the form that an encoder asks for."""
+
+    def __init__(self, found: list[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        return self._found
+
+
+def families(status: Mapping[str, Any], memory: Mapping[int, int]) -> Iterator[Metric]:
+    """Yield all metrics. For the arguments, see `render`."""
+    yield InfoMetricFamily("penstock_daemon", METRICS["penstock_daemon"], {"protocol": str(status["version"])})
+    yield _gauge("penstock_daemon_uptime_seconds", status["seconds"])
+    yield _gauge("penstock_daemon_ready", status["ready"])
+    yield _gauge("penstock_daemon_draining", status["draining"])
+    yield _gauge("penstock_daemon_cpus", status["cpus"])
+    yield _counter("penstock_daemon_cpu_seconds_total", status["cpu_seconds"])
+    yield _counter("penstock_daemon_internal_errors_total", status["internal_errors"])
+    yield _counter("penstock_daemon_malformed_messages_total", status["malformed"])
+    yield _gauge("penstock_memory_allowed_bytes", status["memory"]["allowed"])
+    yield _gauge("penstock_memory_reserved_bytes", status["memory"]["reserved"])
+    yield _gauge("penstock_memory_slots_bytes", status["memory"]["arena"])
+    yield from _feeds(status["feeds"])
+    yield from _workers(status["workers"], memory)
+
+
+def _feeds(feeds: list[dict[str, Any]]) -> Iterator[Metric]:
+    def of(value: Callable[[dict[str, Any]], float]) -> dict[tuple[str, ...], float]:
+        return {(feed["name"],): value(feed) for feed in feeds}
+
+    yield _gauges("penstock_feed_consumers", ["feed"], of(lambda feed: feed["consumers"]))
+    yield _gauges("penstock_feed_slots", ["feed"], of(lambda feed: feed["slots"]))
+    yield _counters("penstock_feed_sent_batches_total", ["feed"], of(lambda feed: feed["sent"]["batches"]))
+    yield _counters("penstock_feed_sent_samples_total", ["feed"], of(lambda feed: feed["sent"]["samples"]))
+    yield _counters("penstock_feed_sent_bytes_total", ["feed"], of(lambda feed: feed["sent"]["bytes"]))
+    yield _counters("penstock_feed_errors_total", ["feed"], of(lambda feed: feed["errors"]))
+    yield _counters("penstock_feed_skipped_splits_total", ["feed"], of(lambda feed: feed["skipped_count"]))
+
+
+def _workers(workers: list[dict[str, Any]], memory: Mapping[int, int]) -> Iterator[Metric]:
+    yield _gauge("penstock_workers", sum(not worker["leaving"] for worker in workers))
+    numbered: list[tuple[tuple[str, ...], dict[str, Any]]] = [((str(one["number"]),), one) for one in workers]
+    yield _gauges("penstock_worker_ready", ["worker"], {key: worker["ready"] for key, worker in numbered})
+    yield _counters("penstock_worker_restarts_total", ["worker"], {key: worker["restarts"] for key, worker in numbered})
+    spent = [(key, worker["spent"]) for key, worker in numbered if worker["spent"]]
+    times: dict[tuple[str, ...], float] = {}
+    for key, seconds in spent:
+        generating, idle = seconds["user_seconds"], seconds["idle_seconds"]
+        times[*key, "generating"] = generating
+        times[*key, "collating"] = max(0.0, seconds["seconds"] - generating - idle)
+        times[*key, "idle"] = idle
+    yield _counters("penstock_worker_time_seconds_total", ["worker", "state"], times)
+    yield _counters("penstock_worker_cpu_seconds_total", ["worker"], {key: s["cpu_seconds"] for key, s in spent})
+    waits = {key: s["cpu_wait_seconds"] for key, s in spent}
+    yield _counters("penstock_worker_cpu_wait_seconds_total", ["worker"], waits)
+    nbytes = {key: memory[worker["pid"]] for key, worker in numbered if worker["pid"] in memory}
+    yield _gauges("penstock_worker_memory_bytes", ["worker"], nbytes)
+
+
+def _gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, METRICS[name], value)
+
+
+def _counter(name: str, value: float) -> Metric:
+    return CounterMetricFamily(name, METRICS[name], value)
+
+
+def _gauges(name: str, labels: list[str], values: Mapping[tuple[str, ...], float]) -> Metric:
+    family = GaugeMetricFamily(name, METRICS[name], labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _counters(name: str, labels: list[str], values: Mapping[tuple[str, ...], float]) -> Metric:
+    family = CounterMetricFamily(name, METRICS[name], labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family

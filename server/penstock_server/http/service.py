@@ -1,0 +1,159 @@
+"""Answers HTTP requests on the daemon's event loop.
+
+It only reads, and answers with figures that the daemon has anyway. It has a limit of connections, so that whoever
+connects here takes no file descriptors from consumers. A page of another site must not read from a browser on this host
+what only this host may see, so a server on a loopback address answers only requests that name one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from penstock_proto import StartError
+
+from . import metrics
+from .memory import pss_of
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 64
+"""Further ones are closed at once."""
+
+_PATHS = "Penstock's HTTP server. See /metrics, /healthz, /readyz, /api/status\n"
+
+
+class HttpService:
+    """See the file's head.
+
+    Args:
+        host: name or address to listen on.
+        port: 0 picks one.
+        status: returns the daemon's status as JSON text. It is called for each request.
+    """
+
+    def __init__(self, host: str, port: int, status: Callable[[], str]) -> None:
+        self._host = host
+        self._port = port
+        self._status = status
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        """Listen, and return the URL.
+
+        Raises:
+            StartError: the address cannot be bound.
+        """
+        app = web.Application(middlewares=[self._check])
+        app.add_routes(
+            [
+                web.get("/", _index),
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", _alive),
+                web.get("/readyz", self._ready),
+                web.get("/api/status", self._state),
+            ]
+        )
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, keepalive_timeout=30)
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            self._server = await loop.create_server(self._protocol, str(found[0][4][0]), self._port)
+        except (OSError, UnicodeError) as error:
+            await self._runner.cleanup()
+            raise StartError(
+                f"--http: cannot listen on {self._host}:{self._port} ({error}): use an address of this host and a free "
+                "port; port 0 picks one"
+            ) from None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self._loopback = ipaddress.ip_address(host).is_loopback
+        if not self._loopback:
+            log.warning(
+                "the HTTP server listens on %s: anyone who reaches it can read the names of feeds and splits, the "
+                "addresses of consumers, and the errors of user code. Use it only in a trusted network",
+                host,
+            )
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._runner is not None
+        server = self._runner.server
+        assert server is not None
+        return server() if len(server.connections) < MOST_CONNECTIONS else _Full()
+
+    @web.middleware
+    async def _check(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if self._loopback and not _is_local(request.host):
+            raise web.HTTPForbidden(text=f"the server is for this host alone, and was asked for as {request.host!r}\n")
+        response = await handler(request)
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        status = self._read()
+        pids = [worker["pid"] for worker in status["workers"] if worker["pid"]]
+        memory = await asyncio.to_thread(pss_of, pids)
+        body, content_type = metrics.render(status, memory, request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        status = self._read()
+        if status["draining"]:
+            return web.Response(status=503, text="the daemon is stopping\n")
+        if not status["ready"]:
+            failing = [f"feed {one['feed']}: {one['error']}" for one in status["failing"]]
+            return web.Response(status=503, text="\n".join(failing or ["the feeds are being started"]) + "\n")
+        return web.Response(text="ready\n")
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return web.json_response(text=self._status())
+
+    def _read(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self._status())
+        return status
+
+
+class _Full(asyncio.Protocol):
+    """Closes a connection beyond the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _is_local(host: str) -> bool:
+    """Whether the Host header names this host by a loopback address or as localhost."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]")
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+async def _index(request: web.Request) -> web.Response:
+    return web.Response(text=_PATHS)
+
+
+async def _alive(request: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
