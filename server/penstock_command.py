@@ -1,4 +1,4 @@
-"""The console command `penstock`: the server's commands, and `bench`, which reads a feed as a trainer does.
+"""The console command `penstock`: the server's commands, and `bench` and `top`, whose figures are the client's.
 
 The only module that imports both the server and the client.
 """
@@ -94,6 +94,42 @@ def bench(
         click.echo(json.dumps({**dataclasses.asdict(seen), **said}, indent=2))
     else:
         click.echo("\n".join(lines(seen)))
+
+
+@main.command()
+@click.argument("url")
+@click.option("--once", is_flag=True, help="Look for some seconds, print the screen once, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Likewise, but print JSON.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.2),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Seconds between two looks.",
+)
+def top(url: str, once: bool, as_json: bool, every: float) -> None:
+    """Show what a daemon does now: feeds, workers, consumers, and what limits each consumer.
+
+    URL is a daemon's or a feed's address. The figures are averages of the last ten seconds.
+
+    \b
+    Examples:
+      penstock top tcp://loader:5555
+      penstock top tcp://loader:5555 --once
+    """  # noqa: D301
+    from penstock._top_screen import as_json as figures
+    from penstock._top_screen import show, watch
+    from penstock_server import control
+
+    def status() -> dict[str, object]:
+        return dict(json.loads(control.status(url, 5.0)))
+
+    if once or as_json:
+        history = watch(status, every)
+        click.echo(json.dumps(figures(history), indent=2)) if as_json else show(history)
+    else:
+        watch(status, every, live=True)
 
 
 if __name__ == "__main__":

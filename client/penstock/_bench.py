@@ -158,7 +158,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
     waiting = min(taken.taking, stats["wait_seconds"] - before.stats["wait_seconds"])
     apart = state["seconds"] - before.state["seconds"]
     feed = next(feed for feed in state["feeds"] if feed["name"] == connection.info.name)
-    workers = tuple(_workers(before.state, state))
+    workers = tuple(worker_shares(before.state, state))
     consumer_cpu = (after.cpu - before.cpu) / (after.at - before.at)
     daemon_cpu = (state["cpu_seconds"] - before.state["cpu_seconds"]) / apart
     other_cpu = stolen = None
@@ -183,7 +183,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         daemon_cpu=daemon_cpu,
         consumer_cpu=consumer_cpu,
         cpus=state["cpus"],
-        lanes=_lanes(feed),
+        lanes=lanes_of(feed),
         others=max(0, len(state["streams"]) + state["more_streams"] - 1),
         other_cpu=other_cpu,
         stolen=stolen,
@@ -239,7 +239,7 @@ def _copied(batch: Any) -> Any:
     return np.array(batch)
 
 
-def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
+def worker_shares(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
     """Yield how workers spent the time between two statuses, for those that ran for all of it."""
     spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
     for worker in after["workers"]:
@@ -252,7 +252,7 @@ def _workers(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerSh
             yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
 
 
-def _lanes(feed: dict[str, Any]) -> int | None:
+def lanes_of(feed: dict[str, Any]) -> int | None:
     """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
     if feed["indexable"]:
         return None

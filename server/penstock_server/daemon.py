@@ -209,7 +209,7 @@ class Daemon:
                 status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
                 for worker in self._supervisor.workers.values()
             ],
-            **status.of_streams(sessions.table, coordinator),
+            **status.of_streams(sessions.table, coordinator, self._router.unsent),
         }
 
     # --- parts ---

@@ -143,13 +143,21 @@ def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
     }
 
 
-def of_streams(sessions: Iterable[Session], coordinator: Coordinator) -> dict[str, object]:
-    """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others."""
+def of_streams(
+    sessions: Iterable[Session], coordinator: Coordinator, unsent: Callable[[bytes], bool]
+) -> dict[str, object]:
+    """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others.
+
+    `unsent` tells whether bytes wait until a connection over TCP takes them.
+    """
     consumers = coordinator.consumers
     reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
     return {
         "streams": [
-            _stream(session, consumer, coordinator.stream_read_by(consumer))
+            {
+                **_stream(session, consumer, coordinator.stream_read_by(consumer)),
+                "unsent": session.peer is None and unsent(session.routing_id),
+            }
             for session, consumer in reading[:_MOST_STREAMS]
         ],
         "more_streams": max(0, len(reading) - _MOST_STREAMS),

@@ -90,6 +90,11 @@ class Router:
                 return False
         return True
 
+    def unsent(self, peer: bytes) -> bool:
+        """Whether bytes wait until the peer's connection takes them."""
+        connection = self._peers.get(peer)
+        return connection is not None and connection.unsent
+
     def drop(self, peer: bytes) -> None:
         """Close the peer's connection when what waits for it has been sent, or after 2 seconds."""
         connection = self._peers.get(peer)

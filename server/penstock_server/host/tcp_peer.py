@@ -81,6 +81,11 @@ class TcpPeer:
         self._soon()
 
     @property
+    def unsent(self) -> bool:
+        """Whether bytes wait until the connection takes them."""
+        return bool(self._outgoing)
+
+    @property
     def open(self) -> bool:
         """Whether the connection is open."""
         return self._open
