@@ -1,4 +1,4 @@
-"""The console command `penstock`: the server's commands, and `bench` and `top`, whose figures are the client's.
+"""The console command `penstock`: the server's commands, and `bench`, `top` and `peek`, which use the client too.
 
 The only module that imports both the server and the client.
 """
@@ -8,11 +8,17 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock_server.cli import main
 
 # isort: split
 import click  # after the server's command line, which says what to install if click is missing
+
+if TYPE_CHECKING:
+    from penstock_server.peeking.show import SeenFeed
 
 __all__ = ["main"]
 
@@ -130,6 +136,78 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
         click.echo(json.dumps(figures(history), indent=2)) if as_json else show(history)
     else:
         watch(status, every, live=True)
+
+
+@main.command()
+@click.argument("what", metavar="URL|MODULE:ATTR|FILE...", nargs=-1, required=True)
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=None,
+    show_default="256, or those that come within 3 s",
+    help="Number of samples to read.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="SHEET.png",
+    help="Write a contact sheet of the leaves that are images.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def peek(what: tuple[str, ...], samples: int | None, out: Path | None, as_json: bool) -> None:
+    """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
+
+    Of data files (HDF5, NumPy, TFRecord, Parquet, tar; a path, a pattern or a URL) it also shows how they are stored,
+    and the command and the module that would serve them. Of several files it reads the first.
+
+    MODULE:ATTR runs in this process, as with workers=0. The URL of a daemon's feed is read with a stream of its own
+    from epoch 0 on, so no other consumer misses a batch.
+
+    \b
+    Examples:
+      penstock peek digits.h5 --out sheet.png
+      penstock peek train.tfrecord
+      penstock peek scenes.py:feed
+      penstock peek tcp://loader:5555/train --samples 1000
+    """  # noqa: D301
+    from penstock_server.peeking import data_files, show
+
+    if out is not None and out.suffix.lower() != ".png":
+        raise click.UsageError(f"--out writes a PNG file: its name must end in .png, got {str(out)!r}")
+    most, seconds = (256, 3.0) if samples is None else (samples, float("inf"))
+    if all(data_files.is_data_file(name) for name in what):
+        seen: show.Seen = show.SeenFiles(data_files.peek_files(what, most, seconds))
+    elif len(what) > 1:
+        raise click.UsageError("give one feed, or data files of one format")
+    else:
+        seen = _read_feed(what[0], most, seconds)
+    show.show(seen, out, as_json=as_json)
+
+
+def _read_feed(feed: str, most: int, seconds: float) -> SeenFeed:
+    """Read samples of one feed, with a stream that belongs to nobody else."""
+    import penstock
+    from penstock._samples import samples
+    from penstock_server import control
+    from penstock_server.peeking import data_files, show
+    from penstock_server.peeking.sampling import limited
+    from penstock_server.peeking.summary import Summary
+
+    running = data_files.is_url_of_feed(feed)
+    if running:
+        control.status(feed, 5.0)  # says at once if nobody listens there
+    summary, error = Summary(), ""
+    with penstock.connect(feed, workers=None if running else 0, reconnect=0) as connection:
+        began = time.monotonic()
+        try:
+            for sample in limited(samples(connection), most, seconds):
+                summary.add(sample)
+        except penstock.PenstockError as failed:
+            if not summary.samples:
+                raise
+            error = str(failed)
+        return show.SeenFeed(feed, connection.info, summary, time.monotonic() - began, error)
 
 
 if __name__ == "__main__":

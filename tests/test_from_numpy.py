@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,20 @@ def test_rows_are_those_of_the_array_in_native_byte_order(array: Any) -> None:
     samples = read(from_numpy("a.npy"))
     np.testing.assert_array_equal(samples, array)
     assert samples[0].dtype == array.dtype.newbyteorder("=")
+
+
+def test_a_compressed_array_is_not_decompressed_whole() -> None:
+    np.savez_compressed("large.npz", x=np.zeros((64, 1 << 17)), y=np.arange(64))  # 64 MiB
+    feed = from_numpy("large.npz", ("x", "y"), rows=(5, None))
+    (split,) = feed.splits()  # type: ignore[operator]
+    tracemalloc.start()
+    try:
+        samples = feed.generate(split)  # type: ignore[operator]
+        assert [int(y) for x, y in samples if x.shape == (1 << 17,)] == list(range(5, 64))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 16 << 20
 
 
 def test_files_are_divided_unless_they_are_compressed() -> None:

@@ -70,6 +70,7 @@ def test_pytorch_is_imported_by_one_file_of_the_client_alone() -> None:
         ("penstock_server.in_process", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
         ("penstock_server.daemon", {"tensorflow", "zmq", "penstock", "h5py"}),
         ("penstock_server.cli", {"tensorflow", "zmq", "uvloop", "penstock", "h5py"}),
+        ("penstock_server.peeking.data_files", {"tensorflow", "zmq", "click", "penstock", "h5py", "pyarrow", "PIL"}),
         ("penstock_command", {"tensorflow", "zmq", "uvloop", "penstock", "h5py"}),
     ],
 )

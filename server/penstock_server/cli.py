@@ -1,4 +1,4 @@
-"""The command line: `penstock serve`, `status`, `scale`, `stop`. (penstock_command.py adds `bench`.)"""
+"""The command line: `penstock serve`, `status`, `scale`, `stop`. (penstock_command.py adds `bench` and `peek`.)"""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class FromFiles:
         """Return a feed of the rows of NumPy arrays in .npy or .npz files.
 
         Arrays in .npy files, and in .npz files that are not compressed, are mapped into memory, so that workers share
-        them. A compressed .npz file is a single split, and a worker decompresses all of it.
+        them. A compressed .npz file is a single split, and a worker decompresses it from its beginning.
 
         Args:
             files: as for `from_hdf5`. One .npy file has one array, whose rows are the samples. For several arrays give

@@ -17,7 +17,7 @@ import numpy as np
 from ..features import FixedLen, VarLen
 
 _LISTS = {"bytes": "bytes_list", "float32": "float_list", "int64": "int64_list"}
-_DTYPES = {name: dtype for dtype, name in _LISTS.items()}
+DTYPES = {name: dtype for dtype, name in _LISTS.items()}
 
 
 class BadExample(ValueError):
@@ -102,7 +102,7 @@ class ExampleParser:
                 except BadExample as error:
                     raise BadExample(f"feature {name!r} {error}") from None
             elif has is not None:
-                raise BadExample(f"feature {name!r} is {_DTYPES[has]}, and {feature.dtype} was declared")
+                raise BadExample(f"feature {name!r} is {DTYPES[has]}, and {feature.dtype} was declared")
             elif isinstance(feature, VarLen):
                 sample[name] = read(())
             elif feature.default is not None:

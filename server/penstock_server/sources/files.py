@@ -57,7 +57,7 @@ def expand(files: Sequence[str]) -> list[str]:
             matches = [name for name in sorted(glob.glob(file, recursive=True)) if not os.path.isdir(name)]
         if not matches:
             where = "" if is_url(file) or os.path.isabs(file) else f" in {os.getcwd()}"
-            raise FileNotFoundError(f"no file matches {file}{where}: correct the path, or start the daemon elsewhere")
+            raise FileNotFoundError(f"no file matches {file}{where}: correct the path, or start in another directory")
         found += matches
     return found
 

@@ -174,7 +174,7 @@ def datasets(h5: Any, file: str, names: list[str]) -> list[Any]:
         if dataset is None or not hasattr(dataset, "chunks"):
             what = "no dataset" if dataset is None else "a group, not a dataset,"
             raise LookupError(f"{file} has {what} {name!r}; its datasets are {', '.join(_all(h5)) or 'none'}")
-        _check_servable(dataset, file, name)
+        check_servable(dataset, file, name)
         found.append(dataset)
     for name, dataset in zip(names[1:], found[1:], strict=True):
         if len(dataset) != len(found[0]):
@@ -207,7 +207,12 @@ def _slab(dataset: Any, start: int, stop: int) -> Any:
     return slab if slab.dtype.isnative else slab.astype(slab.dtype.newbyteorder("="))
 
 
-def _check_servable(dataset: Any, file: str, name: str) -> None:
+def check_servable(dataset: Any, file: str, name: str) -> None:
+    """Check that the rows of a dataset can be leaves.
+
+    Raises:
+        TypeError: they cannot; the message names the file and the dataset.
+    """
     import h5py
 
     if not dataset.shape:

@@ -180,7 +180,7 @@ class NpyArray:
         Raises:
             OSError: the file ends before.
         """
-        if self._array is None and not self.seekable:
+        if self._array is None and (self._fortran or not self._opened.seekable()):
             count = self.rows * self.row_nbytes
             data = self._bytes(count)
             order: Any = "F" if self._fortran else "C"

@@ -47,7 +47,7 @@ class ParquetSplits:
         size = fs.size_of(file)
         key = (file, size, None if fs.is_url(file) else os.stat(file).st_mtime_ns)
         if key not in self._known:
-            with _opened(file) as parquet:
+            with opened_parquet(file) as parquet:
                 rows = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
             self._known[key] = [RowGroup(file, group, count, size) for group, count in enumerate(rows) if count]
         return self._known[key]
@@ -68,7 +68,7 @@ class ParquetRows:
             OSError: the file cannot be read, or has changed since its splits were listed.
         """
         fs.check_size(split.file, split.size)
-        with _opened(split.file) as parquet:
+        with opened_parquet(split.file) as parquet:
             has = parquet.schema_arrow.names
             columns = self._columns or Columns({name: name for name in has}, "column")
             for name in columns.names:
@@ -79,8 +79,27 @@ class ParquetRows:
             yield from columns.samples([_values(table, name, split) for name in columns.names])
 
 
+def can_be_served(kind: Any) -> bool:
+    """Whether columns of this Arrow type can be leaves."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.DictionaryType):
+        kind = kind.value_type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    if any(test(kind) for test in (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)):
+        return _is_number(kind.value_type)
+    return _is_number(kind) or _is_text(kind) or _is_binary(kind)
+
+
 @contextmanager
-def _opened(file: str) -> Iterator[Any]:
+def opened_parquet(file: str) -> Iterator[Any]:
+    """Open a Parquet file by path or URL.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        OSError: it cannot be opened; the message names it.
+    """
     try:
         from pyarrow import parquet
     except ImportError:
@@ -126,7 +145,7 @@ def _values(table: Any, name: str, split: RowGroup) -> Any:
         return np.split(items.to_numpy(zero_copy_only=False), ends[:-1])
     if _is_number(kind):
         return array.to_numpy(zero_copy_only=False)
-    if any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string)) or _is_binary(kind):
+    if _is_text(kind) or _is_binary(kind):
         return array.to_pylist()
     raise TypeError(
         f"{split}: column {name!r} has type {kind}, which cannot be served: name the columns to serve with leaves=, or "
@@ -138,6 +157,12 @@ def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_binary(kind: Any) -> bool:

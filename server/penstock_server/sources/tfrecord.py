@@ -88,7 +88,7 @@ class TFRecordSplits:
         key = (file, size, os.stat(file).st_mtime_ns, about)
         if key not in self._known:
             with fs.open_binary(file) as opened:
-                starts = [0] if _compression(opened.read(_HEAD.size)) else _starts(opened, about)
+                starts = [0] if compression_of(opened.read(_HEAD.size)) else _starts(opened, about)
             stops = [*starts[1:], None]
             self._known[key] = [ByteRange(file, low, high, size) for low, high in zip(starts, stops, strict=True)]
         return self._known[key]
@@ -126,7 +126,7 @@ class TFRecordSamples:
         parse = ExampleParser(self._features)
         left_out: list[str] = []
         with fs.open_binary(split.file, split.size) as opened:
-            for offset, data, why in _records(split, opened):
+            for offset, data, why in records(split, opened):
                 try:
                     if why:
                         raise BadExample(why)
@@ -145,7 +145,7 @@ class TFRecordSamples:
             )
 
 
-def _records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, str]]:
+def records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, str]]:
     """Yield each record's offset, data, and what is wrong with it ("" if nothing is).
 
     Offsets in a compressed file are those of the uncompressed data.
@@ -159,7 +159,7 @@ def _records(split: ByteRange, opened: BinaryIO) -> Iterator[tuple[int, bytes, s
         opened.seek(split.start)
     else:
         head = fs.read_exactly(opened, _HEAD.size)
-        compression = _compression(head)
+        compression = compression_of(head)
         stream = _decompressed(_Rejoined(head, opened), compression)
         where = f" of the {compression} data" if compression else ""
     while split.stop is None or offset < split.stop:
@@ -205,20 +205,27 @@ def _starts(opened: BinaryIO, about: int) -> list[int]:
 
     The search ends where a length is corrupt; the reader of the last split reports that.
     """
-    starts, offset = [0], 0
+    starts = [0]
     with mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as data:
-        while offset + _HEAD.size <= len(data):
-            try:
-                length = _length(data[offset : offset + _HEAD.size])
-            except _Lost:
-                break
+        for offset in offsets(data):
             if offset - starts[-1] >= about:
                 starts.append(offset)
-            offset += _HEAD.size + length + _CRC.size
     return starts
 
 
-def _compression(head: bytes) -> str:
+def offsets(data: mmap.mmap) -> Iterator[int]:
+    """Yield where each record of a file that is not compressed begins, until the file ends or a length is corrupt."""
+    offset = 0
+    while offset + _HEAD.size <= len(data):
+        try:
+            length = _length(data[offset : offset + _HEAD.size])
+        except _Lost:
+            return
+        yield offset
+        offset += _HEAD.size + length + _CRC.size
+
+
+def compression_of(head: bytes) -> str:
     """Return "GZIP", "ZLIB" or "", by the first bytes of a file."""
     if len(head) == _HEAD.size and masked(crc32c()(head[:8])) == _HEAD.unpack(head)[1]:
         return ""

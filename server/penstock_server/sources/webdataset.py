@@ -21,7 +21,8 @@ from .structure import Columns
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 """A sample's key, which ends at the first dot of the last part, and the extension."""
 
-_PICKLED = ("pyd", "pickle", "pkl", "pth", "pt")
+PICKLED = ("pyd", "pickle", "pkl", "pth", "pt")
+"""Extensions of files that are refused, as reading them runs any code."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -66,7 +67,7 @@ class TarSamples:
         if not isinstance(decode, Mapping) or not all(callable(function) for function in decode.values()):
             raise TypeError(f"decode must be a dict of functions by extension, got {shown(decode)}")
         self._decode = {name.strip(".").lower(): function for name, function in decode.items()}
-        pickled = [one for names in self._wanted for one in names if one in _PICKLED and one not in self._decode]
+        pickled = [one for names in self._wanted for one in names if one in PICKLED and one not in self._decode]
         if pickled:
             raise ValueError(
                 f".{pickled[0]} files are pickles, which run any code when they are read: store .npy or .json instead, "
@@ -82,7 +83,7 @@ class TarSamples:
         """
         every = {one for names in self._wanted for one in names}
         with fs.open_binary(split.file, split.size) as opened:
-            for key, members in _samples(split.file, opened, every):
+            for key, members in tar_samples(split.file, opened, every):
                 yield self._sample(f"{split.file}: sample {key!r}", members)
 
     def _sample(self, where: str, members: dict[str, bytes]) -> Any:
@@ -100,31 +101,44 @@ class TarSamples:
         return next(self._columns.samples(values))
 
     def _decoded(self, name: str, data: bytes) -> Any:
-        last = name.rpartition(".")[2]  # of "left.npy"
-        for ending in (name, last):
+        for ending in (name, name.rpartition(".")[2]):  # of "left.npy"
             if ending in self._decode:
                 return self._decode[ending](data)
-        return _DECODERS.get(last, bytes)(data)
+        return decoded(name, data)
 
 
-def _samples(file: str, opened: Any, wanted: set[str]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield the key and the wanted files of each sample."""
+def decoded(name: str, data: bytes) -> Any:
+    """Return what a file with the extension `name` holds, if the user says nothing else.
+
+    Raises:
+        ValueError: its bytes are not as those of such a file.
+    """
+    return _DECODERS.get(name.rpartition(".")[2], bytes)(data)
+
+
+def tar_samples(file: str, opened: Any, wanted: set[str] | None) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield the key and the wanted files (None: all) of each sample.
+
+    Raises:
+        OSError: the tar file is damaged or truncated.
+        ValueError: a file is there twice.
+    """
     members: dict[str, bytes] = {}
     key, complete = "", False
     try:
         with tarfile.open(fileobj=opened, mode="r|*", tarinfo=_StrictTarInfo) as tar:
             for info in tar:
-                match = _NAME.fullmatch(info.name) if info.isfile() else None
-                if match is None:
+                found = key_and_extension(info)
+                if found is None:
                     continue
-                if match[1] != key:
+                if found[0] != key:
                     if complete:
                         yield key, members
-                    key, members, complete = match[1], {}, True
-                name = match[2].lower()
+                    key, members, complete = found[0], {}, True
+                name = found[1]
                 if name in members:
                     raise ValueError(f"{file}: {info.name} is there twice: give each sample a name of its own")
-                if name in wanted:
+                if wanted is None or name in wanted:
                     stream = tar.extractfile(info)
                     assert stream is not None  # it is a regular file
                     members[name] = stream.read()
@@ -132,6 +146,12 @@ def _samples(file: str, opened: Any, wanted: set[str]) -> Iterator[tuple[str, di
         raise OSError(f"{file}: the tar file is truncated or damaged: copy it again ({error})") from None
     if complete:
         yield key, members
+
+
+def key_and_extension(info: tarfile.TarInfo) -> tuple[str, str] | None:
+    """Return the key of the sample that a file belongs to, and its extension; None if it belongs to none."""
+    match = _NAME.fullmatch(info.name) if info.isfile() else None
+    return None if match is None else (match[1], match[2].lower())
 
 
 class _StrictTarInfo(tarfile.TarInfo):

@@ -1,0 +1,118 @@
+"""Recognizes images: arrays of pixels, and encoded files such as JPEG, which Pillow decodes if it is installed."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_LEAST = 6
+"""Rows and columns of an image, at least."""
+
+_LEAST_MASK = 16
+"""Those of a mask, if its dtype is one of large integers: a smaller array may be anything."""
+
+_DTYPES = {"1": "bool", "I;16": "uint16", "I;16B": "uint16", "I": "int32", "F": "float32"}
+"""The dtype of the array that Pillow makes of an image, by its mode; of all others it is uint8."""
+
+_MAGIC = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}
+
+
+def is_pixels(array: npt.NDArray[Any]) -> bool:
+    """Whether an array has the shape and the dtype of an image: [height, width], [height, width, 1 | 3 | 4], or with
+    the channels first, of bytes, bools, floats or integers of 16 bits. Others may be masks, without channels."""
+    dtype, shape = array.dtype, array.shape
+    if may_be_mask_only(dtype.name):
+        return len(shape) == 2 and min(shape) >= _LEAST_MASK
+    return dtype.kind in "bfiu" and _has_height_and_width(shape)
+
+
+def may_be_mask_only(dtype: str) -> bool:
+    """Whether images of this dtype are hardly anything but masks: integers of 8 bits with a sign, or of 32 or 64."""
+    return dtype in ("int8", "int32", "uint32", "int64", "uint64")
+
+
+def channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array that `is_pixels` as [height, width] or [height, width, 3 | 4], a view."""
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
+        array = np.moveaxis(array, 0, 2)
+    return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+
+
+def encoding(data: bytes) -> str:
+    """Return the format of an encoded image by its first bytes, such as "JPEG", or "" if these are of none."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data[:2] == b"BM" and int.from_bytes(data[2:6], "little") != len(data):
+        return ""
+    return next((name for magic, name in _MAGIC.items() if data.startswith(magic)), "")
+
+
+def has_decoder() -> bool:
+    """Whether Pillow is installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def array_of(data: bytes) -> str | None:
+    """Return the array that `np.asarray(Image.open(...))` makes of a file, such as "uint8[28, 28]", from its header.
+
+    None: it cannot be read.
+    """
+    image = _opened(data)
+    if image is None:
+        return None
+    channels = len(image.getbands())
+    shape = [image.height, image.width, channels] if channels > 1 else [image.height, image.width]
+    return f"{_DTYPES.get(image.mode, 'uint8')}{shape}"
+
+
+def decoded(data: bytes, least: int) -> npt.NDArray[Any] | None:
+    """Return the pixels of an encoded image; None if it is damaged.
+
+    A JPEG may be made smaller, which is quicker, but not smaller than `least` pixels on each side.
+    """
+    image = _opened(data)
+    if image is None:
+        return None
+    try:
+        image.draft(None, (least, least))
+        if image.mode not in ("L", "RGB", "RGBA", "1"):
+            image = image.convert("RGB")
+        return np.asarray(image)
+    except Exception:  # whatever Pillow raises for damaged files
+        return None
+
+
+def _opened(data: bytes) -> Any:
+    if not has_decoder():
+        return None
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of images so large that they may be an attack
+            return Image.open(io.BytesIO(data))
+    except Exception:
+        return None
+
+
+def _has_height_and_width(shape: tuple[int, ...]) -> bool:
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        shape = shape[:2]
+    elif len(shape) == 3 and shape[0] in (1, 3, 4):
+        shape = shape[1:]
+    return len(shape) == 2 and min(shape) >= _LEAST
