@@ -40,6 +40,21 @@ def test_what_a_consumer_of_a_group_gave_back_by_leaving_is_dealt_once_though_it
     assert Counter(one.read[0]) == Counter(world.feeds["train"].expected(0))
 
 
+def test_a_member_of_a_group_gets_the_next_epoch_as_soon_as_the_others_have_read_this_one() -> None:
+    world = World(SimFeed(splits=(4,), lanes=1, batch_size=4))
+    one, two = (world.open(reads=[], group="g", stays=True, credit=4) for _ in range(2))
+    one.gone = two.gone = True  # the world does nothing for them: what they say is said here
+    world.handle(on.Begin(one.reader.number, 0))
+    world.handle(on.Begin(two.reader.number, 0))
+    world.handle(on.Leave(two.reader.number, 0, 0))
+    world.handle(on.Begin(two.reader.number, 1))
+    world._carry_out()
+    world.settle()
+    assert (one.reader.sent, two.reader.sent) == (1, 0)
+    world.handle(on.Acknowledge(one.reader.number, 1, (), 0))
+    assert [command.consumer for command in world.take() if isinstance(command, do.SendSlab)] == [two.reader.number]
+
+
 def test_a_daemon_that_stops_waits_until_all_was_handed_over() -> None:
     world = World(SimFeed())
     consumer = world.open(stays=True)

@@ -42,9 +42,15 @@ class Offering:
     def offer(self, *, cut_short: bool) -> None:
         """Offer all that can be delivered now. `cut_short`: only what a lost consumer returned, as the daemon stops
         within an epoch that has no end."""
+        offered = None
+        while self._epochs and self._epochs[0] is not offered:  # a member of a group may read the next epoch already
+            offered = self._epochs[0]
+            self._offer(offered, cut_short)
+
+    def _offer(self, epoch: Epoch, cut_short: bool) -> None:
+        """Offer what can be delivered of the first epoch. It may be closed then."""
         outlet, delivery = self._outlet, self._delivery
-        epoch = self._epochs[0] if self._epochs else None
-        if epoch is None or not delivery.wanted(epoch):
+        if not delivery.wanted(epoch):
             return
         if epoch.error is not None:
             outlet.fail(epoch.error)
