@@ -1,25 +1,24 @@
-"""The command line: `penstock serve`, `status`, `scale`, `stop`. (penstock_command.py adds `bench` and `peek`.)"""
+"""The command line: `penstock serve`, `check`, `status`, `scale`, `stop`. (penstock_command.py adds the others.)"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from penstock_proto import PenstockError
 
-from .environment import checked
-
 try:
     import click
 except ImportError:
     sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
 
+from .checking.command import check
 from .file_options import file_options, targets_of
+from .parameters import Advertised, Bytes, HttpAddress, Variable
 
 
 class PenstockGroup(click.Group):
@@ -32,75 +31,6 @@ class PenstockGroup(click.Group):
         except PenstockError as error:
             click.echo(f"penstock: {error}", err=True)
             ctx.exit(1)
-
-
-class Bytes(click.ParamType[int]):
-    """A size in bytes: 500000000, 500M, 4G (powers of 1024)."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return `value` as a number of bytes."""
-        text = str(value).strip().upper().removesuffix("B").removesuffix("I")
-        shift = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:], 0)
-        try:
-            number = float(text[:-1]) * 2**shift if shift else int(text)
-        except ValueError:
-            self.fail(f"must be a size such as 4G or 512M, got {value!r}", param, ctx)
-        if number <= 0:
-            self.fail(f"must be more than 0, got {value!r}", param, ctx)
-        return int(number)
-
-
-class Variable(click.ParamType[tuple[str, str | None]]):
-    """NAME=VALUE, or NAME for the value that it has in this process (None if it has none)."""
-
-    name = "variable"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
-        """Return the name and the value."""
-        if isinstance(value, tuple):
-            return value
-        name, equals, text = str(value).partition("=")
-        result = text if equals else os.environ.get(name)
-        try:
-            checked({name: result}, "--env")
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return name, result
-
-
-class Advertised(click.ParamType[str]):
-    """HOST or HOST:PORT; an IPv6 address is in brackets."""
-
-    name = "host"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return `value` if it can be part of a URL."""
-        text = str(value)
-        match = re.fullmatch(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:/]+)(?::([0-9]{1,5}))?", text)
-        if match is None or not 1 <= int(match[1] or 1) <= 65535:
-            self.fail(
-                f"must be HOST or HOST:PORT, such as loader.example.org, 10.0.0.5:5555 or [fd00::5], got {text!r}",
-                param,
-                ctx,
-            )
-        return text
-
-
-class HttpAddress(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, or PORT alone for a server that only this host reaches; an IPv6 address is in brackets."""
-
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Return host and port."""
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(?:(\[[0-9A-Fa-f:.%\w]+\]|[^\s\[\]:/]+):)?([0-9]{1,5})", str(value))
-        if match is None or int(match[2]) > 65535:
-            self.fail(f"must be HOST:PORT or PORT, such as 127.0.0.1:8090 or 8090, got {value!r}", param, ctx)
-        return (match[1] or "127.0.0.1").strip("[]"), int(match[2])
 
 
 @click.group(
@@ -241,6 +171,9 @@ def serve(
             click.echo(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
             sys.exit(1)
         raise
+
+
+main.add_command(check)
 
 
 @main.command()

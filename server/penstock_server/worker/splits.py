@@ -310,6 +310,11 @@ class OpenSplit:
         self._piece = "split" if most is None else "segment"
         self._is_share = share is not None
 
+    @property
+    def generator(self) -> Iterator[Any]:
+        """What the user's function returned."""
+        return self._generator
+
     def read(self, collate: Collate, store: Any, row: int, stop: int) -> int:
         """Fill the rows of `store` from `row` to `stop`; returns the first that was not filled if the split ended.
 

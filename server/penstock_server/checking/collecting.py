@@ -1,0 +1,230 @@
+"""Collects the facts about a feed: starts the runs in order, and decides which are needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from penstock_proto.messages import Environment
+
+from ..environment import of_workers
+from . import culprit, messages
+from .compare import Difference, compared, first_difference
+from .culprit import Culprit, Result, Trial
+from .recording import Recording, load
+from .runs import Outcome, Run, finish
+
+_AGAIN = 4
+"""The second run may take so many times as long as the first, and 10 s more."""
+
+_BEYOND = 64
+"""Samples that an experiment reads behind the first one that differs."""
+
+_LOOKS = 60.0
+"""Seconds after which no further experiment begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asks for.
+
+    Attributes:
+        target: MODULE:ATTR, or a target of data files.
+        seconds: to read for, in the first run.
+        environment: variables of workers from the command line.
+        hang_timeout: seconds without a sign of life after which a run is ended.
+        debugs: start pdb in user code that fails.
+    """
+
+    target: str
+    seconds: float
+    environment: Environment
+    hang_timeout: float
+    debugs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was seen of a feed.
+
+    Attributes:
+        first, second: the two runs. There is no second one if the first read nothing.
+        compared: samples that both have read.
+        lists_differ: whether they have listed different splits.
+        difference: the first sample that differs, or None.
+        culprit: why something differs, or None.
+        recording: of the first run, or None.
+        hashes: the same facts where PYTHONHASHSEED differs in the two runs, if that alone makes them differ. Then all
+            other facts are those of two runs with one PYTHONHASHSEED.
+    """
+
+    first: Outcome
+    second: Outcome | None = None
+    compared: int = 0
+    lists_differ: bool = False
+    difference: Difference | None = None
+    culprit: Culprit | None = None
+    recording: Recording | None = None
+    hashes: Facts | None = None
+
+    @property
+    def differ(self) -> bool:
+        """Whether the two runs differ."""
+        return self.lists_differ or self.difference is not None
+
+
+Tell = Callable[[str, float], None]
+"""Called with what is being done, and the part of all work that is done."""
+
+
+def collect(options: Options, tell: Tell) -> Facts:
+    """Run the feed, and return what was seen. Never raises for anything that user code does."""
+    with TemporaryDirectory(prefix="penstock-check-") as folder:
+        return _Collector(options, Path(folder), tell).collect()
+
+
+class _Collector:
+    def __init__(self, options: Options, folder: Path, tell: Tell) -> None:
+        self._options = options
+        self._folder = folder
+        self._tell = tell
+        self._of_feed: Environment = {}
+        self._trials = 0
+        self._read = 0.0
+        """When reading began."""
+
+    def collect(self) -> Facts:
+        self._tell("importing", 0.0)
+        first = self._first()
+        recording = self._load("first")
+        if recording is None or first.done is None or first.looked is None or not recording.samples:
+            return Facts(first, recording=recording)
+        facts = self._compared(first, recording, "1")
+        if facts.culprit is None or facts.culprit.kind != culprit.HASH:
+            return facts
+        # Workers have one PYTHONHASHSEED, so look whether that is all.
+        return replace(self._compared(first, recording, "0"), hashes=facts)
+
+    def _compared(self, first: Outcome, recording: Recording, hash_seed: str) -> Facts:
+        """Make the second run with this PYTHONHASHSEED, and return the facts of both runs."""
+        name = f"second-{hash_seed}"
+        second = self._second(name, first, recording, hash_seed)
+        again = self._load(name)
+        facts = Facts(first, second, recording=recording)
+        assert first.looked is not None
+        if second.looked is not None and second.looked.digest != first.looked.digest:
+            return replace(facts, lists_differ=True, culprit=self._culprit(first, None))
+        if again is None:
+            return facts
+        facts = replace(facts, compared=compared(recording, again))
+        difference = first_difference(recording, again)
+        if difference is None:
+            return facts
+        return replace(facts, difference=difference, culprit=self._culprit(first, difference))
+
+    def _first(self) -> Outcome:
+        """Make the first run; again if the feed wants other environment variables."""
+        task = self._task("first", seconds=self._options.seconds, debugs=self._options.debugs)
+        first = self._finish(task)
+        if first.wanted is not None:
+            self._of_feed = first.wanted.variables
+            first = self._finish(task)
+        return first
+
+    def _second(self, name: str, first: Outcome, recording: Recording, hash_seed: str) -> Outcome:
+        assert first.done is not None
+        assert first.looked is not None
+        self._tell("reading again", 0.5)
+        task = self._task(
+            name,
+            order=messages.BACKWARDS,
+            repeats="first",
+            seconds=10 + _AGAIN * max(first.done.seconds, self._options.seconds),
+            spec=first.looked.spec,
+        )
+
+        def heard(report: messages.Report) -> None:
+            if isinstance(report, messages.Progress):
+                self._tell("reading again", 0.5 + 0.4 * report.samples / recording.samples)
+
+        (outcome,) = finish(self._run(task, hash_seed, heard))
+        return outcome
+
+    def _finish(self, task: messages.Task) -> Outcome:
+        def heard(report: messages.Report) -> None:
+            if isinstance(report, messages.Debugging):
+                self._tell("", 0.0)
+            elif isinstance(report, messages.Looked):
+                self._read = time.monotonic()
+            if isinstance(report, messages.Looked | messages.Progress):
+                part = (time.monotonic() - self._read) / self._options.seconds
+                self._tell("reading", 0.1 + 0.4 * min(1.0, part))
+
+        (outcome,) = finish(self._run(task, "0", heard))
+        return outcome
+
+    def _culprit(self, first: Outcome, difference: Difference | None) -> Culprit:
+        """Find out why a sample differs or, with None, the list of splits."""
+        assert first.imported is not None
+        self._tell("looking for the cause", 0.9)
+        until = time.monotonic() + max(_LOOKS, 4 * self._options.seconds)
+
+        def attempt(trial: Trial) -> Result | None:
+            return self._try(trial, first, difference) if time.monotonic() < until else None
+
+        return culprit.find(attempt, takes_rng=first.imported.takes_rng)
+
+    def _try(self, trial: Trial, first: Outcome, difference: Difference | None) -> Result | None:
+        assert first.looked is not None
+        self._trials += 1
+        self._tell("looking for the cause", min(0.99, 0.9 + 0.01 * self._trials))
+        place, count = (0, 0) if difference is None else (difference.place, difference.number + _BEYOND)
+        tasks = [
+            self._task(
+                f"trial-{self._trials}-{side}",
+                order=messages.ALONE,
+                place=place,
+                count=count,
+                seconds=30.0,
+                spies=True,
+                fixes=trial.fixes,
+                spec=first.looked.spec,
+            )
+            for side in "ab"
+        ]
+        runs = [self._run(task, seed) for task, seed in zip(tasks, trial.hash_seeds, strict=True)]
+        one, other = finish(*runs)
+        if one.looked is None or other.looked is None:
+            return None
+        if difference is None:
+            return Result(one.looked.digest == other.looked.digest, (one.done, other.done))
+        recordings = [self._load(task.name) for task in tasks]
+        for task in tasks:
+            (self._folder / task.name).unlink(missing_ok=True)
+        if one.done is None or other.done is None:
+            return None
+        return Result(culprit.agree(*recordings), (one.done, other.done))
+
+    def _task(self, name: str, **given: Any) -> messages.Task:
+        return messages.Task(target=self._options.target, folder=str(self._folder), name=name, **given)
+
+    def _run(
+        self, task: messages.Task, hash_seed: str, heard: Callable[[messages.Report], None] = lambda report: None
+    ) -> Run:
+        variables = of_workers(self._of_feed, self._options.environment)
+        variables["PYTHONHASHSEED"] = hash_seed
+        variables["PENSTOCK_WORKER"] = "0"
+        return Run(task, variables, self._options.hang_timeout, heard)
+
+    def _load(self, name: str) -> Recording | None:
+        path = self._folder / name
+        try:
+            return load(path) if path.is_file() else None
+        except (OSError, msgspec.MsgspecError):  # the process died while it wrote
+            return None

@@ -1,0 +1,117 @@
+"""Says in words why two runs of a feed differ, and what to do about it."""
+
+from __future__ import annotations
+
+from .culprit import BEFORE, HASH, SOURCES, Culprit
+from .messages import Source
+from .sources import CLOCK, PID, SYSTEM
+
+_GLOBAL_TOO = (
+    "the generator (or a transform) takes `rng`, so the global generators are not seeded for it: draw from `rng` "
+    "alone, or leave the parameter `rng` out"
+)
+
+_FIXES = {
+    CLOCK: "let samples depend on the split and on random numbers from `rng` only",
+    PID: "let samples depend on the split and on random numbers from `rng` only",
+    "random": _GLOBAL_TOO,
+    "numpy.random": _GLOBAL_TOO,
+    "torch": _GLOBAL_TOO,
+    "tensorflow": (
+        "draw from `rng` in place of tf.random, or begin each sample with tf.random.set_seed(int(rng.integers(2**31)))"
+    ),
+    "cv2": "begin each sample with cv2.setRNGSeed(int(rng.integers(2**31)))",
+    "numba": "pass random numbers from `rng` to the compiled function, or seed np.random inside it",
+}
+
+_LIBRARIES = {
+    "albumentations": "seed it for each sample: augmentations.set_random_seed(int(rng.integers(2**31)))",
+    "monai": "seed it for each sample: transform.set_random_state(int(rng.integers(2**31)))",
+}
+
+
+def cause(culprit: Culprit, *, listing: bool = False) -> tuple[str, str, str]:
+    """Return why the runs differ, where that is in user code (or an empty text), and what to do.
+
+    `listing`: the lists of splits differ, not samples.
+    """
+    if culprit.kind == SOURCES:
+        text, where, fix = _sources(culprit)
+        if listing:
+            fix = "draw from random or numpy.random, which are seeded before the splits are listed, or sort the list"
+        return text, where, fix
+    if culprit.kind == HASH:
+        return (
+            "it depends on the order of a set, or on hash() of text, which PYTHONHASHSEED decides: the two runs had "
+            "different ones",
+            "",
+            "workers always have PYTHONHASHSEED=0, so their stream is the same. For workers=0, set it too, or sort "
+            "the set",
+        )
+    if culprit.kind == BEFORE:
+        return _before(culprit)
+    return _unknown(culprit)
+
+
+def _sources(culprit: Culprit) -> tuple[str, str, str]:
+    first = culprit.sources[0]
+    named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
+    evidence = "with the same values there, two runs agree" if culprit.proven else "one of these, or several together"
+    sites = dict.fromkeys(source.site for source in culprit.sources[:3] if source.site)
+    return f"the cause is {named}: {evidence}", "; ".join(sites), _fix(first)
+
+
+def _source(source: Source) -> str:
+    if source.kind == SYSTEM:
+        by = f" in {source.library}" if source.library else ""
+        return f"random numbers of the system (a generator without a seed{by}, or os.urandom)"
+    if source.kind == CLOCK:
+        return "the clock"
+    if source.kind == PID:
+        return "the process id"
+    return f"the random state of {source.kind}, which Penstock does not seed here"
+
+
+def _fix(source: Source) -> str:
+    if source.kind == SYSTEM:
+        if source.library in _LIBRARIES:
+            return _LIBRARIES[source.library]
+        if source.library:
+            return f"give {source.library} a seed that comes from `rng`, for each sample or each split"
+        if source.site.endswith("at import"):
+            return "give it a seed, such as np.random.default_rng(0), or, in the generator, draw from `rng`"
+        return "draw from the parameter `rng`, which Penstock seeds for each split"
+    return _FIXES.get(source.kind, f"seed {source.kind} from `rng` for each sample")
+
+
+def _before(culprit: Culprit) -> tuple[str, str, str]:
+    text = "it depends on what the process has read before: read alone, it is the same in every run"
+    if culprit.names:
+        text += f". While samples are made, these change: {', '.join(culprit.names)}"
+    elif culprit.late:
+        text += f". While samples are made, these are imported: {', '.join(culprit.late[:4])}"
+    return (
+        text,
+        "",
+        "keep nothing from one split (or item) to the next: make such objects inside the generator, or when the "
+        "module is imported, and do not change them afterwards",
+    )
+
+
+def _unknown(culprit: Culprit) -> tuple[str, str, str]:
+    text = "experiments did not show the cause"
+    if culprit.sources:
+        named = " and ".join(dict.fromkeys(map(_source, culprit.sources[:3])))
+        text += f": it remains with {named} the same in both runs"
+    if culprit.names:
+        return (
+            f"{text}. Your code starts threads or processes, which run in no fixed order",
+            "; ".join(culprit.names[:3]),
+            "take their results in a fixed order, and give each random numbers of its own, from `rng`",
+        )
+    return (
+        text,
+        "",
+        "look at id() and the order of a set of objects, which depend on addresses, and at random numbers of C "
+        "libraries",
+    )

@@ -1,0 +1,35 @@
+"""Findings: what is wrong with a feed, where, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+"""How severe a finding is. An error breaks the feed or its promises, a warning costs time or memory, and a note is
+something to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to say about a feed.
+
+    Attributes:
+        severity: ERROR, WARNING or NOTE.
+        about: one word for programs, such as "import" or "runs".
+        what: what is wrong.
+        where: a file and line, or a split; empty if there is no such place.
+        fix: what to do; empty if `what` says it already.
+        traceback: of user code, or empty.
+    """
+
+    severity: str
+    about: str
+    what: str
+    where: str = ""
+    fix: str = ""
+    traceback: str = ""
+
+
+def failed(findings: list[Finding], *, strict: bool) -> bool:
+    """Return whether the check fails: by an error or, if `strict`, by a warning."""
+    return any(finding.severity == ERROR or (strict and finding.severity == WARNING) for finding in findings)

@@ -1,0 +1,42 @@
+"""What this process has of GPUs. A worker should have nothing: the GPU belongs to the trainer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .imports import open_paths
+from .messages import Gpu
+
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render")
+
+_COUNTS: dict[str, Callable[[Any], int]] = {
+    "torch": lambda torch: torch.cuda.device_count(),
+    "tensorflow": lambda tensorflow: len(tensorflow.config.list_physical_devices("GPU")),
+    "jax": lambda jax: sum(device.platform != "cpu" for device in jax.devices()),
+    "cupy": lambda cupy: cupy.cuda.runtime.getDeviceCount(),
+}
+"""How to count the devices that a loaded library can use."""
+
+
+def used() -> Gpu:
+    """Return which device files are open, and then, where variables do not hide GPUs, how many each library sees."""
+    files = tuple(sorted({path for path in open_paths().values() if path.startswith(_DEVICES)}))
+    visible = []
+    if not _hidden():
+        for name, count in _COUNTS.items():
+            if name in sys.modules:
+                try:
+                    number = int(count(sys.modules[name]))
+                except Exception:  # it cannot use a GPU
+                    continue
+                if number:
+                    visible.append((name, number))
+    return Gpu(files, tuple(visible))
+
+
+def _hidden() -> bool:
+    """Whether the environment hides all GPUs, as that of workers does unless the feed says otherwise."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") and os.environ.get("HIP_VISIBLE_DEVICES") in ("", "-1")

@@ -1,0 +1,25 @@
+"""Says how well a feed's batches mix its samples."""
+
+from __future__ import annotations
+
+from penstock_proto.messages import FeedPlan
+
+from ..plan_sizes import block_samples
+
+
+def mixing(plan: FeedPlan, n_splits: int) -> str:
+    """Return in words from how wide a range the samples of a batch come. What is wrong with it, says
+    `feed_warnings.mixing_warning`."""
+    unit = "samples" if plan.batch_size is not None else "batches"
+    if not plan.shuffle:
+        return f"none: {unit} keep their order (no shuffle=)"
+    if plan.length is not None:
+        if plan.block is not None:
+            return f"blocks of {plan.block} neighbours are permuted, then each {plan.shuffle} {unit} are mixed"
+        return f"all {plan.length} items are permuted in each epoch"
+    lanes = min(plan.lanes, n_splits)
+    block = block_samples(plan.shuffle, lanes, plan.batch_size)
+    open_at_once = min(plan.interleave, -(-n_splits // lanes))
+    if open_at_once == 1:
+        return f"each batch mixes {block} {unit} that follow each other in a {plan.piece}"
+    return f"each batch mixes {block} {unit} of {open_at_once} {plan.piece}s; {lanes} lanes take turns"

@@ -1,0 +1,194 @@
+"""Watches where user code gets values that differ from run to run, and can make them the same in every run.
+
+The system's random bytes, the clock and the process id are watched by functions in the places of Python's own, which
+must be there before user code is imported. A library's random state is seeded before samples are made. This is for
+experiments (culprit.py): user code runs slower here, and sees a wrong time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from . import frames
+from .messages import Source
+
+SYSTEM, CLOCK, PID = "system", "clock", "pid"
+
+THREAD, FORK = "thread", "fork"
+"""No sources, but noted like them: lines that start threads or fork processes, which run in no fixed order."""
+
+GLOBAL = ("random", "numpy.random", "torch")
+"""Random states that Penstock seeds, unless the generator takes `rng`."""
+
+AT_IMPORT = "a library, at its import"
+"""In place of the name of a library that uses a source while it is imported. All such libraries are one source."""
+
+_SEED = 20_260_101
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
+
+SEEDED: dict[str, Callable[[Any], object]] = {
+    "random": lambda module: module.seed(_SEED),
+    "numpy.random": lambda module: module.seed(_SEED),
+    "torch": lambda module: module.manual_seed(_SEED),
+    "tensorflow": lambda module: module.random.set_seed(_SEED),
+    "cv2": lambda module: module.setRNGSeed(_SEED),
+    "cupy": lambda module: module.random.seed(_SEED),
+    "polars": lambda module: module.set_random_seed(_SEED),
+    "imgaug": lambda module: module.seed(_SEED),
+    "paddle": lambda module: module.seed(_SEED),
+    "mxnet": lambda module: module.random.seed(_SEED),
+    "numba": lambda module: _seed_compiled(module),
+}
+"""How to seed the random state of each library that keeps one for the process."""
+
+
+def _seed_compiled(numba: Any) -> None:
+    """Seed the generator that compiled functions use in place of numpy.random."""
+
+    @numba.njit  # type: ignore[untyped-decorator, unused-ignore]
+    def seed() -> None:
+        np.random.seed(_SEED)
+        random.seed(_SEED)
+
+    seed()
+
+
+class Spy:
+    """Watches the sources; those of `fixes` give the same values in every run.
+
+    Attributes:
+        used: how often each source was used.
+    """
+
+    def __init__(self, fixes: Collection[Source]) -> None:
+        self.used: Counter[Source] = Counter()
+        self._fixes = frozenset(fixes)
+
+    def install(self) -> None:
+        """Take the places of Python's own functions. To be called before user code is imported."""
+        random_bytes = functools.partial(self._random_bytes, os.urandom)
+        os.urandom = random_bytes
+        random._urandom = random_bytes  # type: ignore[attr-defined]
+        if hasattr(os, "getrandom"):
+            get = os.getrandom
+            os.getrandom = lambda size, flags=0: self._random_bytes(functools.partial(get, flags=flags), size)
+        self._watch_seeding()
+        for name in _CLOCKS:
+            setattr(time, name, self._clock(getattr(time, name), 1e-3))
+            setattr(time, f"{name}_ns", self._clock(getattr(time, f"{name}_ns"), 1_000_000))
+        self._watch_threads()
+        datetime.datetime = _dates(self)  # type: ignore[misc]
+        os.getpid = self._constant(os.getpid)
+        os.getppid = self._constant(os.getppid)
+
+    def seed_libraries(self) -> None:
+        """Seed the random states of the libraries among the fixes."""
+        for source in self._fixes:
+            if source.kind in SEEDED and source.kind in sys.modules:
+                SEEDED[source.kind](sys.modules[source.kind])
+
+    def asked(self, kind: str, frame: FrameType) -> tuple[Source, int] | None:
+        """Note that code asks for a value, and return the source and how often it was used if that value is to be the
+        same in every run. `frame` is the caller's."""
+        source = _source(kind, frame)
+        if source is None:
+            return None
+        self.used[source] += 1
+        return (source, self.used[source]) if source in self._fixes else None
+
+    def _random_bytes(self, real: Callable[[int], bytes], size: int) -> bytes:
+        fixed = self.asked(SYSTEM, sys._getframe(1))
+        return real(size) if fixed is None else hashlib.shake_128(repr(fixed).encode()).digest(size)
+
+    def _watch_seeding(self) -> None:
+        """Watch `random.Random()` and `random.seed()`, which read the system's random bytes in C."""
+        seed = random.Random.seed
+
+        def watched(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            fixed = self.asked(SYSTEM, sys._getframe(1)) if a is None else None
+            seed(generator, a if fixed is None else repr(fixed), version)
+
+        random.Random.seed = watched  # type: ignore[method-assign, assignment]
+        random.seed = random._inst.seed
+
+    def _watch_threads(self) -> None:
+        start = threading.Thread.start
+
+        def watched(thread: threading.Thread) -> None:
+            self.asked(THREAD, sys._getframe(1))
+            start(thread)
+
+        threading.Thread.start = watched  # type: ignore[method-assign, assignment]
+        os.register_at_fork(before=lambda: self.asked(FORK, sys._getframe(1)))
+
+    def _clock(self, real: Callable[[], Any], step: Any) -> Callable[[], Any]:
+        def now() -> Any:
+            fixed = self.asked(CLOCK, sys._getframe(1))
+            return real() if fixed is None else 1_700_000_000_000 * step + fixed[1] * step
+
+        return now
+
+    def _constant(self, real: Callable[[], int]) -> Callable[[], int]:
+        def number() -> int:
+            return real() if self.asked(PID, sys._getframe(1)) is None else 4711
+
+        return number
+
+
+def _source(kind: str, frame: FrameType) -> Source | None:
+    """Return the source that code in this frame uses; None if that is not user code, or only Python's own."""
+    if kind in (CLOCK, PID) and frames.is_standard(frame):
+        return None  # a log record's time
+    library = ""
+    for caller in frames.walk(frame):
+        if library and frames.is_import(caller):
+            return Source(kind, "", AT_IMPORT)
+        if frames.is_users(caller):
+            return Source(kind, frames.site(caller), library)
+        if frames.is_ours(caller):
+            break
+        if not library:
+            library = frames.package_of(caller)
+    return Source(kind, "", library) if library else None
+
+
+def _dates(spy: Spy) -> type[datetime.datetime]:
+    """Return a class in the place of `datetime.datetime` whose `now` is watched."""
+    real = datetime.datetime
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, real)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, real)
+
+    class Dates(real, metaclass=Meta):  # type: ignore[misc, valid-type]
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            fixed = spy.asked(CLOCK, sys._getframe(1))
+            return real.now(tz) if fixed is None else real.fromtimestamp(1_700_000_000 + fixed[1], tz)
+
+        @classmethod
+        def utcnow(cls) -> datetime.datetime:
+            fixed = spy.asked(CLOCK, sys._getframe(1))
+            moment = datetime.UTC
+            found = real.now(moment) if fixed is None else real.fromtimestamp(1_700_000_000 + fixed[1], moment)
+            return found.replace(tzinfo=None)
+
+    Dates.__name__ = Dates.__qualname__ = "datetime"
+    Dates.__module__ = "datetime"
+    return Dates
