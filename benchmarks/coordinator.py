@@ -50,7 +50,7 @@ from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.feeds import SplitsInfo
 from penstock_server.permutation import make_key, permute
-from penstock_server.worker.splits import SharedSplits, write_list
+from penstock_server.worker.split_list import SharedSplits, write_list
 
 PLENTY = 1 << 50
 SPLITS = 1_000_000

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cache
 import coordinator
 import first_batch
 import gil
@@ -191,6 +192,10 @@ def workers_text(result: dict[str, Any]) -> str:
     return code([workers.table(result["cases"])])
 
 
+def cache_text(result: dict[str, Any]) -> str:
+    return code([cache.table(result["rounds"])])
+
+
 def gil_text(result: dict[str, Any]) -> str:
     return code([gil.table(result["loads"])])
 
@@ -201,6 +206,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "first_batch": (first_batch_text, None, ""),
     "workers": (workers_text, None, ""),
     "gil": (gil_text, None, ""),
+    "cache": (cache_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import http.server
+import io
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import Serve
+from conftest import Daemon, Serve
 
 import penstock
 from penstock_server import Feed, VarLen
@@ -85,6 +88,32 @@ def test_files_are_read_from_a_web_server(server: str, serve: Serve) -> None:
     for name, url in daemon.urls.items():
         with penstock.connect(url) as connection:
             assert np.concatenate(list(connection.batches())).tolist() == IDS.tolist(), name
+
+
+def test_a_cached_file_is_fetched_once(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    fetched: list[str] = []
+    monkeypatch.setattr(Handler, "log_message", lambda self, *_: fetched.append(self.path))
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in IDS[:60]:
+            data = str(number).encode()
+            info = tarfile.TarInfo(f"{number:04}.cls")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    words = ["--leaf", "cls", "--batch-size", "20", "--cache", "cache", "--bind", "tcp://127.0.0.1:0"]
+    command = [sys.executable, "-m", "penstock_server", "serve", f"{server}/a.tar", *words]
+    for run in range(2):
+        daemon = Daemon(command, tmp_path, tmp_path / "log", {**os.environ})
+        try:
+            daemon.wait_ready(1)
+            with penstock.connect(daemon.url) as connection:
+                for _ in range(2):
+                    assert np.concatenate(list(connection.batches())).tolist() == IDS[:60].tolist()
+        finally:
+            daemon.stop()
+        assert bool(fetched) == (run == 0)
+        fetched.clear()
 
 
 def test_file_urls_need_no_package(server: str, tmp_path: Path) -> None:

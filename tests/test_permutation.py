@@ -133,7 +133,7 @@ def drawn(seed: int, epoch: int, number: int) -> list[float]:
     found = [float(generator(seed, epoch, number).random())]
     randomness = GlobalRandomness()
     for begin in (
-        lambda: randomness.use(GlobalState(seed, epoch, number)),
+        lambda: randomness.use(GlobalState(seeds("split", seed, epoch, number))),
         lambda: randomness.seed(seed, epoch, number),
         lambda: randomness.seed(seed, epoch),
     ):

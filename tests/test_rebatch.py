@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,33 @@ def test_samples_of_batches_can_be_padded() -> None:
             [[3, 3, 3, 0, 0], [3, 3, 3, 0, 0], [5, 5, 5, 5, 5]],
             [[5, 5, 5, 5, 5]],
         ]
+
+
+def test_batches_that_are_cached_are_taken_apart_alike(tmp_path: Path) -> None:
+    def batches(split: int) -> Any:
+        for i in range(9):
+            yield np.arange(1 + (split + i) % 4) + 100 * split
+
+    def whole() -> Any:
+        for i in range(30):
+            yield np.arange(1 + i % 4) + 10 * i
+
+    def twice(row: Any) -> Any:
+        return row * 2
+
+    for generate, options in ((batches, {"splits": [0, 1, 2]}), (whole, {"transform": twice, "lanes": 3, "turn": 1})):
+        streams = []
+        for cache in ({}, {"cache": tmp_path}):
+            feed = Feed(generate, batch_size=None, rebatch=4, name="feed", **options, **cache)  # type: ignore[arg-type]
+            with penstock.connect(feed, workers=0) as connection:
+                streams += [[batch.tolist() for batch in connection.batches()] for _ in range(2)]
+                batches_read = connection.batches()
+                next(batches_read)
+                state = connection.state_dict()
+            with penstock.connect(feed, workers=0, state=state) as connection:
+                streams.append(streams[0][:1] + [batch.tolist() for batch in connection.batches()])
+        assert all(stream == streams[0] for stream in streams), generate
+    assert [*tmp_path.glob("*/*.split")]
 
 
 def test_rebatch_is_refused_where_it_means_nothing() -> None:

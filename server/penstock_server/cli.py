@@ -266,6 +266,8 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         if feed.get("segment") is not None:
             epoch += f", segments of {_count(feed['segment'], 'sample')}{'' if epoch else ', endless'}"
         yield f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}"
+        if feed.get("cache"):
+            yield f"cache    {feed['name']}: {_cache(feed['cache'])}"
         skipped = feed.get("skipped", [])
         for split in skipped:
             name = _word(split.get("split"))
@@ -283,6 +285,16 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"stream   {more} more"
     elif not state["streams"]:
         yield "stream   none"
+
+
+def _cache(cache: dict[str, Any]) -> str:
+    from .coordinator import size
+
+    hits = cache.get("hits", 0)
+    opened = hits + cache.get("misses", 0)
+    rate = f"{hits} of {_count(opened, 'split')} read from it ({100 * hits // max(1, opened)} %)"
+    problem = f"; {_word(cache['problem'])}" if cache.get("problem") else ""
+    return f"{size(cache.get('bytes', 0))} in {_word(cache.get('directory'))}, {rate}{problem}"
 
 
 def _worker(worker: dict[str, Any]) -> str:

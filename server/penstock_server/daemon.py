@@ -202,7 +202,12 @@ class Daemon:
             **status.of_service(coordinator, sessions, self._bugs, ready=self._all_ready(), draining=self._draining),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
             "feeds": [
-                status.of_feed(feed, self._url(feed.name), coordinator.streams.values())
+                status.of_feed(
+                    feed,
+                    self._url(feed.name),
+                    coordinator.streams.values(),
+                    self._from_workers.caches.of(feed.name),
+                )
                 for feed in coordinator.feeds.values()
             ],
             "workers": [

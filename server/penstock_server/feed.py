@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from penstock_proto.messages import FeedPlan
 
 from . import environment
+from .cache_key import feed_directory
 from .declared_spec import checked_spec
 from .endless_items import EndlessItems
-from .feed_options import FeedOptions, check_name, checked_splits
+from .feed_options import FeedOptions, check_cached, check_name, checked_splits
 from .feed_warnings import batch_warning
 from .from_files import FromFiles
 from .generator_call import GeneratorCall
@@ -114,6 +115,13 @@ class Feed(FeedOptions, FromFiles):
         env: environment variables of the worker processes, such as {"OMP_NUM_THREADS": "4"}, set before any module is
             imported; None as a value removes one. They take the place of the daemon's own and of the defaults, which
             give each library one thread and no GPU. Feeds of one daemon share its workers, so theirs must agree.
+        cache: a directory in which each split is kept as the source yields it, before `transform`. A split is written
+            when it is read for the first time, and from then on the generator does not run for it, in any epoch and in
+            any daemon with this directory. A relative path begins where the daemon was started. The source must not
+            take `rng` or `epoch`, be indexable, or have segments. If it draws from `random` or `numpy.random`, these
+            are seeded from the split alone. The directory holds pickles: who can write to it can run code in workers.
+        cache_version: a number or a text, part of what identifies a cached split. Change it when the generator's code
+            or the data behind a split have changed.
 
     Raises:
         TypeError, ValueError: an option cannot work; the message says what to do.
@@ -135,7 +143,9 @@ class Feed(FeedOptions, FromFiles):
         else:
             object.__setattr__(self, "splits", checked_splits(self.splits))
             self._check_segment()
-            generator_call(self)
+            call = generator_call(self)
+            if self.cache is not None:
+                check_cached(call)
         checked_transforms(self.transform)
 
     def _adapt(self) -> None:
@@ -168,6 +178,7 @@ class Feed(FeedOptions, FromFiles):
 
         Raises:
             ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.
+            TypeError: `cache` is given, and the generator or its arguments cannot be pickled.
         """
         name = self.name if self.name is not None else check_name(default_name)
         length = length_of(self.generate) if is_indexable(self.generate) else None
@@ -216,6 +227,7 @@ class Feed(FeedOptions, FromFiles):
             batching=self.batching,
             buckets=tuple(self.buckets or ()),
             block=self.block,
+            cache=None if self.cache is None else feed_directory(self),
         )
 
 

@@ -5,6 +5,7 @@ A feed is checked when it is made, before any data is read.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -13,7 +14,10 @@ from typing import Any
 from penstock_proto.messages import MAX_BUCKETS
 from penstock_proto.spec import shown
 
+from .endless_items import EndlessItems
+from .generator_call import GeneratorCall
 from .indexables import is_indexable, is_keras, length_of
+from .torch_iterable import TorchIterable
 
 MAX_INTERLEAVE = 1024  # so that a restart record, two numbers for each open split, fits its message
 
@@ -51,6 +55,8 @@ class FeedOptions:
     block: int | None = None
     env: Mapping[str, str | None] | None = None
     rebatch: int | None = None
+    cache: str | os.PathLike[str] | None = None
+    cache_version: int | str = 0
 
     def _check_options(self) -> None:
         """Check what can be told of the options, whatever the source.
@@ -92,6 +98,7 @@ class FeedOptions:
             raise ValueError(_never_full(self.samples, self.batch_size))
         self._check_batching()
         self._check_block()
+        self._check_cache()
 
     def _check_rebatch(self) -> None:
         whole("rebatch", self.rebatch, 1, 2**31, optional=True)
@@ -147,6 +154,41 @@ class FeedOptions:
         if not self.shuffle:
             raise ValueError(
                 "block= needs shuffle=, the number of samples to mix: 1 permutes blocks and keeps the order inside each"
+            )
+
+    def _check_cache(self) -> None:
+        """Check the options of the cache, but for what the generator takes.
+
+        Raises:
+            TypeError, ValueError: they cannot work.
+        """
+        if type(self.cache_version) not in (int, str):
+            raise TypeError(f"cache_version must be a whole number or a text, got {shown(self.cache_version)}")
+        if self.cache is None:
+            if self.cache_version != 0:
+                raise ValueError("cache_version= needs cache=, the directory of the cache")
+            return
+        path = os.fspath(self.cache) if isinstance(self.cache, str | os.PathLike) else None
+        if not isinstance(path, str) or not path:
+            raise TypeError(f'cache must be the path of a directory, such as "/scratch/cache", got {shown(self.cache)}')
+        if "://" in path:
+            raise ValueError(
+                f"cache must be a directory that this host has mounted, as its files are mapped into memory, got {path}"
+            )
+        if is_indexable(self.generate) or isinstance(self.generate, EndlessItems):
+            raise ValueError(
+                "cache= keeps what a generator yields for a split, and an indexable object has neither: read ranges of "
+                "it in a generator with splits=, or leave cache= out"
+            )
+        if isinstance(self.generate, TorchIterable):
+            raise ValueError(
+                "cache= keeps what is the same in each epoch, and a torch IterableDataset may change with the epoch: "
+                "read its data in a generator with splits=, or leave cache= out"
+            )
+        if self.segment is not None:
+            raise ValueError(
+                "cache= keeps splits, and segment= makes other samples each time: leave one of the two out, or give "
+                "what is to be read as splits="
             )
 
     def _check_segment(self) -> None:
@@ -214,6 +256,21 @@ def checked_splits(splits: Any) -> Any:
     if isinstance(splits, str | bytes | Mapping) or not isinstance(splits, Iterable):
         raise TypeError(f"splits must be a list (of files, say) or a function that returns one, got {shown(splits)}")
     return list(splits)
+
+
+def check_cached(call: GeneratorCall) -> None:
+    """Check that a generator can be cached: that it yields the same in each epoch.
+
+    Raises:
+        ValueError: it takes `rng` or `epoch`.
+    """
+    for taken, name in ((call.wants.rng, "rng"), (call.wants.epoch, "epoch")):
+        if taken:
+            raise ValueError(
+                f"cache= keeps what {call.name} yields for a split and serves it in all epochs, so it must not take "
+                f"{name}: move what differs between epochs to a function, and give that as transform=, which runs "
+                "behind the cache"
+            )
 
 
 def check_name(name: str) -> str:

@@ -50,6 +50,13 @@ _OPTIONS = (
         metavar="MODULE:FUNCTION",
         help="With FILE: a function that makes each sample of one that was read; several are applied in turn.",
     ),
+    click.option(
+        "--cache",
+        type=click.Path(file_okay=False),
+        default=None,
+        metavar="DIR",
+        help="With FILE: a directory in which splits are kept as they were read, for later epochs and daemons.",
+    ),
     click.option("--name", default=None, show_default="the first file's", help="With FILE: the feed's name."),
 )
 

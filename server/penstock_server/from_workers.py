@@ -11,6 +11,7 @@ from penstock_proto import messages as m
 
 from . import wire
 from .activity import Activity
+from .cache_usage import CacheUsages
 from .coordinator import Coordinator
 from .coordinator import commands as do
 from .coordinator import events as on
@@ -34,6 +35,9 @@ class FromWorkers:
         spare: the log for messages that workers may cause often.
         warn_once: logs a warning unless it was logged before.
         fail: called with the error that keeps the daemon from serving.
+
+    Attributes:
+        caches: how the caches of feeds are used.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class FromWorkers:
         self._log = spare
         self._warn_once = warn_once
         self._fail = fail
+        self.caches = CacheUsages(warn_once)
         self._imports: dict[int, m.Imported] = {}
 
     def heard(self, worker: int, data: bytes, fd: int | None) -> None:
@@ -144,6 +149,8 @@ class FromWorkers:
                 tell(message)
             case m.SplitSkipped():
                 tell(wire.split_skipped(message))
+            case m.CacheUsed():
+                self.caches.note(message)
             case m.RunFailed():
                 self._run_failed(message)
             case m.SplitsListed():

@@ -30,6 +30,7 @@ from penstock_proto.position import Position
 
 from . import wire
 from .activity import ActivityPage
+from .cache_usage import warning_of
 from .coordinator import Coordinator
 from .coordinator import commands as do
 from .coordinator import events as on
@@ -165,6 +166,8 @@ class InProcess:
                 self._events.append(message)
             case m.SplitSkipped():
                 self._events.append(wire.split_skipped(message))
+            case m.CacheUsed() if message.problem:
+                _warn_once(warning_of(message.feed, message.problem))
             case m.SplitsListed():
                 self._events.append(self._listed(message, fd))
 

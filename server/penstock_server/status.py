@@ -11,6 +11,7 @@ from penstock_proto import PenstockError
 from penstock_proto.messages import VERSION
 
 from .bugs import Bugs
+from .cache_usage import CacheUsage, status_of
 from .coordinator import Coordinator
 from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
@@ -99,8 +100,8 @@ def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[
     }
 
 
-def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream]) -> dict[str, object]:
-    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon."""
+def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheUsage) -> dict[str, object]:
+    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon, and the use of its cache."""
     own = [stream for stream in streams if stream.feed is feed]
     return {
         "name": feed.name,
@@ -120,6 +121,7 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream]) -> dict[str, 
         "slots": sum(len(stream.slots) for stream in own),
         "sent": {"batches": feed.sent.batches, "samples": feed.sent.samples, "bytes": feed.sent.nbytes},
         "errors": feed.errors,
+        "cache": status_of(feed.plan, cache),
         "skipped_count": feed.skipped_count,
         "skipped": [
             {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:_MOST_TEXT]}

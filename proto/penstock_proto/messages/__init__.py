@@ -56,6 +56,7 @@ from .feeds import (
     FeedPlan,
 )
 from .from_worker import (
+    CacheUsed,
     Compared,
     EnvironmentWanted,
     FirstSample,
@@ -116,6 +117,7 @@ __all__ = [
     "Batches",
     "Begin",
     "Begun",
+    "CacheUsed",
     "Chunk",
     "ClientMessage",
     "Close",

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from ..spec import Spec, check_size
-from .base import Count, Digest, Digests, ErrorReport, Line, Message, Record, Shapes
+from .base import Count, Digest, Digests, ErrorReport, Line, Message, Name, Record, Shapes
 from .feeds import Environment, FeedPlan
 
 
@@ -129,6 +129,20 @@ class SplitSkipped(Message, frozen=True):
     error: ErrorReport | None = None
 
 
+class CacheUsed(Message, frozen=True):
+    """What became of a feed's cached splits since this worker said so last. `hits` were read from the cache, and for
+    `misses` the generator ran. `written` were written, with `nbytes` in all. `stored` are the bytes in the directory,
+    if the worker has counted them. `problem` says that a split was not written or not read, and why."""
+
+    feed: Name
+    hits: Count = 0
+    misses: Count = 0
+    written: Count = 0
+    nbytes: Count = 0
+    stored: Count | None = None
+    problem: Line = ""
+
+
 class RunFailed(Message, frozen=True):
     """User code raised, or what it yielded cannot be served. The run is closed, with all of its tickets."""
 
@@ -147,5 +161,6 @@ FromWorker: TypeAlias = (
     | RowsMeasured
     | RowsWritten
     | SplitSkipped
+    | CacheUsed
     | RunFailed
 )

@@ -31,7 +31,7 @@ from ..worker import signals, start
 from ..worker.first_sample import Probe
 from ..worker.loaded_feed import LoadedFeed
 from ..worker.randomness import GlobalRandomness
-from ..worker.splits import list_splits, write_list
+from ..worker.split_list import list_splits, write_list
 from . import debugging, frames, gpu, messages, state_watch
 from .imports import ImportWatch, files_opened, open_paths, resident
 from .reading import Reader

@@ -10,7 +10,7 @@ import glob
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from penstock_proto.spec import shown
@@ -79,6 +79,19 @@ def size_of(file: str) -> int | None:
         system, path = _system(file)
         size = system.info(path).get("size")
         return None if size is None else int(size)
+
+
+def stamp_of(*files: str) -> list[tuple[str, int | None]]:
+    """Return the absolute path and the time of the last change (in ns) of each file, for the keys of cached splits. Of
+    URLs, and where there is no such file, the time is None."""
+    found: list[tuple[str, int | None]] = []
+    for file in files:
+        changed = None
+        if not is_url(file):
+            with suppress(OSError):
+                changed = os.stat(file).st_mtime_ns
+        found.append((file if is_url(file) else os.path.abspath(file), changed))
+    return found
 
 
 def open_binary(file: str, size: int | None = None) -> BinaryIO:

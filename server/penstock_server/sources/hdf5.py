@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import files as fs
+from .reader import Reader
 from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from .structure import Columns
 
@@ -83,12 +84,17 @@ class Hdf5Splits:
         return table
 
 
-class Hdf5Rows:
+class Hdf5Rows(Reader):
     """Yields the rows of a range, read in slabs."""
 
     def __init__(self, source: Hdf5Source) -> None:
         self.__name__ = "Feed.from_hdf5"
         self._source = source
+
+    @property
+    def cached_as(self) -> Any:
+        """See `Reader`."""
+        return self._source.columns
 
     def __call__(self, split: RowRange) -> Iterator[Any]:
         """Yield one sample for each row.

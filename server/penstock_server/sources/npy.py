@@ -15,6 +15,7 @@ import numpy.typing as npt
 from penstock_proto.spec import shown
 
 from . import files as fs
+from .reader import Reader
 from .row_ranges import RowRange, Table, checked_rows, checked_split_rows, divide
 from .structure import Columns
 
@@ -118,12 +119,21 @@ class NumpySplits:
         ]
 
 
-class NumpyRows:
+class NumpyRows(Reader):
     """Yields the rows of a range."""
 
     def __init__(self, source: NumpySource) -> None:
         self.__name__ = "Feed.from_numpy"
         self._source = source
+
+    @property
+    def cached_as(self) -> Any:
+        """See `Reader`."""
+        return self._source.together, self._source.columns
+
+    def stamp(self, split: tuple[RowRange, ...]) -> Any:
+        """See `Reader`."""
+        return fs.stamp_of(*(part.file for part in split))
 
     def __call__(self, split: tuple[RowRange, ...]) -> Iterator[Any]:
         """Yield one sample for each row.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import files as fs
+from .reader import Reader
 from .structure import Columns
 
 
@@ -53,12 +54,17 @@ class ParquetSplits:
         return self._known[key]
 
 
-class ParquetRows:
+class ParquetRows(Reader):
     """Yields the rows of a row group."""
 
     def __init__(self, leaves: Any) -> None:
         self.__name__ = "Feed.from_parquet"
         self._columns = None if leaves is None else Columns(leaves, "column")
+
+    @property
+    def cached_as(self) -> Any:
+        """See `Reader`."""
+        return self._columns
 
     def __call__(self, split: RowGroup) -> Iterator[Any]:
         """Yield one sample for each row.

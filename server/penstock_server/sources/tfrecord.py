@@ -22,6 +22,7 @@ from ..features import FixedLen, VarLen
 from . import files as fs
 from .crc32c import crc32c, masked
 from .example import BadExample, ExampleParser
+from .reader import Reader
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -94,7 +95,7 @@ class TFRecordSplits:
         return self._known[key]
 
 
-class TFRecordSamples:
+class TFRecordSamples(Reader):
     """Yields the Examples of a range as samples.
 
     Args:
@@ -114,6 +115,11 @@ class TFRecordSamples:
                 raise TypeError(f"features[{name!r}] must be FixedLen(...) or VarLen(...), got {shown(feature)}")
         self._features = dict(features)
         self._skip = skip
+
+    @property
+    def cached_as(self) -> Any:
+        """See `Reader`."""
+        return self._features, self._skip
 
     def __call__(self, split: ByteRange) -> Iterator[dict[str, Any]]:
         """Yield the samples of a split.

@@ -16,6 +16,7 @@ import numpy as np
 from penstock_proto.spec import shown
 
 from . import files as fs
+from .reader import Reader
 from .structure import Columns
 
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
@@ -52,7 +53,7 @@ class TarSplits:
         return [Shard(file, None if fs.is_url(file) else fs.size_of(file)) for file in fs.expand(self._files)]
 
 
-class TarSamples:
+class TarSamples(Reader):
     """Yields the samples of a shard.
 
     Args:
@@ -73,6 +74,11 @@ class TarSamples:
                 f".{pickled[0]} files are pickles, which run any code when they are read: store .npy or .json instead, "
                 "or, if you trust the shards, give decode={...} with a function of your own"
             )
+
+    @property
+    def cached_as(self) -> Any:
+        """See `Reader`."""
+        return self._columns, self._decode
 
     def __call__(self, split: Shard) -> Iterator[Any]:
         """Yield the samples of a split.

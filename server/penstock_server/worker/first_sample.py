@@ -61,7 +61,7 @@ class Probe:
         feed.set_first(None)
         if not feed.needs_a_look:
             return None, feed.declared_nbytes
-        opener = SplitOpener(feed.declared, plan, self._randomness, self._page, self._run)
+        opener = SplitOpener(feed.declared, plan, self._randomness, self._page, self._run, cache=feed.cache)
         raised: list[GeneratorError] = []
         for index, split in enumerate(splits[:MAX_EMPTY] if plan.endless else splits):
             began = time.monotonic()

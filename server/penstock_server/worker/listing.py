@@ -14,7 +14,7 @@ from ..plan_sizes import segment_count
 from .first_sample import Probe
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
-from .splits import list_splits, write_list
+from .split_list import list_splits, write_list
 
 
 def answer_listing(
@@ -42,6 +42,8 @@ def answer_listing(
         identity = f"segments {plan.segment} {plan.samples}"
         send(_without_list(message.run, count, identity, spec, nbytes, feed.first), None)
         return
+    if feed.cache is not None:
+        feed.cache.tidy()
     splits = list_splits(feed.declared, plan, message.epoch, randomness, page, message.run)
     spec, nbytes = probe.look_at_splits(splits, message.epoch)
     page.enter(message.run, -1, "pickling the splits")

@@ -16,11 +16,13 @@ from penstock_proto.spec import Spec, leaf_list
 from ..endless_items import EndlessItems
 from ..feed import Feed
 from ..plan_sizes import fixed_slots
+from ..sources.reader import Reader
 from .collate import Collate, CollateAlone, Rows
 from .items import Items, items_of
 from .keras_items import KerasItems
 from .ready_batches import ReadyBatches
 from .sample_spec import nbytes_of
+from .split_cache import SplitCache
 from .variable_rows import VariableRows
 
 
@@ -35,6 +37,7 @@ class LoadedFeed:
         spec: declared, or inferred from the first sample; None until it is known.
         layout: of a slot; None until the spec is known, and where batches vary in size.
         first: the first sample as this process has seen it, or None.
+        cache: where its splits are kept, or None.
     """
 
     def __init__(self, declared: Feed, plan: FeedPlan) -> None:
@@ -43,6 +46,10 @@ class LoadedFeed:
         self.spec: Spec | None = None
         self.layout: layout.SlotLayout | None = None
         self.first: FirstSample | None = None
+        self.cache: SplitCache | None = None
+        if plan.cache is not None:
+            reader = declared.generate
+            self.cache = SplitCache(plan.cache, reader.stamp if isinstance(reader, Reader) else None)
         self._items: Items | None = None
         self._collate: Collate | None = None
         if isinstance(declared.generate, EndlessItems):

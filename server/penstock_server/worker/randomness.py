@@ -38,12 +38,12 @@ def generator(seed: int, epoch: int, split: int) -> np.random.Generator:
 
 
 class GlobalState:
-    """The states of `random`, `numpy.random` and torch that belong to one split."""
+    """The states of `random`, `numpy.random` and torch that belong to one split: at first those of `sequence`."""
 
     __slots__ = ("_saved", "_sequence")
 
-    def __init__(self, seed: int, epoch: int, split: int) -> None:
-        self._sequence = seeds("split", seed, epoch, split)
+    def __init__(self, sequence: np.random.SeedSequence) -> None:
+        self._sequence = sequence
         self._saved: States | None = None
 
     def _put(self) -> None:

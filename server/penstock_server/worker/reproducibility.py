@@ -20,7 +20,8 @@ from .first_sample import Probe
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
 from .sample_spec import DIGEST, digests_of
-from .splits import SharedSplits, SplitOpener
+from .split_list import SharedSplits
+from .splits import SplitOpener
 
 _ENOUGH = 16
 """Samples that must be equal before two segments count as equal."""
@@ -116,7 +117,8 @@ class ReproducibilityCheck:
 
     def _first_samples(self, index: int, count: int) -> list[bytes]:
         """Return the digests of the first samples of a split."""
-        opener = SplitOpener(self._feed.declared, self._feed.plan, self._randomness, self._page, self._run)
+        feed = self._feed
+        opener = SplitOpener(feed.declared, feed.plan, self._randomness, self._page, self._run, cache=feed.cache)
         opened = opener.open(self._splits[index], index, 0)
         found = []
         try:

@@ -20,7 +20,8 @@ from .lane import LaneRun
 from .loaded_feed import LoadedFeed
 from .randomness import GlobalRandomness
 from .shares import stretch_of_share
-from .splits import OpenSplit, SharedSplits, SplitOpener
+from .split_list import SharedSplits
+from .splits import OpenSplit, SplitOpener
 from .transforming import SampleTransform
 
 
@@ -124,6 +125,8 @@ class RunOpener:
             message.run,
             stretch=stretch_of_share(feed.plan, feed.layout),
             drops=feed.drops,
+            cache=feed.cache,
+            fills_cache=True,
         )
 
         def item(number: int, index: int) -> Any:

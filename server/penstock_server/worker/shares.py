@@ -44,6 +44,11 @@ class Share:
         before, within = divmod(number, self._stretch)
         return (before * self._count + self._index) * self._stretch + within
 
+    def size_of(self, samples: int) -> int:
+        """Return how many of a generator's `samples` this share has."""
+        rounds, rest = divmod(samples, self._count * self._stretch)
+        return rounds * self._stretch + min(self._stretch, max(0, rest - self._index * self._stretch))
+
 
 def stretch_of_share(plan: FeedPlan, layout: SlotLayout | None) -> int:
     """Return the length of a share's stretches; `layout` is that of a slot, None where batches vary in size."""

@@ -1,27 +1,12 @@
-"""Splits: the user's list of them as bytes that workers share, and one split as a source of samples.
-
-One worker makes the list and writes it to a sealed memfd:
-
-    uint64 count, uint64 offsets[count + 1] (from the start), then each item, pickled separately
-
-Only workers of the same daemon unpickle it; they run the same user code.
-"""
+"""One split as a source of samples: the user's generator, started with the arguments that it takes, and read."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import mmap
-import os
-import pickle
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import filterfalse, islice
 from typing import Any
-
-import numpy as np
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError
 from penstock_proto.messages import FeedPlan
@@ -29,124 +14,16 @@ from penstock_proto.spec import shown
 
 from ..activity import ActivityPage
 from ..feed import Feed, generator_call, is_shared
-from ..importing import summary, user_traceback
+from ..importing import user_traceback
 from ..transforms import checked_transforms
 from .batch_rows import BatchRows, NoRows
+from .cached_samples import CachedSamples, RecordedSamples, UnreadableSample
 from .collate import BadSample, Collate, Raised
-from .failures import describe, pass_on
-from .randomness import GlobalRandomness, GlobalState, generator
+from .failures import describe
+from .randomness import GlobalRandomness, GlobalState, generator, seeds
 from .shares import Share
+from .split_cache import SplitCache
 from .transforming import SampleTransform, TransformedSamples, TransformFailed
-
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-
-
-def list_splits(
-    feed: Feed, plan: FeedPlan, epoch: int, randomness: GlobalRandomness, page: ActivityPage, run: int
-) -> list[Any]:
-    """List the splits of an epoch, of a feed that is not indexable. A feed without `splits` has one split, None.
-
-    `page` shows meanwhile that splits are listed for `run`.
-
-    Raises:
-        FeedError: there are none.
-        GeneratorError: the user's function raised, or, with on_error="retry", returned none.
-    """
-    if feed.splits is None:
-        if is_shared(feed) or generator_call(feed).wants.shard:
-            return [(index, plan.lanes) for index in range(plan.lanes)]
-        return [None]
-    if not callable(feed.splits):
-        splits = list(feed.splits)
-    else:
-        name = _name(feed.splits)
-        randomness.seed(plan.seed, epoch)
-        page.enter(run, -1, f"{name}(), which lists the splits")
-        try:
-            answer = feed.splits()
-            if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
-                raise FeedError(f"{name}, given as splits=, must return a list, got {shown(answer)}")
-            splits = list(page.counting(iter(answer)))
-        except FeedError:
-            raise
-        except BaseException as error:
-            raise GeneratorError(
-                f"{name}, which lists the splits, {describe(error)}", remote_traceback=user_traceback(error)
-            ) from error
-        finally:
-            page.leave()
-    if not splits:
-        source = f"{_name(feed.splits)} returned none" if callable(feed.splits) else "splits= is empty"
-        why = f"no splits to read: {source}. Does a path or a pattern match nothing?"
-        if callable(feed.splits) and plan.on_error == "retry":
-            raise GeneratorError(why)  # a pattern matches nothing while a disk is not mounted
-        raise FeedError(why)
-    return splits
-
-
-def write_list(splits: list[Any]) -> tuple[int, int, bytes]:
-    """Write the list to a memfd.
-
-    Returns:
-        Its fd, which the caller closes, its length in bytes, and the SHA-256 of these.
-
-    Raises:
-        FeedError: a split cannot be pickled.
-    """
-    items = []
-    for number, split in enumerate(splits):
-        try:
-            items.append(pickle.dumps(split, protocol=5))
-        except BaseException as error:
-            pass_on(error)
-            raise FeedError(
-                f"cannot pickle split {number} of {len(splits)} ({summary(error)}): make splits plain data, such as "
-                "paths or ranges, and open files in the generator",
-                split=shown(split),
-            ) from error
-    head = 8 * (len(items) + 2)
-    offsets = np.cumsum([head, *map(len, items)], dtype=np.uint64)
-    data = b"".join((np.uint64(len(items)).tobytes(), offsets.tobytes(), *items))
-    fd = os.memfd_create("penstock-splits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, len(data), hashlib.sha256(data).digest()
-
-
-class SharedSplits:
-    """A list that `write_list` wrote, here or in another worker. Unpickles a split when it is read."""
-
-    def __init__(self, fd: int, nbytes: int) -> None:
-        """Map `nbytes` of `fd`, which the caller may close afterwards."""
-        # Before Linux 6.7 a write-sealed memfd can only be mapped private.
-        self._data = mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        self._count = int.from_bytes(self._data[:8], sys.byteorder)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        """Return the split with this index.
-
-        Raises:
-            FeedError: it cannot be unpickled.
-        """
-        at = 8 * (index + 1)
-        start, stop = np.frombuffer(self._data[at : at + 16], np.uint64).tolist()
-        try:
-            return pickle.loads(self._data[start:stop])
-        except BaseException as error:
-            pass_on(error)
-            raise FeedError(
-                f"cannot unpickle split {index} ({summary(error)}): make splits plain data, such as paths or ranges",
-                remote_traceback=user_traceback(error),
-            ) from error
 
 
 class SplitOpener:
@@ -164,6 +41,8 @@ class SplitOpener:
         run: the daemon's number of the run.
         stretch: length of the stretches of samples that a share is made of.
         drops: whether a sample is left out, as if it had not been yielded; None: none is.
+        cache: where splits are kept as the generator yields them; None: nowhere.
+        fills_cache: whether splits that are read to their ends are written to the cache.
     """
 
     def __init__(
@@ -176,8 +55,12 @@ class SplitOpener:
         *,
         stretch: int = 1,
         drops: Callable[[Any], bool] | None = None,
+        cache: SplitCache | None = None,
+        fills_cache: bool = False,
     ) -> None:
         self._drops = drops
+        self._cache = cache
+        self._fills_cache = fills_cache
         self._call = generator_call(feed)
         self._transform = SampleTransform(checked_transforms(feed.transform), plan.seed, randomness)
         self._stretch = stretch if is_shared(feed) else None
@@ -193,6 +76,7 @@ class SplitOpener:
 
         Raises:
             GeneratorError: the user's code raised, or did not return an iterator.
+            FeedError: with a cache, the split cannot be told from others.
         """
         wants, share = self._call.wants, None
         if self._stretch is not None:
@@ -202,24 +86,19 @@ class SplitOpener:
         arguments = {"split": split, "shard": split, "epoch": epoch}
         if wants.rng:
             arguments["rng"] = generator(self._seed, epoch, index)
-        state = GlobalState(self._seed, epoch, index) if self._call.seeds_global_state else None
-        name, place = self._call.name, self._place(split)
-        calling = self._call.constructor or name
-        self._randomness.use(state)
-        self._page.enter(self._run, number, place or name)
+        state = GlobalState(seeds("split", self._seed, epoch, index)) if self._call.seeds_global_state else None
+        place = self._place(split)
+        self._page.enter(self._run, number, place or self._call.name)
         try:
-            start = self._call.prepare(arguments)
-            calling = name
-            samples = start()
-        except BaseException as error:
-            raise _failed(calling, place, error) from error
+            if self._cache is None:
+                samples = self._started(arguments, place, state)
+            else:
+                samples, state = self._started_cached(self._cache, arguments, place, share)
         finally:
             self._page.leave()
-        if not hasattr(samples, "__next__"):
-            raise GeneratorError(f"{name} must return an iterator, got {shown(samples)}: {_hint(samples)}", split=place)
         return OpenSplit(
             BatchRows(samples) if self._yields_batches else samples,
-            name,
+            self._call.name,
             place,
             state,
             self._randomness,
@@ -232,6 +111,42 @@ class SplitOpener:
             key=(epoch, index),
             drops=self._drops,
         )
+
+    def _started(self, arguments: dict[str, Any], place: str | None, state: GlobalState | None) -> Iterator[Any]:
+        """Start the generator."""
+        name = self._call.name
+        calling = self._call.constructor or name
+        self._randomness.use(state)
+        try:
+            start = self._call.prepare(arguments)
+            calling = name
+            samples = start()
+        except BaseException as error:
+            raise _failed(calling, place, error) from error
+        if not hasattr(samples, "__next__"):
+            raise GeneratorError(f"{name} must return an iterator, got {shown(samples)}: {_hint(samples)}", split=place)
+        return samples  # type: ignore[no-any-return]
+
+    def _started_cached(
+        self, cache: SplitCache, arguments: dict[str, Any], place: str | None, share: Share | None
+    ) -> tuple[Iterator[Any], GlobalState | None]:
+        """Open the cached split, or else start the generator, whose samples are written to the cache if nobody else
+        does so. Return the samples, and the global random state with which they are made."""
+        try:
+            key = cache.key_of(None if share is not None else arguments["split"])
+        except FeedError as error:
+            error.split = place
+            raise
+        found = cache.find(key)
+        if self._fills_cache:
+            cache.counters.opened(hit=found is not None)
+        if found is not None:
+            # Rows of batches are shared out, not batches.
+            return CachedSamples(found, key.name, None if self._yields_batches else share), None
+        state = key.global_state()
+        samples = self._started(arguments, place, state)
+        writer = cache.writer(key) if self._fills_cache else None
+        return (samples if writer is None else RecordedSamples(samples, writer)), state
 
     def _most(self, index: int) -> int | None:
         """Return the samples after which the split is ended, if it is a segment."""
@@ -262,6 +177,7 @@ class OpenSplit:
         place: a short text for the split, or None if the generator takes none.
 
     It ends after `most` samples, if that is given. With a `share`, only that part of the generator's samples is read.
+    `CachedSamples` have these samples alone, and are not read where they are dropped.
     `key` is the epoch and the split's index, for the random numbers of `transform`.
     """
 
@@ -287,12 +203,15 @@ class OpenSplit:
         self._generator = samples
         self._place_of: Callable[[int], int] = _same
         self._transformed: TransformedSamples | None = None
+        cached = samples if isinstance(samples, CachedSamples) else None
+        self._seekable = cached if drops is None else None
         if transform:
             samples = page.beating(samples)
         if most is not None:
             samples = islice(samples, most)
         if share is not None:
-            samples, self._place_of = share.of(samples), share.place_of
+            samples = share.of(samples) if cached is None else samples
+            self._place_of = share.place_of
         self._source = self._samples = page.counting(samples)
         if transform:
             self._transformed = TransformedSamples(samples, transform, *key, self._place_of, state, randomness)
@@ -361,6 +280,8 @@ class OpenSplit:
         deadline = time.monotonic() + seconds
         self._enter()
         try:
+            if self._seekable is not None:
+                self.taken = self._seekable.seek(until)
             for _ in islice(self._source, until - self.taken):
                 self.taken += 1
                 if time.monotonic() >= deadline:
@@ -398,6 +319,8 @@ class OpenSplit:
             return SpecError(f"{error.message} (batch {error.number} of {what}, from 0)", split=self.place)
         if isinstance(error, TransformFailed) and self._transformed is not None:
             return error.user_error(self.place, self._which(self._transformed.number - 1))
+        if isinstance(error, UnreadableSample):
+            return error.user_error(self.place)
         return _failed(self._name, self.place, error)
 
     def _which(self, number: int) -> str:
@@ -422,7 +345,3 @@ def _hint(returned: Any) -> str:
     if returned is None:
         return "did you forget to `yield` its samples?"
     return "`yield` the samples one by one, or return iter(...) of it"
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))

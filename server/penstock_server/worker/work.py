@@ -28,7 +28,10 @@ from .reproducibility import check_reproducibility
 from .run import Run, RunOpener
 from .scheduler import Job, Scheduler
 from .slots import Memfds
-from .splits import SharedSplits
+from .split_list import SharedSplits
+
+TELL_AGAIN = 1.0
+"""Seconds after which a worker that always has work says again how caches are used."""
 
 
 class Daemon(Protocol):
@@ -65,6 +68,8 @@ class Work:
         self._daemon = daemon
         self._lists: dict[int, SharedSplits] = {}
         self._runs: dict[int, Run] = {}
+        self._cached = [feed for feed in feeds.values() if feed.cache is not None]
+        self._told_of_caches = 0.0
         self._scheduler = Scheduler[Run](
             lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None
         )
@@ -75,6 +80,8 @@ class Work:
     def step(self) -> bool:
         """Take the next step. Return False if there is nothing to do."""
         job = self._scheduler.next()
+        if self._cached and (job is None or time.monotonic() > self._told_of_caches + TELL_AGAIN):
+            self._tell_of_caches()
         if job is None:
             return False
         self._page.works_on(job.run.number)
@@ -121,6 +128,16 @@ class Work:
         """Close all runs: end their generators."""
         for run in self._runs.values():
             run.batches.close()
+        self._tell_of_caches()
+
+    def _tell_of_caches(self) -> None:
+        """Tell the daemon what was read from caches and written to them."""
+        self._told_of_caches = time.monotonic()
+        for feed in self._cached:
+            assert feed.cache is not None
+            said = feed.cache.counters.take(feed.plan.name)
+            if said is not None:
+                self._daemon.send(said)
 
     def _take(self, message: m.ToWorker, fd: int | None) -> None:
         match message:

@@ -1,0 +1,51 @@
+"""Counts what a process reads from a feed's cache and writes to it, until the daemon is told."""
+
+from __future__ import annotations
+
+from penstock_proto.messages import CacheUsed
+
+
+class CacheCounters:
+    """What has happened since the daemon was told last."""
+
+    def __init__(self) -> None:
+        self._hits = self._misses = self._written = self._nbytes = 0
+        self._problem = ""
+        self._stored: int | None = None
+
+    def opened(self, *, hit: bool) -> None:
+        """Count a split that was opened."""
+        self._hits += hit
+        self._misses += not hit
+
+    def wrote(self, nbytes: int) -> None:
+        """Count a split that was written. What went wrong before is over."""
+        self._written += 1
+        self._nbytes += nbytes
+        self._problem = ""
+
+    def counted(self, nbytes: int) -> None:
+        """Note the bytes in the directory, with what was written before."""
+        self._stored = nbytes
+        self._nbytes = 0
+
+    def note_problem(self, why: str) -> None:
+        """Note that a split was "not written: ..." or "not read: ...", and why."""
+        self._problem = why[:1024]
+
+    def take(self, feed: str) -> CacheUsed | None:
+        """Return the message that tells the daemon, and count from zero; None if nothing has happened."""
+        said = CacheUsed(
+            feed=feed,
+            hits=self._hits,
+            misses=self._misses,
+            written=self._written,
+            nbytes=self._nbytes,
+            stored=self._stored,
+            problem=self._problem,
+        )
+        if said == CacheUsed(feed=feed):
+            return None
+        self._hits = self._misses = self._written = self._nbytes = 0
+        self._problem, self._stored = "", None
+        return said
