@@ -19,6 +19,7 @@ import coordinator
 import first_batch
 import gil
 import gpu
+import mixing
 import pipelines
 import recovery
 import transport
@@ -55,8 +56,10 @@ def replaced(page: str, kind: str, text: str) -> str:
 
 def heading(path: Path, result: dict[str, Any]) -> str:
     """Where and when it was measured."""
-    machine = result["machine"]
     date = path.stem.partition("-")[2]
+    if "machine" not in result:
+        return f"Computed, {date} (`{path.relative_to(ROOT)}`)."
+    machine = result["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     note = f" {result['note']}" if "note" in result else ""
     return (
@@ -200,6 +203,40 @@ def gil_text(result: dict[str, Any]) -> str:
     return code([gil.table(result["loads"])])
 
 
+def mixing_text(result: dict[str, Any]) -> str:
+    return code(mixing.tables(result))
+
+
+def mixing_plot(result: dict[str, Any], figure: Any) -> None:
+    """Distinct splits in a batch over `shuffle`; and below, where samples of the input come in the output."""
+    figure.set_size_inches(8, 7.2)
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.75))
+    names = [mixing.shuffle_name(shuffle) for shuffle in mixing.SHUFFLES]
+    for axes, files in zip(above.subplots(1, len(mixing.FILES)), mixing.FILES, strict=True):
+        shown = [one for one in result["cases"] if (one["files"], one["samples"]) == (files, mixing.SHOWN[1])]
+        for label, name, style, color in (
+            ("full", "full shuffle", ":", "black"),
+            ("tf.data", "tf.data", "s-", OTHERS),
+            ("penstock, 100 B", "Penstock", "o-", OURS),
+        ):
+            axes.plot([one["orders"][label][0] for one in shown], style, color=color, label=name, markersize=4)
+        axes.set_title(f"{files} files of {mixing.SHOWN[1]} samples", size=9)
+        axes.set_xticks(range(len(names)), names)
+        axes.set(ylim=(0, 34), xlabel="shuffle")
+    above.axes[0].set_ylabel(f"files in a batch of {mixing.BATCH}")
+    above.axes[0].legend(loc="upper left", frameon=False, fontsize=8)
+    panels = below.subplots(2, len(names), sharex=True, sharey=True)
+    for column, name in zip(panels.T, names, strict=True):
+        for axes, way, color in zip(column, ("penstock", "tf.data"), (OURS, "#555555"), strict=True):
+            place = result["points"][name][way]
+            axes.plot(range(len(place)), place, ".", color=color, markersize=1.2, rasterized=True)
+            axes.set(xticks=[], yticks=[])
+        column[0].set_title(f"shuffle {name}", size=9)
+    for axes, way in zip(panels[:, 0], ("Penstock", "tf.data"), strict=True):
+        axes.set_ylabel(f"{way}: position in")
+    below.supxlabel(f"position out, in an epoch of {mixing.SHOWN[0]} files of {mixing.SHOWN[1]} samples", size=9)
+
+
 KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None] | None, str]] = {
     "pipelines": (pipelines_text, pipelines_plot, "Batches a second of each loader over those of the unit"),
     "transport": (transport_text, transport_plot, "GB/s of each way over the size of a batch"),
@@ -209,6 +246,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "cache": (cache_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
+    "mixing": (mixing_text, mixing_plot, "Files in a batch, and position in against position out"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),
 }
 

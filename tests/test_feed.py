@@ -207,9 +207,8 @@ def test_a_generator_that_is_cut_into_segments_has_as_many_as_its_samples_take_o
     assert str(ENDLESS) not in str(workers_warning(plan, ENDLESS, 15))
     plan = Feed(with_all, segment=10, samples=101, epochs=3, batch_size=4, shuffle=50).plan("train")
     assert (segment_count(plan), plan.endless, plan.drop_remainder) == (11, False, False)
-    assert "of its 11 segments, because they are shared among 11 lanes: make segment= smaller" in str(
-        mixing_warning(plan, 11)
-    )
+    assert "of its 11 segments" in str(mixing_warning(plan, 11))
+    assert "To mix more: make segment= smaller" in str(mixing_warning(plan, 11))
     assert Feed(alone, segment=10, batch_size=4).plan("train").warnings == (), "it may draw from numpy.random"
     assert not wants(lambda n=3: iter(()), has_splits=False, segments=True).split
     assert wants(by_split, has_splits=False, segments=True).split
@@ -254,16 +253,22 @@ def test_a_block_is_a_lanes_share_in_whole_batches(
     assert block_samples(shuffle, lanes, batch_size) == block
 
 
-def test_few_splits_to_mix_are_warned_of() -> None:
-    plan = Feed(by_split, splits=["a"], batch_size=4, shuffle=100).plan("train")
-    warning = mixing_warning(plan, 20)
-    assert warning is not None
-    assert "mixes only 1 or 2 of its 20 splits" in warning
-    assert "lanes=5" in warning
-    assert "row ranges" in warning
-    assert mixing_warning(plan, 64) is None
-    assert mixing_warning(Feed(by_split, splits=["a"], batch_size=4).plan("train"), 2) is None
-    assert mixing_warning(Feed(["a"], batch_size=4, shuffle=3).plan("train"), 0) is None
+@pytest.mark.parametrize(
+    ("options", "interleave"),
+    [
+        ({}, 1),
+        ({"shuffle": 1}, 4),
+        ({"shuffle": 5000}, 5),
+        ({"shuffle": 10_000}, 10),
+        ({"shuffle": 10**6}, 16),
+        ({"shuffle": 10_000, "lanes": 64}, 4),
+        ({"shuffle": 10_000, "interleave": 3}, 3),
+    ],
+)
+def test_the_larger_a_lanes_block_is_the_more_splits_it_mixes(options: dict[str, int], interleave: int) -> None:
+    assert Feed(by_split, splits=["a"], batch_size=32, **options).plan("train").interleave == interleave  # type: ignore[arg-type]
+    if options.get("shuffle") and "interleave" not in options:
+        assert Feed(with_all, segment=10, batch_size=32, **options).plan("train").interleave == 4  # type: ignore[arg-type]
 
 
 # --- MODULE:ATTR ---
@@ -347,11 +352,12 @@ def test_a_file_with_the_name_of_a_loaded_module_is_refused(folder: Path) -> Non
     ("options", "batches"),
     [
         ({}, {128: 256, 100 << 10: 41, 1 << 20: 4, 2 << 20: 2, 3 << 20: 1, 1 << 30: 1}),
-        ({"shuffle": 100}, {128: 256, 100 << 10: 20, 1 << 20: 2, 2 << 20: 1, 1 << 30: 1}),
+        ({"shuffle": 100}, {128: 4, 100 << 10: 4, 700 << 10: 3, 1 << 20: 2, 2 << 20: 1, 1 << 30: 1}),
+        ({"shuffle": 100, "turn": 30}, {128: 30, 1 << 30: 30}),
         ({"turn": 3}, {128: 3, 1 << 30: 3}),
     ],
 )
-def test_a_turn_makes_about_four_mebibytes_or_two_where_lanes_are_shuffled(
+def test_a_turn_makes_about_four_mebibytes_and_is_four_batches_or_less_where_lanes_are_shuffled(
     options: dict[str, int], batches: dict[int, int]
 ) -> None:
     plan = Feed(by_split, splits=["a"], batch_size=1, **options).plan("train")  # type: ignore[arg-type]

@@ -67,11 +67,21 @@ def test_more_than_the_least_leaves_half_and_what_is_kept_for_others(sizes: dict
 def test_with_plenty_of_memory_a_stream_gets_what_it_wants(sizes: dict[str, int]) -> None:
     granted = share(free=1 << 40, **sizes)
     assert granted is not None
-    assert (granted.production, granted.credit, granted.quota) == (
-        2 * sizes["workers"] + 1,
-        sizes["credit"],
-        sizes["quota"],
-    )
+    assert (granted.credit, granted.quota) == (sizes["credit"], sizes["quota"])
+    if not sizes["blocks"]:
+        assert granted.production == 2 * sizes["workers"] + 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "slot", "workers", "production"),
+    [(1, 4096, 2, 48), (1, 1 << 20, 2, 16), (1, 4 << 20, 2, 5), (1, 4096, 40, 81), (0, 4096, 2, 5)],
+)
+def test_a_stream_with_shuffle_blocks_has_small_slots_ahead_while_workers_fill_them(
+    blocks: int, slot: int, workers: int, production: int
+) -> None:
+    granted = share(free=1 << 40, blocks=blocks, slot=slot, workers=workers, credit=4, quota=8)
+    assert granted is not None
+    assert granted.production == production
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_a_generator_that_cannot_be_divided_keeps_its_order_whatever_its_lanes_a
     with penstock.connect(daemon.urls["fast"]) as connection:
         assert connection.cardinality == 26
         assert sorted(i for batch in connection.batches() for i in batch["id"].tolist()) == list(range(203))
-    assert "mixes only" not in daemon.stderr()
+    assert "a full shuffle" not in daemon.stderr()
     assert "cannot be divided" not in daemon.stderr()
 
 

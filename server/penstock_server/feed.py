@@ -18,12 +18,13 @@ from .feed_warnings import batch_warning
 from .from_files import FromFiles
 from .generator_call import GeneratorCall
 from .indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
-from .plan_sizes import ENDLESS
+from .plan_sizes import ENDLESS, open_splits
 from .torch_iterable import TorchIterable
 from .transforms import checked_transforms
 
-INTERLEAVE = 4
-"""Default of splits that a lane reads at once when it shuffles."""
+SEGMENTS_OPEN = 4
+"""Default of segments that a lane runs at once when it shuffles. They differ by their random numbers alone, so there is
+little to gain by more, and each is an object of the user's in memory."""
 
 SHARED_TURN = 4
 """Default of `turn` where every lane runs the whole generator: it has to pass over the turns of all other lanes."""
@@ -80,7 +81,9 @@ class Feed(FeedOptions, FromFiles):
         shuffle: number of samples to mix (batches if `batch_size` is None); 0 keeps the order of the input.
         block: for indexable objects with slow random access: permute blocks of so many neighbours, and then mix each
             `shuffle` samples that follow each other (items if `batch_size` is None). Without it `shuffle` permutes all.
-        interleave: splits that a lane reads at once when it shuffles; 4 by default.
+        interleave: splits that a lane reads at once when it shuffles. By default 4 to 16: one for each 64 samples of
+            its block, which is `shuffle / lanes` samples; 4 segments. All of them are open in a worker, and are read
+            again from their starts after a fault.
         seed: 0 to 2**62. The stream is a function of the feed and its seed.
         epochs: number of epochs in a stream; None: no limit.
         samples: samples in an epoch, if known beforehand; then the number of steps is known too.
@@ -90,8 +93,9 @@ class Feed(FeedOptions, FromFiles):
         drop_remainder: drop the last batch of an epoch if it is not full.
         lanes: number of sequences that the splits of an epoch are dealt to; at most this many workers can run at once.
             Part of the order.
-        turn: batches that the order takes from one lane before it goes to the next; by default as many as make about
-            4 MiB, or 2 MiB if lanes are shuffled, and at most 256; 4 if every lane runs the whole generator.
+        turn: batches that the order takes from one lane before it goes to the next. By default as many as make about
+            4 MiB, at most 256. If lanes are shuffled, 2 MiB and at most 4: fewer mix better, and more are faster where
+            batches are small. 4 if every lane runs the whole generator.
         order: "exact", the same order with any number of workers, or "fast", whatever is ready first.
         spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first. It has
             the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
@@ -173,6 +177,12 @@ class Feed(FeedOptions, FromFiles):
             object.__setattr__(self, "segment", 1)
             object.__setattr__(self, "generate", EndlessItems(source))
 
+    def _interleave(self) -> int:
+        """Return the default of `interleave`."""
+        if not self.shuffle:
+            return 1
+        return SEGMENTS_OPEN if self.segment is not None else open_splits(self.shuffle, self.lanes, self.batch_size)
+
     def plan(self, default_name: str) -> FeedPlan:
         """Return the plan for the daemon; the feed is named `default_name` if it has no name of its own.
 
@@ -183,7 +193,7 @@ class Feed(FeedOptions, FromFiles):
         name = self.name if self.name is not None else check_name(default_name)
         length = length_of(self.generate) if is_indexable(self.generate) else None
         samples, lanes, warnings = self.samples, self.lanes, []
-        interleave = self.interleave or (INTERLEAVE if self.shuffle else 1)
+        interleave = self.interleave or self._interleave()
         turn = 1 if self.batch_size is None else self.turn
         if length is not None:
             if length > ENDLESS:

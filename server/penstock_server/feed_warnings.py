@@ -5,26 +5,16 @@ from __future__ import annotations
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec, leaf_list
 
+from .shuffle_quality import mixing
+
 
 def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
-    """Return a warning if `n_splits` splits are too few to be mixed well, else None."""
-    lanes = min(plan.lanes, n_splits)
-    if not plan.shuffle or plan.length is not None or not n_splits or n_splits >= lanes * plan.interleave:
+    """Return a warning if a batch of the feed has samples of few of its `n_splits` splits, else None."""
+    found = mixing(plan, n_splits)
+    if found is None or not found.poor:
         return None
-    fewest, most = n_splits // lanes, -(-n_splits // lanes)
-    mixed = str(most) if fewest == most else f"{fewest} or {most}"
-    finer = (
-        "divide the input more finely (row ranges of files, say)" if plan.segment is None else "make segment= smaller"
-    )
-    text = (
-        f"feed {plan.name} shuffles, but each batch mixes only {mixed} of its {n_splits} {plan.piece}s, "
-        f"because they are shared among {lanes} lanes: {finer}"
-    )
-    fewer = max(1, n_splits // plan.interleave)
-    if fewer < lanes:
-        workers = "1 worker" if fewer == 1 else f"{fewer} workers"
-        text += f", or give lanes={fewer}, which mixes more but keeps only {workers} busy"
-    return text
+    text = f"feed {plan.name}: {found.text}"
+    return f"{text}. To mix more: {'; or '.join(found.advice)}" if found.advice else text
 
 
 def batch_warning(name: str, spec: Spec, batch_size: int | None) -> str | None:

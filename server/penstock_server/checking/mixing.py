@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock_proto.messages import FeedPlan
 
+from .. import shuffle_quality
 from ..plan_sizes import block_samples
 
 
@@ -17,9 +18,9 @@ def mixing(plan: FeedPlan, n_splits: int) -> str:
         if plan.block is not None:
             return f"blocks of {plan.block} neighbours are permuted, then each {plan.shuffle} {unit} are mixed"
         return f"all {plan.length} items are permuted in each epoch"
-    lanes = min(plan.lanes, n_splits)
-    block = block_samples(plan.shuffle, lanes, plan.batch_size)
-    open_at_once = min(plan.interleave, -(-n_splits // lanes))
-    if open_at_once == 1:
-        return f"each batch mixes {block} {unit} that follow each other in a {plan.piece}"
-    return f"each batch mixes {block} {unit} of {open_at_once} {plan.piece}s; {lanes} lanes take turns"
+    found = shuffle_quality.mixing(plan, n_splits)
+    if found is not None:
+        return found.text
+    return (
+        f"each batch mixes {block_samples(plan.shuffle, min(plan.lanes, n_splits), plan.batch_size)} {unit} of a lane"
+    )

@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 MANY = 1 << 40
 """More slots than there ever are."""
 
+_AHEAD = 16 << 20
+_MANY_AHEAD = 48
+"""Bytes and slots of production that a stream with shuffle blocks wants, however few workers there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -60,14 +64,16 @@ def share(
     """Return the share of a stream whose consumers ask for `credit` and `quota` slots of `slot` bytes each; None if
     `free` bytes, or `most` further slots, are too few.
 
-    A stream wants two slots of production for each worker, and one for the head. It gets at most half of what is free,
-    so that the next stream finds room too. It leaves `kept` bytes to feeds that nobody reads yet, unless it needs them
-    for its minimum.
+    A stream wants two slots of production for each worker, and one for the head. If slots are small it wants more of
+    them, so that batches are ahead while workers fill shuffle blocks. It gets at most half of what is free, so that the
+    next stream finds room too. It leaves `kept` bytes to feeds that nobody reads yet, unless it needs them for its
+    minimum.
     """
     least = least_slots(quota, consumers)
     if blocks + least * slot > free or least > most:
         return None
-    wanted = 2 * workers + 1 + consumers * (credit + quota) + _round(consumers)
+    ahead = min(_MANY_AHEAD, _AHEAD // slot) if blocks else 0
+    wanted = max(2 * workers + 1, ahead) + consumers * (credit + quota) + _round(consumers)
     slots = max(least, min(wanted, most // 2, (min(free // 2, free - kept) - blocks) // slot))
     return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot)
 

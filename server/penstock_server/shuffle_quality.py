@@ -1,0 +1,145 @@
+"""How well a feed mixes: the splits that a batch has samples of, in numbers and in words, and what to change.
+
+The figures follow from the options, without reading anything. benchmarks/mixing.py measures whole orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, expm1, log1p
+
+from penstock_proto.messages import FeedPlan
+
+from .feed_options import MAX_INTERLEAVE
+from .plan_sizes import block_samples, open_splits
+
+_POOR = 1 / 5
+"""Of the splits that a batch of a full shuffle has: with fewer than that, the log warns."""
+
+_ENOUGH = 4
+"""Splits that each lane should have."""
+
+_FINE = 16
+"""Splits that each lane has open if one follows the advice to divide them."""
+
+_WORTH = 1.5
+"""What a change must give, over what there is, to be worth naming."""
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How many splits a batch mixes.
+
+    Attributes:
+        splits: distinct splits in a batch, on average.
+        full: the same if all samples of an epoch were shuffled.
+        text: a sentence that says so.
+        advice: what would mix better, each with what it would give; the cheapest first. Empty if nothing would.
+        poor: whether it is so little that the log should warn.
+    """
+
+    splits: float
+    full: float
+    text: str
+    advice: tuple[str, ...]
+    poor: bool
+
+
+def mixing(plan: FeedPlan, n_splits: int, samples: int | None = None) -> Mixing | None:
+    """Say how well a feed mixes.
+
+    Args:
+        plan: the feed's options.
+        n_splits: length of its list of splits.
+        samples: in all splits together, if known. Splits are taken to be equally long.
+
+    Returns:
+        None if there is nothing to say: the feed does not shuffle, or it has no splits to mix. (An indexable object is
+        shuffled as a whole. Of a generator that cannot be divided each lane has a share.)
+    """
+    shares = plan.interleave == 1 and n_splits <= plan.lanes
+    if not plan.shuffle or plan.length is not None or n_splits < 2 or shares:
+        return None
+    batch = plan.batch_size or 1
+    samples = samples or plan.samples
+    each = None if samples is None else samples / n_splits
+    now = _Options(batch, plan.lanes, plan.interleave, plan.shuffle)
+    got, full = now.splits(n_splits, each), _distinct(n_splits, batch)
+    name = plan.piece + "s"
+    if plan.batch_size is None:
+        text = (
+            f"its batches are ready-made, so none mixes {name}; those of "
+            f"{_number(now.of_lane(n_splits))} of its {n_splits} {name} are shuffled together"
+        )
+        return Mixing(1, 1, text, (), poor=False)
+    many = name if plan.endless else f"of its {n_splits} {name}"
+    text = f"a batch of {batch} has samples of {_number(got)} {many}; a full shuffle would have {_number(full)}"
+    poor = got < _POOR * full or (n_splits < _ENOUGH * now.used(n_splits) and got < full / 2)
+    better = (advice for gives, advice in _advice(plan, now, n_splits, each, got) if gives >= _WORTH * got)
+    return Mixing(got, full, text, tuple(better), poor)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options that decide how many splits come together."""
+
+    batch: int
+    lanes: int
+    interleave: int
+    shuffle: int
+
+    def used(self, n_splits: int) -> int:
+        """Lanes that have any splits."""
+        return min(self.lanes, n_splits)
+
+    def of_lane(self, n_splits: int, each: float | None = None) -> float:
+        """Splits that come together in a block, on average over lanes. `each`: samples in a split, if known."""
+        lane = n_splits / self.used(n_splits)
+        rows = block_samples(self.shuffle, self.used(n_splits), self.batch)
+        open_ = min(self.interleave, rows)
+        if each:  # short splits end within a block, and the next ones follow
+            ends = rows / open_ / each
+            return min(lane, open_ * max(1 + ends / 2, ends + 1 / 2))
+        return min(lane, open_)
+
+    def splits(self, n_splits: int, each: float | None) -> float:
+        """Distinct splits in a batch."""
+        return _distinct(self.of_lane(n_splits, each), self.batch)
+
+
+def _distinct(splits: float, batch: int) -> float:
+    """Return how many of `splits` equal splits a batch of `batch` random samples has, on average."""
+    return -splits * expm1(batch * log1p(-1 / splits)) if splits > 1 else 1.0
+
+
+def _advice(
+    plan: FeedPlan, now: _Options, n_splits: int, each: float | None, got: float
+) -> Iterator[tuple[float, str]]:
+    """Name changes, and the splits that a batch would have then."""
+    used = now.used(n_splits)
+    lane = n_splits / used
+    if lane > now.interleave:
+        open_ = min(MAX_INTERLEAVE, 4 * now.interleave, round(lane))
+        gives = replace(now, interleave=open_).splits(n_splits, each)
+        yield gives, f"interleave={open_}, for {_number(gives)} in a batch (each lane then has {open_} open)"
+    elif plan.segment is not None:
+        yield (0 if plan.endless else 2 * got), "make segment= smaller, for more and shorter segments"
+    else:
+        open_ = max(now.interleave, _FINE)
+        parts = max(2, ceil(open_ / lane))
+        gives = replace(now, interleave=open_).splits(n_splits * parts, None if each is None else each / parts)
+        again = f" and give interleave={open_}" if open_ > now.interleave else ""
+        yield gives, f"divide each split into {parts} (row ranges, say){again}, for {_number(gives)} in a batch"
+    if lane < now.interleave:
+        default = now.interleave == open_splits(now.shuffle, now.lanes, now.batch)
+        for lanes in (used // 2, used // 4):
+            if lanes:
+                open_ = open_splits(now.shuffle, lanes, now.batch) if default else now.interleave
+                gives = replace(now, lanes=lanes, interleave=open_).splits(n_splits, each)
+                workers = "one worker" if lanes == 1 else f"{lanes} workers"
+                yield gives, f"lanes={lanes}, for {_number(gives)} in a batch (at most {workers} can work then)"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0") if value < 3 else f"{value:.0f}"
