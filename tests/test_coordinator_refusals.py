@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from simulation import SimFeed, World
 
-from penstock_proto import PenstockError, ProtocolError
+from penstock_proto import PenstockError, ProtocolError, StateMismatch
 from penstock_proto.messages import Had
 from penstock_proto.position import EndedLane, Place, Position
 from penstock_server.coordinator.ask import Ask
@@ -38,6 +38,25 @@ def test_who_is_refused_leaves_nothing_behind(ask: Ask) -> None:
         assert not world.coordinator.streams
         assert not world.coordinator._admission.waiting
         assert world.coordinator.budget.reserved == 0
+
+
+@pytest.mark.parametrize(
+    ("feed", "place"),
+    [
+        (SimFeed(dynamic=True), {"places": (Place(4, 1, b""),)}),
+        (SimFeed(dynamic=True), {"ended": (EndedLane(4, 1, 0),)}),
+        (SimFeed(samples=36), {"batches": 10, "rows": 40}),
+        (SimFeed(samples=36, dynamic=True), {"batches": 8, "rows": 32, "skip": 2}),
+    ],
+)
+def test_a_position_beyond_what_the_feed_has_is_refused_before_its_splits_are_listed(
+    feed: SimFeed, place: dict[str, Any]
+) -> None:
+    world = World(feed)
+    with pytest.raises(StateMismatch, match="the position was not made by this feed, or is damaged"):
+        world.ask("train", replace(ASK, position=Position(feed.info(), 0, **place)))
+    assert not world.take()
+    assert not world.coordinator.streams
 
 
 def test_a_job_has_its_own_settings_and_not_those_of_a_rank_that_was_refused_or_left() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock_proto import GeneratorError, Leaf, ProtocolError, WorkerDied
+from penstock_proto import DaemonStopped, GeneratorError, Leaf, ProtocolError, WorkerDied
 from penstock_proto import messages as m
 from penstock_proto.layout import TAIL_LANE
 from penstock_server.coordinator import Coordinator
@@ -74,9 +74,11 @@ class Machine:
         opened: the commands after the stream was opened.
     """
 
-    def __init__(self, workers: int = 2, credit: int = 1, ragged: bool = False, **options: Any) -> None:
+    def __init__(
+        self, workers: int = 2, credit: int = 1, ragged: bool = False, group: str = "", **options: Any
+    ) -> None:
         self.now = 0.0
-        self.coordinator = Coordinator(workers=workers, memory=1 << 30)
+        self.coordinator = Coordinator(workers=workers, memory=1 << 30, saved={} if group else None)
         plan = m.FeedPlan(**{**{name: getattr(PLAN, name) for name in PLAN.__struct_fields__}, **options})
         spec = Leaf("int64", ()) if plan.batch_size and not ragged else Leaf("int64", (None,), ragged)
         self.plan = plan
@@ -84,7 +86,7 @@ class Machine:
             self.tell(on.Imported(worker, (plan,)))
         count = 0 if plan.length is not None else max(4, plan.lanes)
         self.tell(on.SplitsListed(0, SplitsInfo(1, count, bytes(32)), spec, 8))
-        self.opened = self.tell(on.Open(1, "train", Ask(credit, 1 << 40, 2)))
+        self.opened = self.tell(on.Open(1, "train", Ask(credit, 1 << 40, 2, group=group)))
 
     def tell(self, event: on.Event) -> list[do.Command]:
         commands = self.coordinator.handle(event, self.now)
@@ -188,6 +190,17 @@ def test_a_batch_that_does_not_fit_gets_a_larger_slot() -> None:
     assert machine.turn().state is TurnState.WAITING
     (again,) = machine.tell(on.SlotFound(fill.ticket))
     assert again == fill
+
+
+def test_a_run_that_asked_for_a_larger_slot_before_it_was_dropped_no_longer_answers_for_the_turn() -> None:
+    machine = Machine(batch_size=None)
+    fill = filling(machine, machine.tickets[0])
+    assert do.DropRun(0, fill.run) in machine.tell(on.RetireWorker(0))
+    machine.tell(m.NeedRoom(fill.run, fill.ticket, 100_000))
+    assert filling(machine, fill.ticket).worker == 1
+    assert machine.made(fill, batches=0) == []  # its answer to DropRun
+    assert machine.turn().state is TurnState.FILLING
+    assert machine.turn().error is None
 
 
 def test_an_epoch_that_is_left_frees_what_nobody_fills_and_waits_for_who_does() -> None:
@@ -402,6 +415,37 @@ def test_an_epoch_begins_and_ends_with_what_the_consumer_says() -> None:
     assert consumer.state is ConsumerState.IDLE
     machine.tell(on.Close(1, 0))
     assert consumer.state is ConsumerState.GONE
+
+
+def test_a_daemon_that_stops_waits_for_slabs_whose_end_is_acknowledged_before_they_are_handed_over() -> None:
+    machine = Machine()
+    machine.begin()
+    commands = [do.FindSlot(ticket, 0) for ticket in machine.tickets[2:]]
+    commands += machine.made(filling(machine, machine.tickets[0]), record=b"r")
+    commands += machine.made(filling(machine, machine.tickets[1]), batches=0, ended=True)
+    for command in commands:  # visits that were made ahead
+        if isinstance(command, do.FindSlot):
+            commands += machine.tell(on.SlotFound(command.ticket))
+    assert m.End(0, slabs=1, batches=1, rows=4) in [one.message for one in commands if isinstance(one, do.Tell)]
+    assert machine.tell(on.Stop(DaemonStopped("stops"))) == []
+    assert machine.tell(on.Acknowledge(1, 0, (), 1)) == []
+    assert not machine.coordinator.stopped
+    (failed, *_) = machine.tell(on.Acknowledge(1, 1, (), 1))
+    assert isinstance(failed, do.Tell)
+    assert isinstance(failed.message, m.Failed)
+    assert machine.coordinator.stopped
+
+
+@pytest.mark.parametrize(("released", "ended"), [((), 1), ((1,), 0)])
+def test_an_acknowledgement_that_is_refused_writes_nothing_to_the_state_file(
+    released: tuple[int, ...], ended: int
+) -> None:
+    machine = Machine(group="g")
+    machine.begin()
+    sent, *_ = machine.made(filling(machine, machine.tickets[0]), record=b"r")
+    assert isinstance(sent, do.SendSlab)
+    assert kinds(machine.tell(on.Acknowledge(1, 1, released, ended))) == [do.Refuse]
+    assert do.SaveGroup in kinds(machine.tell(on.Acknowledge(1, 1, (), 0)))
 
 
 def test_a_consumer_that_is_lost_gives_all_its_slots_back() -> None:

@@ -108,6 +108,26 @@ def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, s
         rest = [stream[consumed:] for stream in rest]
 
 
+def test_a_rank_that_had_its_batch_of_a_padded_round_does_not_get_it_again_though_it_was_cut_off_before_the_end() -> (
+    None
+):
+    met: set[int] = set()
+    for seed in range(50):
+        world = World(SimFeed(splits=(10,), lanes=1, batch_size=2), seed=seed)
+        ranks = [
+            world.open(reads=[(0, None)], rank=rank, world_size=2, pad=True, credit=1, stays=True) for rank in range(2)
+        ]
+        while world.step():
+            had = [len(consumer.read.get(0, ())) for consumer in ranks]
+            if max(had) == 3 and not any(consumer.ended for consumer in ranks):
+                met |= {rank for rank in range(2) if had[rank] == 3 and min(had) < 3}
+                ranks[had.index(3)].cut()
+                break
+        finish(world, ranks)
+        assert [consumer.read[0] for consumer in ranks] == filled_up(list(world.feeds["train"].expected(0)), 2), seed
+    assert met == {0, 1}  # one of them had the copy
+
+
 @pytest.mark.parametrize(
     ("feed", "refused_at_once"), [(SimFeed(splits=(9, 9, 9), lanes=3), False), (SimFeed(length=30), True)]
 )
