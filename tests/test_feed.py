@@ -363,5 +363,6 @@ def test_a_turn_makes_about_four_mebibytes_and_is_four_batches_or_less_where_lan
     plan = Feed(by_split, splits=["a"], batch_size=1, **options).plan("train")  # type: ignore[arg-type]
     for nbytes, turn in batches.items():
         assert fixed_slots(plan, Leaf("uint8", (nbytes - HEADER,)), 1).batches == turn
-    indexable = Feed(["a", "b"], batch_size=1, shuffle=100).plan("train")
-    assert fixed_slots(indexable, Leaf("uint8", ((1 << 20) - HEADER,)), 1).batches == 4
+    for length, nbytes, turn in ((1000, 1 << 20, 4), (1000, 128, 15), (10**6, 128, 256), (2, 1 << 20, 1), (0, 128, 1)):
+        indexable = Feed(range(length), batch_size=1, shuffle=100).plan("train")
+        assert fixed_slots(indexable, Leaf("uint8", (nbytes - HEADER,)), 1).batches == turn

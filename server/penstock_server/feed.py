@@ -95,7 +95,8 @@ class Feed(FeedOptions, FromFiles):
             Part of the order.
         turn: batches that the order takes from one lane before it goes to the next. By default as many as make about
             4 MiB, at most 256. If lanes are shuffled, 2 MiB and at most 4: fewer mix better, and more are faster where
-            batches are small. 4 if every lane runs the whole generator.
+            batches are small. 4 if every lane runs the whole generator. Of an indexable object, workers share an epoch
+            by turns, so a turn has at most a 64th of it.
         order: "exact", the same order with any number of workers, or "fast", whatever is ready first.
         spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first. It has
             the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.
