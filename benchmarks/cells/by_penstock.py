@@ -20,7 +20,6 @@ def load(name: str, workers: int = 2, module: str = "penstock_feeds") -> Any:
     return penstock.dataset(f"{FOLDER / module}.py:{name}", workers=workers)
 
 
-SMALL = "its batches are so small that one *turn* of the order holds them all; `turn=4` divides them"
 for _name in (
     *("files", "scenes", "undivided", "tfrecord", "parquet", "tar"),
     *("nested", "text", "ragged", "buckets", "rare", "weights", "rebatch"),
@@ -29,10 +28,10 @@ for _name in (
 
 
 for _name in ("indexed", "hdf5"):
-    cells(_name, note=SMALL)(lambda name=_name: load(name))
+    cells(_name)(lambda name=_name: load(name))
 
 
-@cells(note=SMALL)
+@cells()
 def torch_map() -> Iterable[Any]:
     return load("torch_map", module="penstock_torch_feeds")
 
