@@ -927,7 +927,7 @@ class Consumer:
             else:
                 came = position.batches + position.skip + len(read)
                 hold(end.batches == came, f"the epoch ends with {end.batches} batches, and not with {came}")
-            self.track.begin(self._epoch + 1)
+            self.track.ended(self._epoch)
             self._epoch = None
 
     def _void(self, slab: Slab) -> None:
