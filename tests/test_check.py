@@ -223,7 +223,7 @@ def test_a_feed_without_mistakes_is_described_in_a_screen(command: Callable[...,
         "{'image': float64[4, 4], 'label': int64[]}",
         "8 samples, 1.1 KiB",
         "1, 2, 3, 4, 6, 8 or 16 are useful: 16 lanes",
-        "each batch mixes 32 samples of 4 splits",
+        "of its 64 splits; a full shuffle would have 8",
         "4 workers could make",
         "in another order and with another PYTHONHASHSEED",
     ):
@@ -365,7 +365,7 @@ def test_splits_that_are_left_out_and_segments_that_repeat_are_warnings(check: C
 
 
 def test_too_little_memory_is_an_error_with_the_value_to_give(check: Check) -> None:
-    finding = check("feeds.py:healthy", "--memory", "100K").finding("memory")
+    finding = check("feeds.py:healthy", "--memory", "20K").finding("memory")
     assert "a stream needs at least" in finding["what"]
     assert "give --memory " in finding["fix"]
 

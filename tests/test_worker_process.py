@@ -195,7 +195,7 @@ shards = Feed(sharded, batch_size=1, lanes=3)
 no_splits = Feed(counted, splits=none, batch_size=1)
 no_list = Feed(counted, splits=broken_list, batch_size=1)
 unpicklable = Feed(counted, splits=[lambda: 1], batch_size=1, spec=Leaf("int64", ()))
-source = Feed(Source(), batch_size=3)
+source = Feed(Source(), batch_size=3, turn=256)
 no_items = Feed(Empty(), batch_size=3)
 objects = Feed(lambda split: iter([object()]), splits=[1], batch_size=1)
 """
