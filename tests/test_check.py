@@ -48,6 +48,14 @@ def pooled(split):
 
 with_processes = Feed(pooled, **pieces)
 
+def numbers(split, least):
+    yield from range(10 if split else least)
+
+short = Feed(numbers, args=(9,), **pieces)
+long = Feed(numbers, args=(10,), **pieces)
+zipped = Feed.zip({"image": long, "label": short}, transform=lambda pair: pair)
+mixed = Feed.mix({"long": long, "short": short})
+
 def undivided():
     yield from range(100)
 
@@ -458,3 +466,18 @@ def test_global_generators_are_suspects_only_where_penstock_does_not_seed_them()
     drawn = Source("random")
     assert World(drawn, used=(drawn,)).found().kind == culprit.UNKNOWN
     assert World(drawn, used=(drawn,)).found(takes_rng=True) == Culprit(culprit.SOURCES, (drawn,))
+
+
+def test_a_zip_is_checked_and_what_it_leaves_out_is_named(check: Check) -> None:
+    checked = check("feeds.py:zipped")
+    assert checked.about == ["skipped"]
+    said = checked.finding("skipped")["what"]
+    assert said.startswith(
+        "split (0, 0): the rest is left out after 9 samples: label has 9 samples there, and image has"
+    )
+
+
+def test_a_mix_is_refused_and_its_feeds_are_named(check: Check) -> None:
+    checked = check("feeds.py:mixed")
+    assert checked.status == 1
+    assert "mixed draws from 2 (long, short): check each of these by itself" in checked.finding("import")["what"]

@@ -44,7 +44,7 @@ HASHES = DATA / "stream_hashes.json"
 STATES = DATA / "stream_states.json"
 GROUPS = DATA / "stream_groups.sql"
 
-NAMES = [line.split(" = ")[0] for line in FEEDS.splitlines() if " = Feed(" in line]
+NAMES = [line.split(" = ")[0] for line in FEEDS.splitlines() if " = Feed" in line and line[0] != "_"]
 EPOCHS = 2
 ENDLESS_BATCHES = 60
 WORLD = 5

@@ -11,16 +11,19 @@ from penstock_proto.messages import FeedPlan
 
 from . import environment
 from .cache_key import feed_directory
+from .combining import Combining
 from .declared_spec import checked_spec
 from .endless_items import EndlessItems
+from .feed_kinds import generator_call, is_shared, wants_of
 from .feed_options import FeedOptions, check_cached, check_name, checked_splits
 from .feed_warnings import batch_warning
 from .from_files import FromFiles
-from .generator_call import GeneratorCall
 from .indexables import is_indexable, is_keras, is_torch_iterable, is_torch_loader, length_of
-from .plan_sizes import ENDLESS, open_splits
+from .mixed import Mixed
+from .plan_sizes import ENDLESS, FEWEST_OPEN, open_splits
 from .torch_iterable import TorchIterable
 from .transforms import checked_transforms
+from .zipped import zip_warnings
 
 SEGMENTS_OPEN = 4
 """Default of segments that a lane runs at once when it shuffles. They differ by their random numbers alone, so there is
@@ -31,7 +34,7 @@ SHARED_TURN = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Feed(FeedOptions, FromFiles):
+class Feed(FeedOptions, FromFiles, Combining):
     """A named source of batches: a generator and a list of splits, or anything that can be indexed.
 
     `generate` yields one sample at a time: nested dicts and tuples of arrays and numbers, each of one dtype and shape.
@@ -83,7 +86,8 @@ class Feed(FeedOptions, FromFiles):
             `shuffle` samples that follow each other (items if `batch_size` is None). Without it `shuffle` permutes all.
         interleave: splits that a lane reads at once when it shuffles. By default 4 to 16: one for each 64 samples of
             its block, which is `shuffle / lanes` samples; 4 segments. All of them are open in a worker, and are read
-            again from their starts after a fault.
+            again from their starts after a fault. A mix opens `interleave` splits of each of its feeds: by default 4 of
+            each, or more as long as all feeds together have at most 16 open.
         seed: 0 to 2**62. The stream is a function of the feed and its seed.
         epochs: number of epochs in a stream; None: no limit.
         samples: samples in an epoch, if known beforehand; then the number of steps is known too.
@@ -148,9 +152,9 @@ class Feed(FeedOptions, FromFiles):
         else:
             object.__setattr__(self, "splits", checked_splits(self.splits))
             self._check_segment()
-            call = generator_call(self)
+            wants_of(self)
             if self.cache is not None:
-                check_cached(call)
+                check_cached(generator_call(self))
         checked_transforms(self.transform)
 
     def _adapt(self) -> None:
@@ -182,18 +186,25 @@ class Feed(FeedOptions, FromFiles):
         """Return the default of `interleave`."""
         if not self.shuffle:
             return 1
-        return SEGMENTS_OPEN if self.segment is not None else open_splits(self.shuffle, self.lanes, self.batch_size)
+        if self.segment is not None:
+            return SEGMENTS_OPEN
+        open_ = open_splits(self.shuffle, self.lanes, self.batch_size)
+        if isinstance(self.generate, Mixed):
+            return max(FEWEST_OPEN, open_ // len(self.generate.parts))
+        return open_
 
     def plan(self, default_name: str) -> FeedPlan:
         """Return the plan for the daemon; the feed is named `default_name` if it has no name of its own.
 
         Raises:
             ValueError: `default_name` cannot be part of a URL, or the indexable object has too many samples.
-            TypeError: `cache` is given, and the generator or its arguments cannot be pickled.
+            TypeError: `cache` is given, here or in a feed of a mix, and the generator or its arguments cannot be
+                pickled.
         """
         name = self.name if self.name is not None else check_name(default_name)
         length = length_of(self.generate) if is_indexable(self.generate) else None
         samples, lanes, warnings = self.samples, self.lanes, []
+        static, mixed = not callable(self.splits), self.generate if isinstance(self.generate, Mixed) else None
         interleave = self.interleave or self._interleave()
         turn = 1 if self.batch_size is None else self.turn
         if length is not None:
@@ -201,10 +212,13 @@ class Feed(FeedOptions, FromFiles):
                 raise ValueError(f"len() of the indexable object must be at most {ENDLESS}, got {length}")
             lanes = 1
             samples = length if self.batch_size is not None else None
+        elif mixed is not None:
+            static = mixed.static_splits
+            mixed.check_caches()
         elif is_shared(self):
             interleave = 1  # a lane has one split, its share
             turn = turn or SHARED_TURN
-        elif self.segment is None and self.splits is None and not generator_call(self).wants.shard:
+        elif self.segment is None and self.splits is None and not wants_of(self).shard:
             lanes = 1
             warnings.append(
                 f"feed {name} cannot be divided, so one worker does all the work: give splits= (a list of files or "
@@ -213,6 +227,8 @@ class Feed(FeedOptions, FromFiles):
                 "where index, count = shard. If the generator is cheap and what comes after it is not, move that to a "
                 "function and give it as transform="
             )
+        if static:
+            warnings += zip_warnings(self, name)
         if self.spec is not None and (text := batch_warning(name, self.spec, self.batch_size)):
             warnings.append(text)
         endless = self.segment is not None and self.samples is None
@@ -230,7 +246,7 @@ class Feed(FeedOptions, FromFiles):
             samples=samples,
             length=length,
             drop_remainder=self.drop_remainder or (endless and self.batch_size is not None),  # none is ever smaller
-            static_splits=not callable(self.splits),
+            static_splits=static,
             on_error=self.on_error,
             attempts=self.attempts,
             warnings=tuple(warnings),
@@ -239,32 +255,5 @@ class Feed(FeedOptions, FromFiles):
             buckets=tuple(self.buckets or ()),
             block=self.block,
             cache=None if self.cache is None else feed_directory(self),
+            mixes=mixed is not None,
         )
-
-
-def generator_call(feed: Feed) -> GeneratorCall:
-    """Return how the generator of `feed`, which is not indexable, is called.
-
-    Raises:
-        TypeError, ValueError: as `GeneratorCall`.
-    """
-    return GeneratorCall(
-        feed.generate,
-        method=feed.method,
-        args=feed.args,
-        kwargs=feed.kwargs,
-        has_splits=feed.splits is not None,
-        segments=feed.segment is not None,
-    )
-
-
-def is_shared(feed: Feed) -> bool:
-    """Whether every lane runs the whole generator of `feed` and keeps its share of the samples: it cannot be divided,
-    but its `transform` runs in parallel."""
-    return (
-        bool(checked_transforms(feed.transform))
-        and not is_indexable(feed.generate)
-        and feed.splits is None
-        and feed.segment is None
-        and not generator_call(feed).wants.shard
-    )

@@ -197,7 +197,7 @@ class FromWorkers:
     def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
         number = 0 if fd is None else self._to_workers.keep_list(fd, message.nbytes)
         splits = SplitsInfo(number, message.count, message.digest)
-        for text in message.first.warnings if message.first is not None else ():
+        for text in (*message.warnings, *(message.first.warnings if message.first is not None else ())):
             self._warn_once(text)
         event = on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
         self._dispatch.tell(event)

@@ -184,7 +184,7 @@ class InProcess:
         if fd is not None:
             number = self._lists = self._lists + 1
             self._work.take(m.ShareSplits(number, message.nbytes), os.dup(fd))
-        for text in message.first.warnings if message.first is not None else ():
+        for text in (*message.warnings, *(message.first.warnings if message.first is not None else ())):
             _warn_once(text)
         splits = SplitsInfo(number, message.count, message.digest)
         return on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)

@@ -74,6 +74,21 @@ def permute(key: int, n: int, i: int | npt.NDArray[np.integer]) -> int | npt.NDA
     return value
 
 
+def uniform(key: int, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    """Return a random number in [0, 1) for each position, which depends on `key` and the position alone.
+
+    Args:
+        key: 64 bits, see `make_key`.
+        positions: 0 to 2**62, of any shape and integer dtype.
+    """
+    z = positions.astype(np.uint64)
+    z += np.uint64(1)
+    z *= np.uint64(_GOLDEN)
+    z += np.uint64(key)
+    found: npt.NDArray[np.float64] = (_mixed(z) >> np.uint64(11)).astype(np.float64)
+    return found * 2.0**-53
+
+
 def _order(key: int, n: int) -> npt.NDArray[np.int64]:
     """Return the whole order. The sort need not be stable: the n numbers are all different."""
     z = np.arange(1, n + 1, dtype=np.uint64)

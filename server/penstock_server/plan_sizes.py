@@ -19,7 +19,7 @@ splits, for longer. A shorter one costs more where batches are small: with Tenso
 TURNS = 64
 """Turns that an epoch of an indexable feed has at least, if it has as many batches: workers share it by turns."""
 
-_FEWEST_OPEN, _MOST_OPEN = 4, 16
+FEWEST_OPEN, _MOST_OPEN = 4, 16
 _RUN = 64
 """Samples that a block should have of each open split."""
 
@@ -63,4 +63,4 @@ def open_splits(shuffle: int, lanes: int, batch_size: int | None) -> int:
 
     More of them mix better. But each is open in a worker, and is read again from its start after a fault.
     """
-    return max(_FEWEST_OPEN, min(_MOST_OPEN, block_samples(shuffle, lanes, batch_size) // _RUN))
+    return max(FEWEST_OPEN, min(_MOST_OPEN, block_samples(shuffle, lanes, batch_size) // _RUN))

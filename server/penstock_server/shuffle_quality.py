@@ -56,10 +56,11 @@ def mixing(plan: FeedPlan, n_splits: int, samples: int | None = None) -> Mixing 
 
     Returns:
         None if there is nothing to say: the feed does not shuffle, or it has no splits to mix. (An indexable object is
-        shuffled as a whole. Of a generator that cannot be divided each lane has a share.)
+        shuffled as a whole. Of a generator that cannot be divided each lane has a share. Of a mix, the plan does not
+        tell how many splits each feed has.)
     """
     shares = plan.interleave == 1 and n_splits <= plan.lanes
-    if not plan.shuffle or plan.length is not None or n_splits < 2 or shares:
+    if not plan.shuffle or plan.length is not None or plan.mixes or n_splits < 2 or shares:
         return None
     batch = plan.batch_size or 1
     samples = samples or plan.samples

@@ -154,3 +154,13 @@ skipping = Feed(failing, splits=SPLITS, batch_size=4, lanes=4, turn=2, on_error=
 
 # Fast order follows timing, except where there is one lane.
 fast_one_lane = Feed(drawn, splits=SPLITS, batch_size=8, shuffle=40, lanes=1, turn=2, order="fast", seed=2)
+
+# Combined feeds.
+_drawn = Feed(drawn, splits=SPLITS, batch_size=8)
+_global = Feed(drawn_globally, splits=SPLITS[::-1], batch_size=8)
+_endless = Feed(made_up, segment=10, batch_size=8)
+zipped = Feed.zip(_drawn, _global, lanes=3, turn=2, shuffle=40, seed=5, uneven="allow")
+mixed = Feed.mix({"a": _drawn, "b": _drawn}, weights={"a": 2, "b": 1}, lanes=3, turn=1, seed=6)
+mixed_all = Feed.mix({"a": _drawn, "b": _drawn}, weights={"a": 2, "b": 1}, stop="all", lanes=3, turn=1, seed=6)
+mixed_shuffled = Feed.mix({"a": _global, "b": _global}, stop="all", shuffle=60, lanes=3, turn=2, seed=6)
+mixed_endless = Feed.mix({"a": _endless, "b": _endless}, weights={"a": 3, "b": 1}, lanes=3, turn=1, seed=7)

@@ -59,7 +59,8 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     one run of a generator that is run again and again, for segment 0, 1, ...; segments are its splits. Without
     `samples` they have no end. `batching`: how samples of different shapes become a batch. `buckets`: the lengths to
     which "pad" fills them up; none: to the longest of the batch. `block`: how many neighbours of an indexable feed stay
-    together when it shuffles. `cache`: the directory of its cached splits.
+    together when it shuffles. `cache`: the directory of its cached splits. `mixes`: it draws from several
+    feeds, each with splits of its own.
     """
 
     name: Name
@@ -84,6 +85,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     buckets: Annotated[tuple[Count, ...], Meta(max_length=MAX_BUCKETS)] = ()
     block: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     cache: Annotated[str, Meta(max_length=4096)] | None = None
+    mixes: bool = False
 
     def __post_init__(self) -> None:
         check_size(self.spec)

@@ -46,11 +46,12 @@ class SplitsListed(Message, frozen=True):
     """Answers ListSplits; its fd holds the list. `digest` is the SHA-256 of the list.
 
     Without an fd `nbytes` is 0: an indexable feed has no splits (`count` 0), and segments are numbers, 2**62 of them if
-    they have no end.
+    they have no end. The list of a mix holds the splits of all of its feeds; `count` is at least `lanes`, or the fewest
+    splits that one of them has.
 
     `spec` is that of the first sample of the first split, and `sample_nbytes` the size of that sample (or ready batch).
     Both come only with the answer to the first listing of a feed (epoch 0 and no spec known), otherwise they are None
-    and 0. `first` says more about that sample, if one was made.
+    and 0. `first` says more about that sample, if one was made. `warnings` about the list are for the log.
     """
 
     run: Count
@@ -60,6 +61,7 @@ class SplitsListed(Message, frozen=True):
     spec: Spec | None = None
     sample_nbytes: Count = 0
     first: FirstSample | None = None
+    warnings: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
 
     def __post_init__(self) -> None:
         check_size(self.spec)
@@ -119,8 +121,9 @@ class RowsWritten(Message, frozen=True):
 
 
 class SplitSkipped(Message, frozen=True):
-    """The rest of a split is left out, as the feed says `on_error="skip"`: user code raised in it (`error`), or
-    StartRun asked for it. `number`: of the split within the lane. `split` shows it. `samples` of it were read."""
+    """The rest of a split is left out. With `on_error="skip"`: user code raised in it (`error`), or StartRun asked for
+    it. In a zipped feed: a part has no more samples, and another one has (`error` says which). `number`: of the split
+    within the lane. `split` shows it. `samples` of it were read."""
 
     run: Count
     number: Count

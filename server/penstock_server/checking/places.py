@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -10,13 +11,12 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import printable
 
 from ..activity import ActivityPage
-from ..transforms import checked_transforms
 from ..worker.indexed import IndexRun
 from ..worker.loaded_feed import LoadedFeed
 from ..worker.randomness import GlobalRandomness
 from ..worker.shares import stretch_of_share
 from ..worker.splits import OpenSplit, SplitOpener
-from ..worker.transforming import SampleTransform
+from ..worker.transforming import transform_of
 
 
 class Places(Protocol):
@@ -35,9 +35,20 @@ class Places(Protocol):
 
 
 class SplitPlaces:
-    """The splits of epoch 0, or its segments."""
+    """The splits of epoch 0, or its segments.
 
-    def __init__(self, feed: LoadedFeed, splits: Any, randomness: GlobalRandomness, page: ActivityPage) -> None:
+    `on_uneven` is called with the place, the samples of the shortest and what is to be said of it, when zipped
+    generators yield different numbers of samples.
+    """
+
+    def __init__(
+        self,
+        feed: LoadedFeed,
+        splits: Any,
+        randomness: GlobalRandomness,
+        page: ActivityPage,
+        on_uneven: Callable[[int, int, str], None],
+    ) -> None:
         self._feed = feed
         self._splits = splits
         self._opener = SplitOpener(
@@ -48,6 +59,7 @@ class SplitPlaces:
             0,
             stretch=stretch_of_share(feed.plan, feed.layout),
             drops=feed.drops,
+            on_uneven=lambda _, place, samples, why: on_uneven(place, samples, why),
         )
         self._open: dict[int, OpenSplit] = {}
 
@@ -88,7 +100,6 @@ class BatchPlaces:
         self._rows = plan.batch_size or 1
         self._count = -(-plan.length // self._rows)
         self._length = plan.length
-        transform = SampleTransform(checked_transforms(feed.declared.transform), plan.seed, randomness)
         self._run = IndexRun(
             _unshuffled(feed),
             feed.items,
@@ -97,7 +108,7 @@ class BatchPlaces:
             randomness=randomness,
             page=page,
             run=0,
-            transform=transform,
+            transform=transform_of(feed.declared, plan.seed, randomness),
         )
 
     def __len__(self) -> int:

@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from penstock_proto import GeneratorError, PenstockError, SpecError, seqpacket
+from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError, seqpacket
 from penstock_proto.messages import ErrorReport
 from penstock_proto.spec import printable
 
 from ..activity import ActivityPage
 from ..environment import missing
-from ..feed import generator_call
+from ..feed_kinds import takes_rng
 from ..indexables import is_keras
 from ..plan_sizes import segment_count
 from ..transforms import checked_transforms
@@ -32,6 +32,7 @@ from ..worker.first_sample import Probe
 from ..worker.loaded_feed import LoadedFeed
 from ..worker.randomness import GlobalRandomness
 from ..worker.split_list import list_splits, write_list
+from ..zipped import zip_warnings
 from . import debugging, frames, gpu, messages, state_watch
 from .imports import ImportWatch, files_opened, open_paths, resident
 from .reading import Reader
@@ -68,6 +69,7 @@ class Process:
         try:
             feed = self._import(watch)
             if feed is not None:
+                _refuse_mix(feed)
                 self._read(feed, watch)
         except PenstockError as error:
             self._failed(error)
@@ -87,8 +89,6 @@ class Process:
             return None
         (feed,) = loaded.values()
         transforms = checked_transforms(feed.declared.transform)
-        generates = feed.plan.length is None
-        takes_rng = generates and not generator_call(feed.declared).seeds_global_state
         self._say(
             messages.Imported(
                 plan=feed.plan,
@@ -97,7 +97,7 @@ class Process:
                 libraries=watch.libraries(),
                 files=files_opened(files),
                 keras=is_keras(feed.declared.generate),
-                takes_rng=takes_rng or any(transform.takes_rng for transform in transforms),
+                takes_rng=takes_rng(feed.declared) or any(transform.takes_rng for transform in transforms),
             )
         )
         return feed
@@ -168,6 +168,8 @@ class Process:
             if spec is not None:
                 feed.learn(spec)
         warnings = feed.first.warnings if feed.first is not None else ()
+        if not plan.static_splits:  # else the plan has them
+            warnings += zip_warnings(feed.declared, plan.name)
         count = plan.length if plan.length is not None else len(splits)
         assert feed.spec is not None
         self._say(messages.Looked(feed.spec, nbytes, count, digest, warnings))
@@ -192,6 +194,15 @@ class Process:
         if not site and isinstance(error, SpecError) and (frame := getattr(generator, "gi_frame", None)) is not None:
             site = frames.site(frame)
         self._say(messages.Failed(self._doing, ErrorReport.of(error), printable(site)[:500]))
+
+
+def _refuse_mix(feed: LoadedFeed) -> None:
+    """Raise a FeedError if the feed is a mix: samples are read split by split here, and a mix has no splits itself."""
+    if feed.parts:
+        raise FeedError(
+            f"penstock check reads the splits of one feed, and {feed.plan.name} draws from "
+            f"{len(feed.parts)} ({', '.join(feed.parts)}): check each of these by itself"
+        )
 
 
 def _site(error: PenstockError) -> str:

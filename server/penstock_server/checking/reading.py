@@ -35,7 +35,7 @@ class Reader:
         recorder: records what is read.
         on_samples: called with the number of samples so far, after each read.
         on_skip: called with the text of a place, its samples and the error, if user code raised and the feed leaves out
-            such splits.
+            such splits, or if a part of a zipped feed has fewer samples there than another.
 
     Attributes:
         seconds, cpu_seconds: that reads took.
@@ -62,7 +62,7 @@ class Reader:
         if feed.plan.length is not None:
             self._places, self._lanes, self._most = BatchPlaces(feed, randomness, page), 1, feed.plan.batch_size or 1
         else:
-            self._places = SplitPlaces(feed, splits, randomness, page)
+            self._places = SplitPlaces(feed, splits, randomness, page, self._uneven)
             self._lanes, self._most = min(feed.plan.lanes, len(splits)), _rows_of_a_store(feed)
         self._indexable = feed.plan.length is not None
         self._store = feed.collate.store(self._most)
@@ -192,6 +192,9 @@ class Reader:
         if error is not None:
             self._on_skip(recording.names[place], recording.count(place), error)
         return read
+
+    def _uneven(self, place: int, samples: int, why: str) -> None:
+        self._on_skip(self._places.show(place), samples, GeneratorError(why))
 
     def _read_before(self, place: int, recording: Recording) -> int:
         """Return how many rows the store has that were read before user code raised."""

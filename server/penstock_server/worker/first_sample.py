@@ -13,16 +13,15 @@ from penstock_proto.spec import Spec
 from ..activity import ActivityPage
 from ..feed_warnings import batch_warning
 from ..importing import user_traceback
-from ..transforms import checked_transforms
 from .failures import describe
 from .indexed import enter_epoch, item_failed
 from .lane_splits import MAX_EMPTY
 from .loaded_feed import LoadedFeed
+from .opening import opener_of
 from .randomness import GlobalRandomness
 from .restart_record import MAX_SKIPPED
 from .sample_spec import digests_of, infer_spec, nbytes_of
-from .splits import SplitOpener
-from .transforming import SampleTransform
+from .transforming import transform_of
 
 _MOST_DIGESTED = 64 << 20
 """Bytes of a sample beyond which making its digest takes too long."""
@@ -61,7 +60,7 @@ class Probe:
         feed.set_first(None)
         if not feed.needs_a_look:
             return None, feed.declared_nbytes
-        opener = SplitOpener(feed.declared, plan, self._randomness, self._page, self._run, cache=feed.cache)
+        opener = opener_of(feed, self._randomness, self._page, self._run)
         raised: list[GeneratorError] = []
         for index, split in enumerate(splits[:MAX_EMPTY] if plan.endless else splits):
             began = time.monotonic()
@@ -111,7 +110,7 @@ class Probe:
         if not items.is_at(0):
             enter_epoch(items, 0, self._randomness, self._page, self._run, warm=warm)
         seed = self._feed.plan.seed
-        transform = SampleTransform(checked_transforms(self._feed.declared.transform), seed, self._randomness)
+        transform = transform_of(self._feed.declared, seed, self._randomness)
         self._randomness.seed(seed, 0, index)
         self._page.enter(self._run, -1, f"item {index}")
         try:

@@ -18,7 +18,7 @@ from .collate import BadSample, Collate, Raised
 from .failures import describe
 from .items import Items
 from .randomness import GlobalRandomness
-from .transforming import SampleTransform, TransformFailed
+from .transforming import TransformFailed, Transforms
 
 _AHEAD = 4096  # permuted positions that are computed at once
 
@@ -57,7 +57,7 @@ class IndexRun:
         randomness: GlobalRandomness,
         page: ActivityPage,
         run: int,
-        transform: SampleTransform | None = None,
+        transform: Transforms | None = None,
     ) -> None:
         assert plan.length is not None
         self.index = 0

@@ -14,7 +14,6 @@ User code runs through `Split` alone, and this file knows no slots, messages or 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,11 +26,11 @@ from penstock_proto.messages import FeedPlan
 
 from ..permutation import make_key, permute
 from ..plan_sizes import block_samples
-from . import lane_splits
 from .buckets import bucketed
 from .collate import Collate
 from .lane_splits import LaneSplits, Split
-from .restart_record import SAME_AGAIN, RestartRecord, decode
+from .mixed_splits import MixedSplits
+from .restart_record import SAME_AGAIN, RestartRecord
 from .variable_rows import VariableRows
 
 
@@ -76,24 +75,40 @@ class LaneRun:
         skip: Iterable[int] = (),
         on_skip: Callable[[int, int, int, GeneratorError | None], None] = lambda *_: None,
     ) -> None:
-        self._lane = lane
-        self._piece = plan.piece
-        self._block_key = (plan.seed, epoch, "block", lane)
-        self._collate = collate
-        self._batch_rows = plan.batch_size or 1
-        self._block_rows = block_samples(plan.shuffle, min(plan.lanes, n_splits), plan.batch_size)
-        seats = min(plan.interleave, self._block_rows) if plan.shuffle else 1
-        self._splits = LaneSplits(
+        block_rows = block_samples(plan.shuffle, min(plan.lanes, n_splits), plan.batch_size)
+        splits = LaneSplits(
             plan,
             epoch=epoch,
             lane=lane,
             n_splits=n_splits,
-            seats=seats,
+            seats=min(plan.interleave, block_rows) if plan.shuffle else 1,
             collate=collate,
             open_split=open_split,
             on_skip=on_skip,
             to_skip=skip,
         )
+        self._begin(plan, epoch, lane, collate, splits, block_rows, record, ahead)
+
+    def _begin(
+        self,
+        plan: FeedPlan,
+        epoch: int,
+        lane: int,
+        collate: Collate,
+        splits: LaneSplits | MixedSplits,
+        block_rows: int,
+        record: bytes,
+        ahead: bytes,
+    ) -> None:
+        """Go on from `record`. Samples are read in blocks of `block_rows`, or one batch after another if that is 0."""
+        self._lane = lane
+        self._piece = plan.piece
+        self._block_key = (plan.seed, epoch, "block", lane)
+        self._permutes = plan.shuffle > 0
+        self._collate = collate
+        self._batch_rows = plan.batch_size or 1
+        self._block_rows = block_rows
+        self._splits = splits
         self._block = 0
         self._block_start: RestartRecord | None = None  # None: no block is begun
         self._store: Any = None
@@ -101,8 +116,8 @@ class LaneRun:
         self._taken = 0  # rows of the block
         self._again = False  # a block is read again that was delivered in part
         self._failed = False
-        self._behind = self._decoded(record, seats) if record else self._splits.record(0, 0)
-        self._ahead = self._decoded(ahead, seats) if ahead else None
+        self._behind = self._decoded(record) if record else splits.record(0, 0)
+        self._ahead = self._decoded(ahead) if ahead else None
         if self._ahead is not None and self._ahead.index <= self._behind.index:
             self._ahead = None
         self._splits.begin(self._behind, self._behind.ends_of_skipped(self._ahead))
@@ -205,14 +220,8 @@ class LaneRun:
         """Tell the splits whether samples that were consumed before are being read again."""
         self._splits.set_replaying(self._again or self._ahead is not None)
 
-    def _decoded(self, record: bytes, seats: int) -> RestartRecord:
-        return decode(
-            record,
-            seats=seats,
-            splits=self._splits.count,
-            batch_rows=self._batch_rows,
-            block_rows=self._block_rows,
-        )
+    def _decoded(self, record: bytes) -> RestartRecord:
+        return self._splits.decode(record, self._batch_rows, self._block_rows)
 
     def _moved(self) -> None:
         """Another batch is complete: move the record behind it."""
@@ -237,6 +246,7 @@ class LaneRun:
         self._behind = self._splits.advance(place)
 
     def _in_order(self, target: Any) -> int:
+        assert isinstance(self._splits, LaneSplits)  # mixes have blocks
         rows = self._splits.read(0, target, 0, self._batch_rows)
         if rows < self._batch_rows:
             self._end(rows, self._collate.first(target, rows))
@@ -267,37 +277,20 @@ class LaneRun:
         self._behind = msgspec.structs.replace(self._behind, skipped=tuple(self._splits.skipped.items()))
 
     def _fill_block(self) -> Iterator[None]:
-        """Fill a block from the open splits in equal runs. When one has ended, and the lane has no further split, the
-        others fill its part.
-
-        A step reads as many samples as a batch has, or more while they come fast.
-        """
-        start = self._splits.record(self._block, self.index)
+        """Fill a block, in steps, and put its rows in order."""
+        one_batch = self._block_rows == self._batch_rows  # then nothing begins within the block
+        start = self._behind if one_batch else self._splits.record(self._block, self.index)
         if self._store is None:
             self._store = self._collate.store(self._block_rows)
-        filled, step = 0, self._batch_rows
-        while filled < self._block_rows:
-            seats = self._splits.readable
-            if not seats:
-                break
-            run, longer = divmod(self._block_rows - filled, len(seats))
-            for place, seat in enumerate(seats):
-                end = filled + run + (place < longer)
-                while filled < end:
-                    stop = min(end, filled + step)
-                    began = time.monotonic()
-                    filled = self._splits.read(seat, self._store, filled, stop)
-                    if filled < stop:
-                        break
-                    step = 2 * step if time.monotonic() - began < lane_splits.STEP_SECONDS / 4 else self._batch_rows
-                    yield
-        if filled:
-            order = permute(make_key(*self._block_key, self._block), filled, np.arange(filled))
+        rows = yield from self._splits.fill_block(
+            self._store, self._block * self._block_rows, self._block_rows, self._batch_rows
+        )
+        if rows.size and self._permutes:
+            rows = rows[permute(make_key(*self._block_key, self._block), len(rows), np.arange(len(rows)))]
             if isinstance(self._collate, VariableRows) and self._collate.bucketed:
-                order = bucketed(order, self._collate.buckets_of(self._store, filled), self._batch_rows)
-            self._order = order
-        else:
-            self._order = np.empty(0, np.int64)
+                buckets = self._collate.buckets_of(self._store, int(rows.max()) + 1)
+                rows = bucketed(rows, buckets, self._batch_rows)
+        self._order = rows
         self._block_start = msgspec.structs.replace(start, closed=self._splits.done)
 
     def _restore(self, place: RestartRecord) -> Iterator[None]:

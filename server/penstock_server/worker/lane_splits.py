@@ -9,17 +9,20 @@ This file calls user code only through `Split`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from penstock_proto import FeedError, GeneratorError, ProtocolError
 from penstock_proto.messages import FeedPlan
 
 from ..permutation import make_key, permute
 from .collate import Collate
-from .restart_record import MAX_SKIPPED, SAME_AGAIN, RestartRecord
+from .restart_record import MAX_SKIPPED, SAME_AGAIN, RestartRecord, decode
 
 MAX_EMPTY = 1000
 """Segments in a row that may end without a sample where there is no last one."""
@@ -74,6 +77,7 @@ class LaneSplits:
         on_skip: called when a split is skipped, with its number, its index, the samples after which it ends, and the
             error, if there was one.
         to_skip: numbers of splits from which nothing more is read once `skip_asked` is called.
+        most_skipped: splits that may be skipped.
 
     Raises:
         ProtocolError: `to_skip` is not of this lane.
@@ -99,6 +103,7 @@ class LaneSplits:
         open_split: Callable[[int, int], Split],
         on_skip: Callable[[int, int, int, GeneratorError | None], None],
         to_skip: Iterable[int],
+        most_skipped: int = MAX_SKIPPED,
     ) -> None:
         self._lanes = min(plan.lanes, n_splits)
         self._lane = lane
@@ -117,6 +122,7 @@ class LaneSplits:
         self._to_skip = tuple(dict.fromkeys(to_skip))
         if any(number >= self.count for number in self._to_skip):
             raise ProtocolError(f"split {max(self._to_skip)} is to be skipped, but lane {lane} has {self.count}")
+        self._most_skipped = most_skipped
         self.replaying = False
         self._seats: list[tuple[int, Split] | None] = [None] * seats
         self.next = 0
@@ -138,6 +144,10 @@ class LaneSplits:
         """A record of where the splits stand, with nothing taken of `block`, before batch `index`."""
         seats = [None if seat is None else (seat[0], seat[1].taken) for seat in self._seats]
         return RestartRecord(tuple(seats), self.next, self.done, block, 0, index)
+
+    def decode(self, record: bytes, batch_rows: int, block_rows: int) -> RestartRecord:
+        """Read a record of this lane; see `restart_record.decode`."""
+        return decode(record, seats=len(self._seats), splits=self.count, batch_rows=batch_rows, block_rows=block_rows)
 
     def begin(self, record: RestartRecord, skipped: dict[int, int]) -> None:
         """Go on from `record`, with nothing opened yet; `skipped` is the attribute of that name."""
@@ -182,6 +192,46 @@ class LaneSplits:
                 self.done += taken[1].taken
                 taken[1].close()
                 self._count_empty(taken[1].taken)
+        return row
+
+    def fill_block(
+        self, store: Any, position: int, rows: int, step_rows: int
+    ) -> Generator[None, None, npt.NDArray[np.int64]]:
+        """Fill the first `rows` rows of `store`, in steps, with the lane's samples from `position` on.
+
+        Returns:
+            The rows that were filled, in the order of the samples: all of them, or fewer if the lane has no more.
+        """
+        filled = yield from self.fill(store, 0, rows, step_rows)
+        yield
+        return np.arange(filled)
+
+    def fill(self, store: Any, row: int, stop: int, step_rows: int) -> Generator[None, None, int]:
+        """Fill rows from the open splits in equal runs. When one has ended, and the lane has no further split, the
+        others fill its part.
+
+        A step reads `step_rows` samples, as many as a batch has, or more while they come fast.
+
+        Returns:
+            `stop`, or the first row that was not filled if the lane has no more splits.
+        """
+        step = step_rows
+        while row < stop:
+            seats = self.readable
+            if not seats:
+                break
+            run, longer = divmod(stop - row, len(seats))
+            for place, seat in enumerate(seats):
+                end = row + run + (place < longer)
+                while row < end:
+                    until = min(end, row + step)
+                    began = time.monotonic()
+                    row = self.read(seat, store, row, until)
+                    if row < until:
+                        break
+                    step = 2 * step if time.monotonic() - began < STEP_SECONDS / 4 else step_rows
+                    if row < stop:
+                        yield
         return row
 
     def skip_asked(self) -> None:
@@ -273,11 +323,11 @@ class LaneSplits:
 
     def _skip(self, number: int, samples: int, error: GeneratorError | None) -> None:
         """Let a split end after `samples` samples, here and wherever this lane is read again."""
-        if len(self.skipped) >= MAX_SKIPPED:
+        if len(self.skipped) >= self._most_skipped:
             self._forget_skipped(self._last_record)
-        if len(self.skipped) >= MAX_SKIPPED:
+        if len(self.skipped) >= self._most_skipped:
             raise FeedError(
-                f"too many {self._piece}s were skipped: {MAX_SKIPPED} of lane {self._lane}"
+                f"too many {self._piece}s were skipped: {self._most_skipped} of lane {self._lane}"
                 f"{'' if self._endless else f', which has {self.count}'}. The log says what is wrong with them",
                 split=None if error is None else error.split,
                 remote_traceback=None if error is None else error.remote_traceback,

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
 
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
 from ..activity import ActivityPage
 from ..plan_sizes import segment_count
+from ..zipped import zip_warnings
 from .first_sample import Probe
 from .loaded_feed import LoadedFeed
+from .mixed_feed import MixedLists
 from .randomness import GlobalRandomness
 from .split_list import list_splits, write_list
 
@@ -30,6 +35,9 @@ def answer_listing(
         FeedError: there are no splits, none yields a sample, or one cannot be pickled.
         GeneratorError, SpecError: user code raised, or what it yields cannot be served.
     """
+    if feed.parts:
+        _answer_mixed(message, feed, randomness, page, send)
+        return
     plan, probe = feed.plan, Probe(feed, randomness, page, message.run)
     if plan.length is not None:
         spec, nbytes = probe.look_at_item()
@@ -46,24 +54,52 @@ def answer_listing(
         feed.cache.tidy()
     splits = list_splits(feed.declared, plan, message.epoch, randomness, page, message.run)
     spec, nbytes = probe.look_at_splits(splits, message.epoch)
-    page.enter(message.run, -1, "pickling the splits")
+    answer = m.SplitsListed(
+        run=message.run,
+        count=len(splits),
+        nbytes=0,
+        digest=b"",
+        spec=spec,
+        sample_nbytes=nbytes,
+        first=feed.first,
+        warnings=zip_warnings(feed.declared, plan.name),
+    )
+    _send_list(answer, splits, page, send)
+
+
+def _answer_mixed(
+    message: m.ListSplits,
+    feed: LoadedFeed,
+    randomness: GlobalRandomness,
+    page: ActivityPage,
+    send: Callable[[m.SplitsListed, int | None], None],
+) -> None:
+    lists = MixedLists(feed, message.epoch, randomness, page, message.run)
+    spec, nbytes = lists.look(message.epoch, randomness, page, message.run)
+    answer = m.SplitsListed(
+        run=message.run,
+        count=lists.count,
+        nbytes=0,
+        digest=b"",
+        spec=spec,
+        sample_nbytes=nbytes,
+        first=feed.first,
+        warnings=lists.warnings,
+    )
+    _send_list(answer, lists.shared, page, send)
+
+
+def _send_list(
+    answer: m.SplitsListed, splits: list[Any], page: ActivityPage, send: Callable[[m.SplitsListed, int | None], None]
+) -> None:
+    """Write the list to a memfd, and send `answer` with that, its length and its digest."""
+    page.enter(answer.run, -1, "pickling the splits")
     try:
         fd, length, digest = write_list(splits)
     finally:
         page.leave()
     try:
-        send(
-            m.SplitsListed(
-                run=message.run,
-                count=len(splits),
-                nbytes=length,
-                digest=digest,
-                spec=spec,
-                sample_nbytes=nbytes,
-                first=feed.first,
-            ),
-            fd,
-        )
+        send(structs.replace(answer, nbytes=length, digest=digest), fd)
     finally:
         os.close(fd)
 

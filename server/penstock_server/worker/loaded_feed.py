@@ -15,8 +15,10 @@ from penstock_proto.spec import Spec, leaf_list
 
 from ..endless_items import EndlessItems
 from ..feed import Feed
+from ..mixed import Mixed, part_plan
 from ..plan_sizes import fixed_slots
 from ..sources.reader import Reader
+from ..transforms import Transform, checked_transforms
 from .collate import Collate, CollateAlone, Rows
 from .items import Items, items_of
 from .keras_items import KerasItems
@@ -31,18 +33,25 @@ class LoadedFeed:
 
     Args:
         declared: the user's object.
-        plan: its options, as the daemon has them.
+        plan: its options, as the daemon has them; of a component of a mix, with the mix's options of the order.
+        component: its name in a mix, or None.
+        also: transforms of the mix that it is part of.
 
     Attributes:
+        parts: the components of a mix, by name; of another feed none.
         spec: declared, or inferred from the first sample; None until it is known.
         layout: of a slot; None until the spec is known, and where batches vary in size.
         first: the first sample as this process has seen it, or None.
         cache: where its splits are kept, or None.
     """
 
-    def __init__(self, declared: Feed, plan: FeedPlan) -> None:
+    def __init__(
+        self, declared: Feed, plan: FeedPlan, *, component: str | None = None, also: tuple[Transform, ...] = ()
+    ) -> None:
         self.declared = declared
         self.plan = plan
+        self.component = component
+        self.also = also
         self.spec: Spec | None = None
         self.layout: layout.SlotLayout | None = None
         self.first: FirstSample | None = None
@@ -52,6 +61,14 @@ class LoadedFeed:
             self.cache = SplitCache(plan.cache, reader.stamp if isinstance(reader, Reader) else None)
         self._items: Items | None = None
         self._collate: Collate | None = None
+        self.parts: dict[str, LoadedFeed] = {}
+        if isinstance(declared.generate, Mixed):
+            self.parts = {
+                label: LoadedFeed(
+                    part, part_plan(part, label, plan), component=label, also=checked_transforms(declared.transform)
+                )
+                for label, part in declared.generate.parts.items()
+            }
         if isinstance(declared.generate, EndlessItems):
             declared.generate.reader = KerasItems(declared.generate.source, declared.seed)
         if plan.spec is not None:
@@ -70,6 +87,12 @@ class LoadedFeed:
     def set_first(self, first: FirstSample | None) -> None:
         """Keep the first sample as it was seen, or forget the last one."""
         self.first = first
+
+    @property
+    def mixed(self) -> Mixed:
+        """The user's declaration of a mix."""
+        assert isinstance(self.declared.generate, Mixed)
+        return self.declared.generate
 
     @property
     def items(self) -> Items:

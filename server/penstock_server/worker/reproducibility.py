@@ -18,10 +18,10 @@ from penstock_proto.spec import infer, leaves
 from ..activity import ActivityPage
 from .first_sample import Probe
 from .loaded_feed import LoadedFeed
+from .opening import opener_of
 from .randomness import GlobalRandomness
 from .sample_spec import DIGEST, digests_of
-from .split_list import SharedSplits
-from .splits import SplitOpener
+from .split_list import SplitSequence
 
 _ENOUGH = 16
 """Samples that must be equal before two segments count as equal."""
@@ -51,7 +51,7 @@ class ReproducibilityCheck:
     def __init__(
         self,
         feed: LoadedFeed,
-        splits: Sequence[Any] | SharedSplits,
+        splits: Sequence[Any] | SplitSequence,
         randomness: GlobalRandomness,
         page: ActivityPage,
         run: int,
@@ -108,8 +108,9 @@ class ReproducibilityCheck:
             first += 1
         if compared < _ENOUGH:
             return ""
+        of = "" if self._feed.component is None else f" of {self._feed.component}"
         return (
-            f"feed {self._feed.plan.name}: segments 0 and {first} have the same samples, as far as these were "
+            f"feed {self._feed.plan.name}: segments 0 and {first}{of} have the same samples, as far as these were "
             "compared, so every segment repeats them. Let the generator draw from `rng`, or from random or "
             "numpy.random without a seed of its own (Penstock seeds them for each segment), or take the segment's "
             "number as its first parameter"
@@ -117,8 +118,7 @@ class ReproducibilityCheck:
 
     def _first_samples(self, index: int, count: int) -> list[bytes]:
         """Return the digests of the first samples of a split."""
-        feed = self._feed
-        opener = SplitOpener(feed.declared, feed.plan, self._randomness, self._page, self._run, cache=feed.cache)
+        opener = opener_of(self._feed, self._randomness, self._page, self._run)
         opened = opener.open(self._splits[index], index, 0)
         found = []
         try:
@@ -134,9 +134,9 @@ class ReproducibilityCheck:
         return digests_of(sample)
 
     def _place(self, index: int) -> str:
-        feed, plan = self._feed.declared, self._feed.plan
-        opener = SplitOpener(feed, plan, self._randomness, self._page, self._run)
-        return f"{'' if feed.splits is None else 'split '}{opener.show(self._splits[index])}"
+        opener = opener_of(self._feed, self._randomness, self._page, self._run)
+        piece = "" if self._feed.declared.splits is None else "split "
+        return f"{piece}{opener.show(self._splits[index])}"
 
     def _differs(self, place: str, found: list[bytes], digests: bytes, reason: str) -> str:
         which = ""
@@ -155,7 +155,7 @@ class ReproducibilityCheck:
 
 def check_reproducibility(
     feed: LoadedFeed,
-    splits: Sequence[Any] | SharedSplits,
+    splits: Sequence[Any] | SplitSequence,
     index: int,
     digests: bytes,
     randomness: GlobalRandomness,

@@ -6,7 +6,7 @@ trainer's checkpoint, so everything in it is checked.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,6 +19,9 @@ MAX_SKIPPED = 1024
 
 SAME_AGAIN = "a stream can continue elsewhere only if a split always yields the same samples"
 """The last part of an error about samples that differ when they are read again."""
+
+
+OTHER_LANE = "a restart record that was made with other splits or other options of the feed"
 
 
 class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +81,9 @@ class RestartRecord(Struct, frozen=True, forbid_unknown_fields=True):
         return arrays.pack(msgspec.to_builtins(self))
 
 
+Record = TypeVar("Record", bound=RestartRecord)
+
+
 def decode(data: bytes, *, seats: int, splits: int, batch_rows: int, block_rows: int) -> RestartRecord:
     """Read a record of a lane.
 
@@ -91,10 +97,26 @@ def decode(data: bytes, *, seats: int, splits: int, batch_rows: int, block_rows:
     Raises:
         ProtocolError: it is malformed, or not of this lane.
     """
+    record = parse(data, RestartRecord)
+    check_splits(record, seats=seats, splits=splits)
+    check_counts(record, batch_rows, block_rows)
+    return record
+
+
+def parse(data: bytes, kind: type[Record]) -> Record:
+    """Read a record of this kind.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
     try:
-        record = msgspec.convert(arrays.unpack(data), type=RestartRecord)
+        return msgspec.convert(arrays.unpack(data), type=kind)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"a malformed restart record: {error}") from None
+
+
+def check_splits(record: RestartRecord, *, seats: int, splits: int) -> None:
+    """Check the splits of a record; see `decode`."""
     numbers = [seat[0] for seat in record.seats if seat is not None]
     skipped = dict(record.skipped)
     if (
@@ -104,11 +126,15 @@ def decode(data: bytes, *, seats: int, splits: int, batch_rows: int, block_rows:
         or any(number >= splits for number in skipped)
         or any(number >= record.next for number in numbers)
         or record.next > splits
-        or (record.made and record.made * batch_rows >= block_rows)
     ):
-        raise ProtocolError("a restart record that was made with other splits or other options of the feed")
+        raise ProtocolError(OTHER_LANE)
+
+
+def check_counts(record: RestartRecord, batch_rows: int, block_rows: int) -> None:
+    """Check the numbers of samples and batches of a record; see `decode`."""
+    if record.made and record.made * batch_rows >= block_rows:
+        raise ProtocolError(OTHER_LANE)
     if not record.adds_up(batch_rows, block_rows):
         raise ProtocolError(
             f"a restart record that does not add up: it has {record.taken} samples before batch {record.index}"
         )
-    return record

@@ -9,20 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_proto import FeedError, GeneratorError, ProtocolError
+from penstock_proto import ProtocolError
 from penstock_proto import messages as m
 
 from ..activity import ActivityPage
 from ..plan_sizes import segment_count
-from ..transforms import checked_transforms
 from .indexed import IndexRun
 from .lane import LaneRun
 from .loaded_feed import LoadedFeed
+from .mixed_feed import lists_of_parts
+from .mixed_lane import Component, MixedLane
+from .opening import RunSplits
 from .randomness import GlobalRandomness
 from .shares import stretch_of_share
-from .split_list import SharedSplits
-from .splits import OpenSplit, SplitOpener
-from .transforming import SampleTransform
+from .split_list import SharedSplits, SplitSequence
+from .transforming import transform_of
 
 
 @dataclass(eq=False)
@@ -104,63 +105,62 @@ class RunOpener:
                 randomness=self._randomness,
                 page=self._page,
                 run=message.run,
-                transform=SampleTransform(
-                    checked_transforms(feed.declared.transform), feed.plan.seed, self._randomness
-                ),
+                transform=transform_of(feed.declared, feed.plan.seed, self._randomness),
             )
         else:
             batches = self._lane(message, feed)
         return Run(message.run, feed, message.epoch, message.lane, batches, batches.index + message.careful)
 
     def _lane(self, message: m.StartRun, feed: LoadedFeed) -> LaneRun:
-        segmented = feed.plan.segment is not None
+        segmented = feed.plan.segment is not None and not feed.parts
         splits = range(segment_count(feed.plan)) if segmented else self._lists.get(message.splits)
         if splits is None:
             raise ProtocolError(f"a run uses list of splits {message.splits}, which this worker was not sent")
-        opener = SplitOpener(
-            feed.declared,
-            feed.plan,
-            self._randomness,
-            self._page,
-            message.run,
-            stretch=stretch_of_share(feed.plan, feed.layout),
-            drops=feed.drops,
-            cache=feed.cache,
-            fills_cache=True,
-        )
-
-        def item(number: int, index: int) -> Any:
-            if isinstance(splits, range):
-                return index
-            self._page.enter(message.run, number, f"item {index} of the list of splits")
-            try:
-                return splits[index]
-            finally:
-                self._page.leave()
-
-        def open_split(number: int, index: int) -> OpenSplit:
-            return opener.open(item(number, index), index, message.epoch, number)
-
-        def on_skip(number: int, index: int, samples: int, error: GeneratorError | None) -> None:
-            report = None
-            if error is not None:
-                error.feed, error.worker = feed.plan.name, self._worker
-                report = m.ErrorReport.of(error)
-            try:
-                text = opener.show(item(number, index))
-            except FeedError:  # it cannot be unpickled
-                text = f"item {index} of the list of splits"
-            self._send(m.SplitSkipped(run=message.run, number=number, split=text[:1024], samples=samples, error=report))
-
+        if isinstance(splits, SharedSplits) and feed.parts:
+            return self._mixed_lane(message, feed, splits)
+        source = self._splits_of(message, feed, feed, splits)
         return LaneRun(
             feed.plan,
             epoch=message.epoch,
             lane=message.lane,
             n_splits=len(splits),
             collate=feed.collate,
-            open_split=open_split,
+            open_split=source.open,
             record=message.record,
             ahead=message.ahead,
             skip=message.skip,
-            on_skip=on_skip,
+            on_skip=source.on_skip,
+        )
+
+    def _mixed_lane(self, message: m.StartRun, feed: LoadedFeed, splits: SharedSplits) -> MixedLane:
+        mixed, components = feed.mixed, []
+        for (label, part), listed in zip(feed.parts.items(), lists_of_parts(feed, splits), strict=True):
+            source = self._splits_of(message, feed, part, listed)
+            weight = mixed.weights[label]
+            components.append(Component(part.plan, weight, len(listed), source.open, source.on_skip))
+        return MixedLane(
+            feed.plan,
+            components,
+            stop_first=mixed.stop == "first",
+            epoch=message.epoch,
+            lane=message.lane,
+            collate=feed.collate,
+            record=message.record,
+            ahead=message.ahead,
+            skip=message.skip,
+        )
+
+    def _splits_of(self, message: m.StartRun, feed: LoadedFeed, part: LoadedFeed, splits: SplitSequence) -> RunSplits:
+        """Return the splits of `part`, which is a component of `feed`, or `feed` itself."""
+        return RunSplits(
+            part,
+            splits,
+            message.epoch,
+            self._worker,
+            self._randomness,
+            self._page,
+            message.run,
+            self._send,
+            stretch=1 if feed.parts else stretch_of_share(feed.plan, feed.layout),
+            drops=feed.drops,
         )

@@ -16,7 +16,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import shown
 
 from ..activity import ActivityPage
-from ..feed import Feed, generator_call, is_shared
+from ..feed import Feed
+from ..feed_kinds import is_shared, wants_of
 from ..importing import summary, user_traceback
 from .failures import describe, pass_on
 from .randomness import GlobalRandomness
@@ -45,7 +46,7 @@ def list_splits(
         GeneratorError: the user's function raised, or, with on_error="retry", returned none.
     """
     if feed.splits is None:
-        if is_shared(feed) or generator_call(feed).wants.shard:
+        if is_shared(feed) or wants_of(feed).shard:
             return [(index, plan.lanes) for index in range(plan.lanes)]
         return [None]
     if not callable(feed.splits):
@@ -139,6 +140,26 @@ class SharedSplits:
                 f"cannot unpickle split {index} ({summary(error)}): make splits plain data, such as paths or ranges",
                 remote_traceback=user_traceback(error),
             ) from error
+
+
+class ListPart:
+    """The splits of a shared list from one index to another, as a list by itself."""
+
+    def __init__(self, whole: SharedSplits, start: int, count: int) -> None:
+        self._whole = whole
+        self._start = start
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the split with this index; see `SharedSplits`."""
+        return self._whole[self._start + index]
+
+
+SplitSequence: TypeAlias = range | SharedSplits | ListPart
+"""The splits of an epoch; numbers if they are segments."""
 
 
 def _name(function: Any) -> str:

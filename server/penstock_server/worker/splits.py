@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import filterfalse, islice
 from typing import Any
 
@@ -13,17 +14,19 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import shown
 
 from ..activity import ActivityPage
-from ..feed import Feed, generator_call, is_shared
+from ..feed import Feed
+from ..feed_kinds import is_shared
 from ..importing import user_traceback
-from ..transforms import checked_transforms
+from ..transforms import Transform
 from .batch_rows import BatchRows, NoRows
 from .cached_samples import CachedSamples, RecordedSamples, UnreadableSample
 from .collate import BadSample, Collate, Raised
 from .failures import describe
-from .randomness import GlobalRandomness, GlobalState, generator, seeds
+from .generators import CallFailed, Started, generator_of
+from .randomness import GlobalRandomness, GlobalState
 from .shares import Share
 from .split_cache import SplitCache
-from .transforming import SampleTransform, TransformedSamples, TransformFailed
+from .transforming import TransformedSamples, TransformFailed, Transforms, transform_of
 
 
 class SplitOpener:
@@ -43,6 +46,10 @@ class SplitOpener:
         drops: whether a sample is left out, as if it had not been yielded; None: none is.
         cache: where splits are kept as the generator yields them; None: nowhere.
         fills_cache: whether splits that are read to their ends are written to the cache.
+        on_uneven: called when zipped generators yield different numbers of samples, with the split's number and index,
+            the samples of the shortest, and what is to be said of it.
+        component: name of the feed in a mix, for errors; None if it is no part of one.
+        also: transforms of the mix, applied after those of the feed.
     """
 
     def __init__(
@@ -57,16 +64,20 @@ class SplitOpener:
         drops: Callable[[Any], bool] | None = None,
         cache: SplitCache | None = None,
         fills_cache: bool = False,
+        on_uneven: Callable[[int, int, int, str], None] = lambda *_: None,
+        component: str | None = None,
+        also: Sequence[Transform] = (),
     ) -> None:
         self._drops = drops
         self._cache = cache
         self._fills_cache = fills_cache
-        self._call = generator_call(feed)
-        self._transform = SampleTransform(checked_transforms(feed.transform), plan.seed, randomness)
+        self._component = component
+        self._on_uneven = on_uneven
+        self._generator = generator_of(feed, plan.seed, randomness)
+        self._transform = transform_of(feed, plan.seed, randomness, also)
         self._stretch = stretch if is_shared(feed) else None
         self._yields_batches = feed.rebatch is not None
         self._plan = plan
-        self._seed = plan.seed
         self._randomness = randomness
         self._page = page
         self._run = run
@@ -78,29 +89,34 @@ class SplitOpener:
             GeneratorError: the user's code raised, or did not return an iterator.
             FeedError: with a cache, the split cannot be told from others.
         """
-        wants, share = self._call.wants, None
+        share = None
         if self._stretch is not None:
             part, count = split
             share = Share(part, count, self._stretch)
             index = 0  # the generator is the same in all lanes
-        arguments = {"split": split, "shard": split, "epoch": epoch}
-        if wants.rng:
-            arguments["rng"] = generator(self._seed, epoch, index)
-        state = GlobalState(seeds("split", self._seed, epoch, index)) if self._call.seeds_global_state else None
-        place = self._place(split)
-        self._page.enter(self._run, number, place or self._call.name)
+        name, place = self._generator.name, self._place(split)
+
+        def start(state: GlobalState | None = None) -> Started:
+            return self._generator.start(split, index, epoch, partial(self._on_uneven, number, index), state)
+
+        self._page.enter(self._run, number, place or name)
         try:
             if self._cache is None:
-                samples = self._started(arguments, place, state)
+                started = start()
             else:
-                samples, state = self._started_cached(self._cache, arguments, place, share)
+                started = self._started_cached(self._cache, None if share is not None else split, share, start)
+        except CallFailed as failed:
+            raise _failed(failed.name, place, failed.error) from failed.error
+        except PenstockError as error:
+            error.split = place
+            raise
         finally:
             self._page.leave()
         return OpenSplit(
-            BatchRows(samples) if self._yields_batches else samples,
-            self._call.name,
+            BatchRows(started.samples) if self._yields_batches else started.samples,
+            name,
             place,
-            state,
+            started.state,
             self._randomness,
             self._page,
             self._run,
@@ -112,41 +128,21 @@ class SplitOpener:
             drops=self._drops,
         )
 
-    def _started(self, arguments: dict[str, Any], place: str | None, state: GlobalState | None) -> Iterator[Any]:
-        """Start the generator."""
-        name = self._call.name
-        calling = self._call.constructor or name
-        self._randomness.use(state)
-        try:
-            start = self._call.prepare(arguments)
-            calling = name
-            samples = start()
-        except BaseException as error:
-            raise _failed(calling, place, error) from error
-        if not hasattr(samples, "__next__"):
-            raise GeneratorError(f"{name} must return an iterator, got {shown(samples)}: {_hint(samples)}", split=place)
-        return samples  # type: ignore[no-any-return]
-
     def _started_cached(
-        self, cache: SplitCache, arguments: dict[str, Any], place: str | None, share: Share | None
-    ) -> tuple[Iterator[Any], GlobalState | None]:
-        """Open the cached split, or else start the generator, whose samples are written to the cache if nobody else
-        does so. Return the samples, and the global random state with which they are made."""
-        try:
-            key = cache.key_of(None if share is not None else arguments["split"])
-        except FeedError as error:
-            error.split = place
-            raise
+        self, cache: SplitCache, split: Any, share: Share | None, start: Callable[[GlobalState], Started]
+    ) -> Started:
+        """Open the cached split, or else start the generator with the random state of the split's key. Its samples are
+        written to the cache if nobody else does so."""
+        key = cache.key_of(split)
         found = cache.find(key)
         if self._fills_cache:
             cache.counters.opened(hit=found is not None)
         if found is not None:
             # Rows of batches are shared out, not batches.
-            return CachedSamples(found, key.name, None if self._yields_batches else share), None
-        state = key.global_state()
-        samples = self._started(arguments, place, state)
+            return Started(CachedSamples(found, key.name, None if self._yields_batches else share), None)
+        started = start(key.global_state())
         writer = cache.writer(key) if self._fills_cache else None
-        return (samples if writer is None else RecordedSamples(samples, writer)), state
+        return started if writer is None else Started(RecordedSamples(started.samples, writer), started.state)
 
     def _most(self, index: int) -> int | None:
         """Return the samples after which the split is ended, if it is a segment."""
@@ -157,16 +153,22 @@ class SplitOpener:
 
     def show(self, split: Any) -> str:
         """Return a short text for `split`, or for the generator if it takes no split."""
-        return self._place(split) or self._call.name
+        return self._place(split) or self._generator.name
 
     def _place(self, split: Any) -> str | None:
+        place = self._place_in_feed(split)
+        if self._component is None:
+            return place
+        return self._component if place is None else f"{place} of {self._component}"
+
+    def _place_in_feed(self, split: Any) -> str | None:
         if self._stretch is not None:
             return f"share {split[0]} of {split[1]}"
-        if self._call.wants.shard:
+        if self._generator.wants.shard:
             return f"shard {split[0]} of {split[1]}"
         if self._plan.segment is not None:
             return f"segment {split}"
-        return shown(split) if self._call.wants.split else None
+        return shown(split) if self._generator.wants.split else None
 
 
 class OpenSplit:
@@ -194,7 +196,7 @@ class OpenSplit:
         most: int | None = None,
         *,
         share: Share | None = None,
-        transform: SampleTransform | None = None,
+        transform: Transforms | None = None,
         key: tuple[int, int] = (0, 0),
         drops: Callable[[Any], bool] | None = None,
     ) -> None:
@@ -321,6 +323,11 @@ class OpenSplit:
             return error.user_error(self.place, self._which(self._transformed.number - 1))
         if isinstance(error, UnreadableSample):
             return error.user_error(self.place)
+        if isinstance(error, CallFailed):
+            return _failed(error.name, self.place, error.error)
+        if isinstance(error, GeneratorError):
+            error.split = self.place
+            return error
         return _failed(self._name, self.place, error)
 
     def _which(self, number: int) -> str:
@@ -339,9 +346,3 @@ def _failed(name: str, place: str | None, error: BaseException) -> GeneratorErro
 
 def _same(number: int) -> int:
     return number
-
-
-def _hint(returned: Any) -> str:
-    if returned is None:
-        return "did you forget to `yield` its samples?"
-    return "`yield` the samples one by one, or return iter(...) of it"

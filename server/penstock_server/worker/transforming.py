@@ -10,14 +10,17 @@ This file knows no lanes or runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock_proto import GeneratorError
 
+from ..component_options import seed_of
+from ..feed_options import FeedOptions
 from ..importing import user_traceback
-from ..transforms import Transform
+from ..transforms import Transform, checked_transforms
+from ..zipped import Form, Zipped, ZippedItems
 from .failures import describe
 from .randomness import GlobalRandomness, GlobalState, seed_all, seeds
 
@@ -91,6 +94,51 @@ class SampleTransform:
         return sample
 
 
+class ZippedTransform:
+    """Transforms the parts of zipped samples, each with its own transforms and random numbers, and then the whole.
+
+    So a zipped sample that is read again only to be dropped is not transformed either.
+    """
+
+    def __init__(self, form: Form, parts: dict[str, Transforms], whole: SampleTransform) -> None:
+        self._form = form
+        self._parts = parts
+        self._whole = whole
+        self._any_part = any(parts.values())
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return self._any_part or bool(self._whole)
+
+    def __call__(self, sample: Any, epoch: int, split: int, number: int) -> Any:
+        """Return the transformed sample; see `SampleTransform`."""
+        if self._any_part:
+            samples = self._form.apart(sample)
+            for place, (label, transform) in enumerate(self._parts.items()):
+                if transform:
+                    try:
+                        samples[place] = transform(samples[place], epoch, split, number)
+                    except TransformFailed as failed:
+                        raise TransformFailed(f"{failed.name} of {label}", failed.error) from failed.error
+            sample = self._form.joined(samples)
+        return self._whole(sample, epoch, split, number) if self._whole else sample
+
+
+Transforms: TypeAlias = SampleTransform | ZippedTransform
+
+
+def transform_of(
+    feed: FeedOptions, seed: int, randomness: GlobalRandomness, also: Sequence[Transform] = ()
+) -> Transforms:
+    """Return what transforms the samples of a feed; `also` is applied after its own transforms."""
+    own = SampleTransform((*checked_transforms(feed.transform), *also), seed, randomness)
+    source = feed.generate
+    if not isinstance(source, Zipped | ZippedItems):
+        return own
+    parts = {label: transform_of(part, seed_of(seed, label), randomness) for label, part in source.parts.items()}
+    return ZippedTransform(source.form, parts, own)
+
+
 class TransformedSamples(Iterator[Any]):
     """The samples of an open split, transformed one by one.
 
@@ -110,7 +158,7 @@ class TransformedSamples(Iterator[Any]):
     def __init__(
         self,
         samples: Iterator[Any],
-        transform: SampleTransform,
+        transform: Transforms,
         epoch: int,
         split: int,
         place_of: Callable[[int], int],

@@ -23,6 +23,7 @@ from .filling import Filler, nothing_made
 from .lane import LaneRun
 from .listing import answer_listing
 from .loaded_feed import LoadedFeed
+from .mixed_feed import check_mixed
 from .randomness import GlobalRandomness
 from .reproducibility import check_reproducibility
 from .run import Run, RunOpener
@@ -68,7 +69,8 @@ class Work:
         self._daemon = daemon
         self._lists: dict[int, SharedSplits] = {}
         self._runs: dict[int, Run] = {}
-        self._cached = [feed for feed in feeds.values() if feed.cache is not None]
+        each = (one for feed in feeds.values() for one in (feed, *feed.parts.values()))
+        self._cached = [feed for feed in each if feed.cache is not None]
         self._told_of_caches = 0.0
         self._scheduler = Scheduler[Run](
             lambda run: run.number // m.IDS_PER_STREAM, lambda run: run.waiting is not None
@@ -168,10 +170,20 @@ class Work:
 
     def _compare(self, message: m.Compare) -> None:
         feed = self._feeds[message.feed]
-        splits = self._lists.get(message.splits, range(segment_count(feed.plan) if feed.plan.segment else 0))
-        found = check_reproducibility(
-            feed, splits, message.index, message.digests, self.randomness, self._page, message.run
-        )
+        splits = self._lists.get(message.splits)
+        if feed.parts:
+            assert splits is not None
+            found = check_mixed(feed, splits, message.digests, self.randomness, self._page, message.run)
+        else:
+            found = check_reproducibility(
+                feed,
+                splits or range(segment_count(feed.plan) if feed.plan.segment else 0),
+                message.index,
+                message.digests,
+                self.randomness,
+                self._page,
+                message.run,
+            )
         self._daemon.send(m.Compared(run=message.run, warning=found[:1024]))
 
     def _drop(self, number: int) -> None:

@@ -1,0 +1,75 @@
+"""What a feed may set if `Feed.zip` or `Feed.mix` combines it with others: what makes its samples, and nothing else.
+
+Options of the order, of batches and of failures hold for all components together. So they are given to the combined
+feed, and a component that sets one is refused: to ignore it in silence would be worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from penstock_proto.spec import shown
+
+from .feed_options import FeedOptions
+from .permutation import make_key
+
+_OWN = frozenset(("generate", "method", "args", "kwargs", "transform", "splits", "segment", "batch_size", "name"))
+"""Options that a component may set. Its name is that under which it is served by itself, and has no effect here."""
+
+_DEFAULTS = {field.name: field.default for field in fields(FeedOptions) if field.name not in _OWN and field.kw_only}
+
+
+def check_component(
+    label: str, feed: Any, combining: str, *, also: Sequence[str] = (), instead: Mapping[str, str] | None = None
+) -> None:
+    """Check that a component is a feed, and sets only what makes its samples.
+
+    Args:
+        label: the component's name, for errors.
+        feed: what the user gave.
+        combining: "Feed.zip" or "Feed.mix".
+        also: further options that it may set.
+        instead: for options that the combined feed cannot take over, why not and what to do.
+
+    Raises:
+        TypeError, ValueError: it cannot be combined.
+    """
+    if not isinstance(feed, FeedOptions):
+        raise TypeError(f"{combining} combines feeds, and {label} is {shown(feed)}: give Feed(...)")
+    for option, default in _DEFAULTS.items():
+        value = getattr(feed, option)
+        is_set = type(value) is not type(default) or value != default
+        if is_set and option not in also and not (option == "env" and not value):
+            why = f"holds for the combined feed alone: leave it out there, and give it to {combining}"
+            raise ValueError(f"{label} sets {option}={shown(value)}, which {(instead or {}).get(option, why)}")
+
+
+def agreed_batch_size(feeds: Mapping[str, FeedOptions], combining: str, options: Mapping[str, Any]) -> int | None:
+    """Return the batch size of a combined feed: from `options`, or else that of its components.
+
+    Raises:
+        ValueError: they differ, or ready batches and samples would be combined.
+    """
+    sizes = {label: feed.batch_size for label, feed in feeds.items()}
+    found: set[int | None] = set(sizes.values())
+    if "batch_size" in options:
+        found = {size and 1 for size in found} | {options["batch_size"] and 1}
+        if len(found) == 1:
+            return options["batch_size"]  # type: ignore[no-any-return]  # `Feed` checks it
+    elif len(found) == 1:
+        return found.pop()
+    listed = ", ".join(f"{label} has batch_size={size}" for label, size in sizes.items())
+    if None in found:
+        raise ValueError(
+            f"{listed}: with None a feed yields whole batches, so all of them must have None, or none and {combining} "
+            "neither"
+        )
+    raise ValueError(f"{listed}: give {combining} a batch_size=, or all of them the same")
+
+
+def seed_of(seed: int, label: str) -> int:
+    """Return the seed of the component `label` of a feed with this seed, so that two components draw different
+    numbers."""
+    return make_key(seed, "component", label) >> 2

@@ -1,0 +1,243 @@
+"""Starts the generator of a feed with the arguments that it takes. Several that are zipped run in step.
+
+A generator has an `rng` of its own, or draws from states of the global generators that belong to its split. Those that
+are zipped share these states: they always run in the same order, and to exchange the states for each sample would take
+80 us. This file knows no lanes or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from penstock_proto import GeneratorError
+from penstock_proto.spec import shown
+
+from ..component_options import seed_of
+from ..feed_kinds import generator_call
+from ..feed_options import FeedOptions
+from ..generator_call import Wants
+from ..zipped import Zipped
+from .randomness import GlobalRandomness, GlobalState, generator, seeds
+
+
+class CallFailed(Exception):
+    """User code raised `error` in the function `name`."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(name, error)
+        self.name = name
+        self.error = error
+
+
+class Started(NamedTuple):
+    """A generator that was started.
+
+    Attributes:
+        samples: what it yields.
+        state: the global random state that it draws from, or None.
+    """
+
+    samples: Iterator[Any]
+    state: GlobalState | None
+
+
+class OneGenerator:
+    """The generator of a feed.
+
+    Args:
+        feed: the user's object.
+        seed: for its random numbers.
+        randomness: the random numbers of this process.
+
+    Attributes:
+        name: of the function, or of the class and its method.
+        wants: the arguments that it takes.
+    """
+
+    def __init__(self, feed: FeedOptions, seed: int, randomness: GlobalRandomness) -> None:
+        self._call = generator_call(feed)
+        self._seed = seed
+        self._randomness = randomness
+        self.name = self._call.name
+        self.wants: Wants = self._call.wants
+
+    @property
+    def draws_globally(self) -> bool:
+        """Whether it may draw from the global random generators."""
+        return self._call.seeds_global_state
+
+    def start(
+        self,
+        split: Any,
+        index: int,
+        epoch: int,
+        report: Callable[[int, str], None],
+        state: GlobalState | None = None,
+    ) -> Started:
+        """Start it.
+
+        Args:
+            split: the split, segment number or shard that it gets if it takes one.
+            index: of the split, for its random numbers.
+            epoch: from 0.
+            report: not needed.
+            state: the global random state to draw from; by default one of its own, if it needs one.
+
+        Raises:
+            CallFailed: the user's code raised.
+            GeneratorError: it did not return an iterator.
+        """
+        arguments = {"split": split, "shard": split, "epoch": epoch}
+        if self.wants.rng:
+            arguments["rng"] = generator(self._seed, epoch, index)
+        if not self.draws_globally:
+            state = None
+        elif state is None:
+            state = GlobalState(seeds("split", self._seed, epoch, index))
+        calling = self._call.constructor or self.name
+        self._randomness.use(state)
+        try:
+            start = self._call.prepare(arguments)
+            calling = self.name
+            samples = start()
+        except BaseException as error:
+            raise CallFailed(calling, error) from error
+        if not hasattr(samples, "__next__"):
+            raise GeneratorError(f"{self.name} must return an iterator, got {shown(samples)}: {_hint(samples)}")
+        return Started(samples, state)
+
+
+class ZippedGenerators:
+    """The generators of a zipped feed. See `OneGenerator`."""
+
+    def __init__(self, zipped: Zipped, seed: int, randomness: GlobalRandomness) -> None:
+        self._zipped = zipped
+        self._seed = seed
+        self._parts = {
+            label: generator_of(feed, seed_of(seed, label), randomness) for label, feed in zipped.parts.items()
+        }
+        self.name = zipped.name
+        self.wants = zipped.wants
+
+    @property
+    def draws_globally(self) -> bool:
+        """Whether one of them may draw from the global random generators."""
+        return any(part.draws_globally for part in self._parts.values())
+
+    def start(
+        self,
+        split: Any,
+        index: int,
+        epoch: int,
+        report: Callable[[int, str], None],
+        state: GlobalState | None = None,
+    ) -> Started:
+        """Start all of them; see `OneGenerator`. `split` is a tuple of splits if they take splits.
+
+        `report` is called with the number of samples, and why there are no more, if the generators yield different
+        numbers of samples and the feed is to say so.
+        """
+        if state is None and self.draws_globally:
+            state = GlobalState(seeds("split", self._seed, epoch, index))
+        pairs = self.wants.split and isinstance(split, tuple)
+        started: dict[str, Iterator[Any]] = {}
+        samples = ZippedSamples(self._zipped, self._parts, started, report)
+        for number, (label, part) in enumerate(self._parts.items()):
+            try:
+                each = split[number] if pairs else split
+                started[label] = part.start(each, index, epoch, report, state).samples
+            except CallFailed as failed:
+                samples.close()
+                raise CallFailed(f"{failed.name} of {label}", failed.error) from failed.error
+            except BaseException:
+                samples.close()
+                raise
+        return Started(samples, state)
+
+
+class ZippedSamples(Iterator[Any]):
+    """The samples of generators that run in step, joined. It ends with the first of them that ends."""
+
+    def __init__(
+        self,
+        zipped: Zipped,
+        generators: Mapping[str, OneGenerator | ZippedGenerators],
+        started: dict[str, Iterator[Any]],
+        report: Callable[[int, str], None],
+    ) -> None:
+        self._zipped = zipped
+        self._generators = generators
+        self._started = started
+        self._report = report
+        self._yielded = 0
+
+    def __next__(self) -> Any:
+        samples: list[Any] = []
+        for label, part in self._started.items():
+            try:
+                samples.append(self._next(label, part))
+            except StopIteration:
+                self._ended(label, longer=bool(samples))
+                raise
+        self._yielded += 1
+        return self._zipped.form.joined(samples)
+
+    def close(self) -> None:
+        """End the generators. An error in the clean-up of one is raised when all have ended."""
+        with ExitStack() as closing:
+            for part in reversed(self._started.values()):
+                closing.callback(getattr(part, "close", _nothing))
+
+    def _next(self, label: str, part: Iterator[Any]) -> Any:
+        try:
+            return next(part)
+        except (StopIteration, GeneratorError):
+            raise
+        except CallFailed as failed:
+            raise CallFailed(f"{failed.name} of {label}", failed.error) from failed.error
+        except BaseException as error:
+            raise CallFailed(f"{self._generators[label].name} of {label}", error) from error
+
+    def _ended(self, label: str, *, longer: bool) -> None:
+        """The part `label` has ended. If it is the first one, see whether the next has `longer` samples.
+
+        Raises:
+            GeneratorError: the numbers of samples differ, and the feed forbids it.
+        """
+        if self._zipped.uneven == "allow":
+            return
+        others = [other for other in self._started if other != label]
+        if not longer:
+            others = [other for other in others if self._has_more(other)][:1]
+        if not others:
+            return
+        why = f"{label} has {self._yielded} samples there, and {others[0]} has more"
+        if self._zipped.uneven == "raise":
+            raise GeneratorError(f"{why}, which uneven='raise' of {self._zipped.name} forbids")
+        self._report(self._yielded, f"{why}. If that is meant, give Feed.zip uneven='allow'")
+
+    def _has_more(self, label: str) -> bool:
+        try:
+            self._next(label, self._started[label])
+        except StopIteration:
+            return False
+        return True
+
+
+def generator_of(feed: FeedOptions, seed: int, randomness: GlobalRandomness) -> OneGenerator | ZippedGenerators:
+    """Return the generator of a feed that is not indexable, or its generators if it is zipped."""
+    if isinstance(feed.generate, Zipped):
+        return ZippedGenerators(feed.generate, seed, randomness)
+    return OneGenerator(feed, seed, randomness)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hint(returned: Any) -> str:
+    if returned is None:
+        return "did you forget to `yield` its samples?"
+    return "`yield` the samples one by one, or return iter(...) of it"
