@@ -55,6 +55,18 @@ def test_a_member_of_a_group_gets_the_next_epoch_as_soon_as_the_others_have_read
     assert [command.consumer for command in world.take() if isinstance(command, do.SendSlab)] == [two.reader.number]
 
 
+def test_a_member_of_a_group_that_is_late_for_the_last_epoch_hears_that_it_has_ended() -> None:
+    world = World(SimFeed(splits=(4,), lanes=1, batch_size=4, epochs=1))
+    one = world.open(reads=[(0, None)], group="g", stays=True, credit=4)
+    two = world.open(reads=[], group="g", stays=True, credit=4)
+    world.settle()
+    assert one.read[0] == list(world.feeds["train"].expected(0))
+    assert 0 in one.ended
+    two.gone = True  # the world does nothing for it: what it says is said here
+    world.handle(on.Begin(two.reader.number, 0))
+    assert do.Tell(two.reader.number, m.End(0, 0, 0, 0)) in world.take()
+
+
 def test_a_daemon_that_stops_waits_until_all_was_handed_over() -> None:
     world = World(SimFeed())
     consumer = world.open(stays=True)

@@ -204,7 +204,8 @@ class Stream:
         """
         if self.error is not None:
             return  # the consumer was told
-        if self._delivery.shared and self._epochs and number < self._epochs[0].number and not consumer.reading:
+        first = self._epochs[0].number if self._epochs else self._opening.next  # none is open after the last one
+        if self._delivery.shared and number < first and not consumer.reading:
             self.outlet.tell(m.End(number, 0, 0, 0), [consumer])  # it is late: the others have read the epoch
             consumer.ends += 1
             return
