@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mixing_model import Positions, full_order, mixing, penstock_order, slab_batches, tfdata_order
+from mixing_model import Positions, full_order, mixing, penstock_order, tfdata_order, turn_and_pool
 from transport import aligned, progress
 
 from penstock_server import Feed
@@ -28,7 +28,7 @@ FILES = (16, 64, 1000)
 SAMPLES = (200, 5000)
 """In a file."""
 NBYTES = {100: "100 B", 10_000: "10 KB", 600_000: "600 KB"}
-"""Of a sample: larger ones have shorter turns."""
+"""Of a sample: larger ones have shorter turns, and fewer lanes mix their rows."""
 SHUFFLES = (0, 1000, 10_000, None)
 """None: all samples of the epoch."""
 SHOWN = (64, 200)
@@ -54,9 +54,8 @@ def case(files: int, samples: int, shuffle: int | None) -> dict[str, Any]:
     sizes = np.full(files, samples)
     buffer = files * samples if shuffle is None else shuffle
     plan = plan_of(files, buffer)
-    turns = {f"penstock, {name}": slab_batches(plan, nbytes) for nbytes, name in NBYTES.items()}
-    turns["penstock, turn=1"] = 1
-    known = {turn: figures(penstock_order(plan, sizes, turn), sizes) for turn in set(turns.values())}
+    turns = {f"penstock, {name}": turn_and_pool(plan, nbytes) for nbytes, name in NBYTES.items()}
+    known = {each: figures(penstock_order(plan, sizes, *each), sizes) for each in set(turns.values())}
     return {
         "files": files,
         "samples": samples,
@@ -64,7 +63,7 @@ def case(files: int, samples: int, shuffle: int | None) -> dict[str, Any]:
         "interleave": plan.interleave,
         "turns": turns,
         "orders": {
-            **{label: known[turn] for label, turn in turns.items()},
+            **{label: known[each] for label, each in turns.items()},
             "tf.data": figures(tfdata_order(sizes, cycle=CYCLE, buffer=buffer), sizes),
             "full": figures(full_order(files * samples), sizes),
         },
@@ -78,7 +77,7 @@ def points(shuffle: int | None) -> dict[str, list[int]]:
     buffer = files * samples if shuffle is None else shuffle
     plan = plan_of(files, buffer)
     found = {
-        "penstock": penstock_order(plan, sizes, slab_batches(plan, 100)),
+        "penstock": penstock_order(plan, sizes, *turn_and_pool(plan, 100)),
         "tf.data": tfdata_order(sizes, cycle=CYCLE, buffer=buffer),
     }
     return {name: order[:: files * samples // POINTS].tolist() for name, order in found.items()}
@@ -90,7 +89,7 @@ def shuffle_name(shuffle: int | None) -> str:
 
 def table(result: dict[str, Any], samples: int) -> str:
     """The figures for files of so many samples."""
-    spreads = [*(f"penstock, {name}" for name in NBYTES.values()), "penstock, turn=1", "tf.data"]
+    spreads = [*(f"penstock, {name}" for name in NBYTES.values()), "tf.data"]
     lines = [
         [
             "files",

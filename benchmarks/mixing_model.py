@@ -1,9 +1,9 @@
 """The order of a stream as NumPy arrays, without processes: which sample comes when.
 
-`penstock_order` follows `worker/lane.py`, `worker/lane_splits.py` and `coordinator/order.py` for a feed with splits; a
-test compares it with a real stream. `tfdata_order` is that of `interleave(deterministic=True)` and `shuffle`, and
-`full_order` a permutation of the whole epoch. Each returns positions: element *k* is the number of the sample that is
-number *k* of the stream. Samples are numbered through the list of splits.
+`penstock_order` follows `worker/lane.py`, `worker/lane_splits.py` and `coordinator/pooled_order.py` for a feed with
+splits; a test compares it with a real stream. `tfdata_order` is that of `interleave(deterministic=True)` and `shuffle`,
+and `full_order` a permutation of the whole epoch. Each returns positions: element *k* is the number of the sample that
+is number *k* of the stream. Samples are numbered through the list of splits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy.typing as npt
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf
 from penstock_server.permutation import make_key, permute
-from penstock_server.plan_sizes import block_samples, fixed_slots
+from penstock_server.plan_sizes import block_samples, fixed_slots, pooled_lanes
+from penstock_server.pool_order import source_rows
 
 Positions = npt.NDArray[np.int64]
 
@@ -52,20 +53,23 @@ def mixing(positions: Positions, sizes: Positions, *, batch_size: int, window: i
     return Mixing(float(distinct.mean()), float(np.mean(found)) / (len(sizes) - 1) * correction)
 
 
-def slab_batches(plan: FeedPlan, sample_nbytes: int) -> int:
-    """Return the batches in a turn of a feed whose samples are `sample_nbytes` bytes in one leaf."""
+def turn_and_pool(plan: FeedPlan, sample_nbytes: int) -> tuple[int, int]:
+    """Return the batches in a turn, and the lanes that mix their rows, of a feed whose samples are `sample_nbytes`
+    bytes in one leaf."""
     assert plan.batch_size is not None
-    return fixed_slots(plan, Leaf(np.uint8, (sample_nbytes,)), plan.batch_size).batches
+    spec = Leaf(np.uint8, (sample_nbytes,))
+    return fixed_slots(plan, spec, plan.batch_size).batches, pooled_lanes(plan, spec)
 
 
-def penstock_order(plan: FeedPlan, sizes: Positions, turn: int, epoch: int = 0) -> Positions:
-    """Return the order of one epoch of a feed whose splits have these `sizes`.
+def penstock_order(plan: FeedPlan, sizes: Positions, turn: int, pool: int, epoch: int = 0) -> Positions:
+    """Return the order of one epoch of a feed whose splits have these `sizes`, in turns of `turn` batches. `pool`
+    lanes mix their rows.
 
     The feed has a `batch_size`, and neither segments nor buckets.
     """
     n_splits = len(sizes)
     lanes = [_lane(plan, sizes, epoch, lane) for lane in range(min(plan.lanes, n_splits))]
-    return np.concatenate(list(_visits(lanes, plan.batch_size or 1, turn)))
+    return np.concatenate(list(_visits(plan, lanes, turn, pool, epoch)))
 
 
 def tfdata_order(sizes: Positions, *, cycle: int, buffer: int, seed: int = 0) -> Positions:
@@ -136,23 +140,32 @@ def _blocks(starts: Positions, sizes: Positions, rows: int, seats: int) -> Itera
             return
 
 
-def _visits(lanes: list[Positions], batch_size: int, turn: int) -> Iterator[Positions]:
-    """The stream that visits the lanes in turn, with merged batches of what ended lanes have left over."""
+def _visits(plan: FeedPlan, lanes: list[Positions], turn: int, pool: int, epoch: int) -> Iterator[Positions]:
+    """The stream that visits the lanes in turn and mixes the rows of pools, with merged batches of leftovers."""
+    batch_size = plan.batch_size or 1
     live = list(range(len(lanes)))
     at = [0] * len(lanes)
     leftover = np.empty(0, np.int64)
+    visit = 0
     while live:
-        for lane in list(live):
-            rows = lanes[lane][at[lane] : at[lane] + turn * batch_size]
-            whole = len(rows) // batch_size * batch_size
-            at[lane] += whole
-            yield rows[:whole]
-            if whole < turn * batch_size:
-                live.remove(lane)
-                leftover = np.concatenate((leftover, rows[whole:]))
-                merged = len(leftover) // batch_size * batch_size
-                yield leftover[:merged]
-                leftover = leftover[merged:]
+        for part in sorted({lane // pool for lane in live}):
+            visits = []
+            for lane in [lane for lane in live if lane // pool == part]:
+                rows = lanes[lane][at[lane] : at[lane] + turn * batch_size]
+                whole = len(rows) // batch_size * batch_size
+                at[lane] += whole
+                visits.append(rows[:whole])
+                if whole < turn * batch_size:
+                    live.remove(lane)
+                    leftover = np.concatenate((leftover, rows[whole:]))
+            pooled = np.concatenate(visits)
+            if pool > 1 and len(pooled):
+                pooled = pooled[source_rows(plan.seed, epoch, visit, part, len(pooled), 0, len(pooled))]
+            yield pooled
+            merged = len(leftover) // batch_size * batch_size
+            yield leftover[:merged]
+            leftover = leftover[merged:]
+        visit += 1
     yield leftover
 
 

@@ -15,13 +15,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace as replace_struct
-from reference import batches_of_index, batches_of_lanes
+from reference import batches_of_index, batches_of_lanes, batches_of_pools
 from simulated_attacker import Attacker
 
 from penstock._progress import EpochCheck, Progress
@@ -35,7 +35,7 @@ from penstock_proto import (
     ProtocolError,
 )
 from penstock_proto import messages as m
-from penstock_proto.layout import TAIL_LANE, lay_out
+from penstock_proto.layout import lay_out
 from penstock_proto.messages import IDS_PER_STREAM, FeedInfo, FeedPlan
 from penstock_proto.position import Position, pack, unpack
 from penstock_server.coordinator import Coordinator
@@ -45,6 +45,7 @@ from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import Consumer as Reader
 from penstock_server.coordinator.feeds import ServedFeed, Skipped, SplitsInfo
 from penstock_server.plan_sizes import ENDLESS
+from penstock_server.pool_order import source_rows
 from penstock_server.statefile import StateFile
 
 Sample: TypeAlias = tuple[int, int, int]
@@ -134,10 +135,19 @@ class SimFeed:
             attempts=self.attempts,
         )
 
+    def served(self) -> ServedFeed:
+        """As a coordinator knows it."""
+        splits = SplitsInfo(0, len(self.splits), bytes(32)) if self.length is None and not self.dynamic else None
+        return ServedFeed(self.plan(), self.spec(), 8, splits)
+
     def info(self) -> FeedInfo:
         """As a daemon's Welcome has it."""
-        splits = SplitsInfo(0, len(self.splits), bytes(32)) if self.length is None else None
-        return ServedFeed(self.plan(), self.spec(), 8, splits).info
+        return self.served().info
+
+    @cached_property
+    def pool(self) -> int:
+        """How many lanes mix their rows."""
+        return self.info().pool
 
     def spec(self) -> Leaf:
         if self.fixed:
@@ -205,12 +215,24 @@ class SimFeed:
         if self.length is not None:
             items = self.index(epoch, 0, self.length)
             return batches_of_index(items, batch_size=self.batch_size or 1, drop_remainder=self.drop_remainder)
+        lanes = [self.lane(epoch, lane, cuts) for lane in range(self.lane_count())]
+        if self.pool > 1:
+            return batches_of_pools(
+                lanes,
+                batch_size=self.batch_size or 1,
+                turn=self.turn,
+                pool=self.pool,
+                mix=partial(mixed, epoch),
+                drop_remainder=self.drop_remainder,
+            )
         return batches_of_lanes(
-            [self.lane(epoch, lane, cuts) for lane in range(self.lane_count())],
-            batch_size=self.batch_size or 1,
-            turn=self.turn,
-            drop_remainder=self.drop_remainder,
+            lanes, batch_size=self.batch_size or 1, turn=self.turn, drop_remainder=self.drop_remainder
         )
+
+
+def mixed(epoch: int, visit: int, part: int, rows: Sequence[Sample]) -> list[Sample]:
+    """The rows of a pool in their new order."""
+    return [rows[k] for k in source_rows(0, epoch, visit, part, len(rows), 0, len(rows))] if rows else []
 
 
 # --- the host's memory ------------------------------------------------------------------------------------------------
@@ -377,6 +399,8 @@ class Worker:
         self.dropped: set[int] = set()
         self.runs: dict[int, Run] = {}
         self.fills: list[Fill] = []
+        self.pooling: set[int] = set()
+        """Runs that only copy rows."""
         self.told: deque[Event] = deque()
         self.answers: deque[Event] = deque()
         self._world = world
@@ -388,7 +412,7 @@ class Worker:
 
     def fills_of(self, run: int) -> bool:
         """Whether it writes into slots for the run."""
-        return run in self.runs and not self.runs[run].failed
+        return run in self.pooling or (run in self.runs and not self.runs[run].failed)
 
     # what it is told
 
@@ -476,6 +500,26 @@ class Worker:
             hold((rows.row == 0) == (rows.before == ((0,),)), "rows are written to a wrong place")
         slot.write(rows.ticket, 0, leftover, rows.row, rows.rows)
         self._answer(m.RowsWritten(rows.run, rows.ticket))
+
+    def pool_rows(self, command: do.PoolRows, feed: SimFeed, slot: Slot, sources: list[Slot]) -> None:
+        """It copies rows of a pool."""
+        rows: list[Sample] = []
+        for source, (ticket, batches) in zip(sources, command.sources, strict=True):
+            if source.ticket != ticket:  # the epoch was closed, and nobody wants the copy
+                rows = []
+                break
+            hold(set(source.content) >= set(range(batches)), "a pool is mixed before its visits are made")
+            rows += [row for place in range(batches) for row in source.read(ticket, place)]
+        size = feed.batch_size or 1
+        hold(slot.ticket == command.ticket, "a slot is freed while rows are copied into it")
+        if rows:
+            order = mixed(command.epoch, command.visit, command.part, rows)
+            for place in range(command.batches):
+                at = (command.first + place) * size
+                slot.write(command.ticket, place, order[at : at + size])
+        slot.fillers.discard((self, command.run))
+        self.pooling.discard(command.run)
+        self._answer(m.RowsWritten(command.run, command.ticket))
 
     def drop_run(self, run: int) -> None:
         self.dropped.add(run)
@@ -583,7 +627,7 @@ class Slab:
     nbytes: int
     batches: dict[int, Batch]
     message: m.Slab
-    before: tuple[m.LaneEnded | m.SentElsewhere, ...] = ()
+    before: tuple[m.LaneEnded | m.PoolBegun | m.SentElsewhere, ...] = ()
 
     def verify(self) -> None:
         """Check that the bytes are still those that were sent."""
@@ -655,7 +699,7 @@ class Consumer:
         self._ask = ask
         self._position = position
         self.lost = False
-        self._before: list[m.LaneEnded | m.SentElsewhere] = []
+        self._before: list[m.LaneEnded | m.PoolBegun | m.SentElsewhere] = []
         self._tally = EpochCheck(position)
         self._ends = self._ends_said = 0
         self._begin_again = False
@@ -719,7 +763,7 @@ class Consumer:
             )
             self._void(slab)
 
-    def hear(self, message: m.Begun | m.SentElsewhere | m.LaneEnded | m.End | m.Opened | m.Failed) -> None:
+    def hear(self, message: do.Said) -> None:
         """Take in a message other than a slab."""
         match message:
             case m.End():
@@ -742,6 +786,12 @@ class Consumer:
                 self._before.append(message)
                 self._tally.ended(message)
                 self.cuts[message.epoch, message.lane] = message.record
+            case m.PoolBegun() if message.epoch == self._epoch:
+                self._before.append(message)
+                self._tally.pooled(message)
+                for lane in message.lanes:
+                    if lane.number >= 0:
+                        self.cuts[message.epoch, lane.lane] = lane.record
 
     def _end(self, end: m.End) -> None:
         hold(end.epoch not in self.ended, f"epoch {end.epoch} ends twice")
@@ -1389,6 +1439,13 @@ class World:
 
     _do_MeasureRows = _do_WriteRows
 
+    def _do_PoolRows(self, command: do.PoolRows) -> None:
+        worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
+        slot.fillers.add((worker, command.run))
+        worker.pooling.add(command.run)
+        sources = [self.arena.used[ticket] for ticket, _ in command.sources]
+        self._tell(command.worker, worker.pool_rows, command, self.feeds[command.feed], slot, sources)
+
     def _do_DropRun(self, command: do.DropRun) -> None:
         self._tell(command.worker, self.workers[command.worker].drop_run, command.run)
 
@@ -1451,7 +1508,7 @@ class World:
         nbytes = feed.nbytes(batches[first], command.batches)
         hold(command.nbytes == nbytes, "a slab says a wrong number of bytes")
         hold(command.shapes == feed.shapes(batches[first]), "a slab says wrong shapes")
-        in_turn = command.lane == TAIL_LANE or command.repeat
+        in_turn = command.lane < 0 or command.repeat
         hold(in_turn or command.index % feed.turn >= first, "a slab says a wrong index")
         slabs, nbytes = consumer.under_way
         hold(slabs <= stream.share.credit, f"{slabs} slabs are under way with a credit of {stream.share.credit}")

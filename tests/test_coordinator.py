@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,6 +29,7 @@ from penstock_proto import (
     WorkerDied,
 )
 from penstock_proto.position import pack, unpack
+from penstock_server import plan_sizes
 from penstock_server.coordinator import events as on
 from penstock_server.coordinator.memory import Share
 
@@ -49,12 +50,23 @@ class Case:
     asks: Mapping[str, Any]
 
     def world(self, *others: SimFeed, **options: Any) -> World:
-        """A world with memory for this many slots; plenty if batches grow."""
-        memory = self.slots * PAGE * (1 + len(others)) if not self.feed.growth else 1 << 22
+        """A world with memory for this many slots, besides those of a pool; plenty if batches grow."""
+        slots = self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)
+        memory = slots * PAGE * (1 + len(others)) if not self.feed.growth else 1 << 22
         return World(self.feed, *others, workers=self.workers, memory=memory, seed=self.seed, **options)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_pools() -> Iterator[None]:
+    """Of the lanes of these feeds, three mix their rows with each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_sizes, "_POOL", 3 * PAGE)
+        yield
+
+
 seeds = st.integers(0, 2**32)
+shuffles = st.sampled_from((0, 0, 7))
+"""With shuffling in exact order, lanes mix their rows."""
 asks = st.fixed_dictionaries(
     {
         "credit": st.integers(1, 5),
@@ -71,6 +83,7 @@ lane_feeds = st.builds(
     turn=st.integers(1, 3),
     drop_remainder=st.booleans(),
     dynamic=st.booleans(),
+    shuffle=shuffles,
 ).filter(lambda feed: not feed.drop_remainder or sum(feed.splits) >= (feed.batch_size or 1))  # that is an error
 index_feeds = st.builds(
     SimFeed,
@@ -100,6 +113,7 @@ uneven_feeds = st.builds(
     lanes=st.just(9),
     batch_size=st.integers(4, 5),
     turn=st.integers(1, 3),
+    shuffle=shuffles,
 )
 """A feed whose lanes end at different places, so that merged batches stand in the middle of the epoch."""
 endless_feeds = st.builds(
@@ -108,6 +122,7 @@ endless_feeds = st.builds(
     lanes=st.sampled_from((1, 2, 4, 8)),
     batch_size=st.integers(1, 5),
     turn=st.integers(1, 3),
+    shuffle=shuffles,
     endless=st.just(True),
 ).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # else a lane may have empty segments alone
 any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds)
@@ -181,10 +196,12 @@ class TestOrder:
         self, feed: SimFeed, workers: int, local: bool, seed: int
     ) -> None:
         feed = replace(feed, growth=0)
-        world = World(feed, workers=workers, memory=3 * PAGE, seed=seed)
+        made = 1 if feed.pool == 1 else feed.pool + 1  # the slots of a pool, and one more
+        blocks = feed.served().blocks_nbytes
+        world = World(feed, workers=workers, memory=(made + 2) * PAGE + blocks, seed=seed)
         reads = [(0, None), (1, None)]
         consumer = world.open(reads=reads, credit=4, quota=4 if local else 0, hoards=True)
-        assert consumer.stream.share == (Share(1, 1, 1, 3 * PAGE) if local else Share(1, 1, 0, 2 * PAGE))
+        assert consumer.stream.share == Share(made, 1, int(local), (made + 1 + local) * PAGE + blocks)
         world.run()
         for epoch, _ in reads:
             check_epoch(feed, epoch, consumer.read[epoch])

@@ -191,7 +191,7 @@ def test_a_generator_that_cannot_be_divided_is_one_lane_and_says_how_to_divide_i
     assert "segment=" in plan.warnings[0]
     plan = Feed(alone, transform=abs, batch_size=4, lanes=8, shuffle=100).plan("train")
     assert (plan.lanes, plan.interleave, plan.turn, plan.warnings) == (8, 1, 4, ())
-    assert mixing_warning(plan, 8) is None
+    assert mixing_warning(plan, 8, pool=1) is None
     assert Feed(alone, transform=abs, batch_size=4, turn=9).plan("train").turn == 9
     assert Feed(alone, transform=abs, batch_size=None).plan("train").turn == 1
     assert Feed(alone, transform=[], batch_size=4).plan("train").lanes == 1, "there is nothing to do in parallel"
@@ -207,8 +207,8 @@ def test_a_generator_that_is_cut_into_segments_has_as_many_as_its_samples_take_o
     assert str(ENDLESS) not in str(workers_warning(plan, ENDLESS, 15))
     plan = Feed(with_all, segment=10, samples=101, epochs=3, batch_size=4, shuffle=50).plan("train")
     assert (segment_count(plan), plan.endless, plan.drop_remainder) == (11, False, False)
-    assert "of its 11 segments" in str(mixing_warning(plan, 11))
-    assert "To mix more: make segment= smaller" in str(mixing_warning(plan, 11))
+    assert "of its 11 segments" in str(mixing_warning(plan, 11, pool=1))
+    assert "To mix more: make segment= smaller" in str(mixing_warning(plan, 11, pool=1))
     assert Feed(alone, segment=10, batch_size=4).plan("train").warnings == (), "it may draw from numpy.random"
     assert not wants(lambda n=3: iter(()), has_splits=False, segments=True).split
     assert wants(by_split, has_splits=False, segments=True).split
@@ -352,13 +352,15 @@ def test_a_file_with_the_name_of_a_loaded_module_is_refused(folder: Path) -> Non
     ("options", "batches"),
     [
         ({}, {128: 256, 100 << 10: 41, 1 << 20: 4, 2 << 20: 2, 3 << 20: 1, 1 << 30: 1}),
-        ({"shuffle": 100}, {128: 4, 100 << 10: 4, 700 << 10: 3, 1 << 20: 2, 2 << 20: 1, 1 << 30: 1}),
+        ({"shuffle": 100}, {128: 7, 100 << 10: 7, 700 << 10: 3, 1 << 20: 2, 2 << 20: 1, 1 << 30: 1}),
+        ({"shuffle": 10_000}, {128: 256, 100 << 10: 20, 700 << 10: 3}),
+        ({"shuffle": 100, "order": "fast"}, {128: 4, 100 << 10: 4, 700 << 10: 3, 1 << 20: 2, 1 << 30: 1}),
         ({"shuffle": 100, "turn": 30}, {128: 30, 1 << 30: 30}),
         ({"turn": 3}, {128: 3, 1 << 30: 3}),
     ],
 )
-def test_a_turn_makes_about_four_mebibytes_and_is_four_batches_or_less_where_lanes_are_shuffled(
-    options: dict[str, int], batches: dict[int, int]
+def test_a_turn_makes_about_four_mebibytes_and_where_lanes_are_shuffled_two_and_at_most_a_block(
+    options: dict[str, Any], batches: dict[int, int]
 ) -> None:
     plan = Feed(by_split, splits=["a"], batch_size=1, **options).plan("train")  # type: ignore[arg-type]
     for nbytes, turn in batches.items():

@@ -28,8 +28,9 @@ FEED = """
     feed = Feed(generate, splits=range(4), batch_size=5, lanes=2, turn=1)
     mixed = Feed(generate, splits=range(4), batch_size=5, lanes=2, turn=1, shuffle=20)
 """
-LEAST = 3 * (41 * 4096) + 20 * 64 * 64 * 8
-"""Bytes of --memory without which `mixed` cannot be served: three slots, and its shuffle blocks."""
+LEAST = 5 * (41 * 4096) + 20 * 64 * 64 * 8
+"""Bytes of --memory without which `mixed` cannot be served: three slots, one more for each lane, and its shuffle
+blocks."""
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])

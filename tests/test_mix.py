@@ -507,8 +507,8 @@ def test_by_default_a_mix_opens_4_splits_of_each_feed_or_16_in_all(feeds: int, s
 
 def test_the_log_says_nothing_of_the_splits_of_a_mix() -> None:
     plan = Feed.mix(AB, shuffle=100, batch_size=64).plan("mix")
-    assert mixing_warning(plan, 100) is None
-    assert mixing_warning(structs.replace(plan, mixes=False), 100) is not None
+    assert mixing_warning(plan, 100, pool=1) is None
+    assert mixing_warning(structs.replace(plan, mixes=False), 100, pool=1) is not None
 
 
 def test_a_cache_that_cannot_tell_splits_apart_is_refused_and_its_feed_is_named(tmp_path: Path) -> None:

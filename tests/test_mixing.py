@@ -32,6 +32,7 @@ def plan_of(n_splits: int, **options: Any) -> Any:
     return Feed(rows, splits=range(n_splits), **options).plan("train")
 
 
+@pytest.mark.parametrize("pool", [1, 3, 16])
 @pytest.mark.parametrize(
     ("n_splits", "each", "options"),
     [
@@ -44,13 +45,13 @@ def plan_of(n_splits: int, **options: Any) -> Any:
         (40, 100, {"batch_size": 4, "shuffle": 40_000}),
     ],
 )
-def test_what_is_said_is_what_the_order_has(n_splits: int, each: int, options: dict[str, int]) -> None:
+def test_what_is_said_is_what_the_order_has(n_splits: int, each: int, options: dict[str, int], pool: int) -> None:
     plan = plan_of(n_splits, **options)
-    said = mixing(plan, n_splits, n_splits * each)
+    said = mixing(plan, n_splits, n_splits * each, pool)
     assert said is not None
     sizes = np.full(n_splits, each)
     measured = mixing_model.mixing(
-        mixing_model.penstock_order(plan, sizes, turn=2), sizes, batch_size=plan.batch_size, window=800
+        mixing_model.penstock_order(plan, sizes, turn=2, pool=pool), sizes, batch_size=plan.batch_size, window=800
     )
     assert said.splits == pytest.approx(measured.splits, rel=0.15)
     full = mixing_model.mixing(mixing_model.full_order(n_splits * each), sizes, batch_size=plan.batch_size, window=800)
@@ -58,13 +59,13 @@ def test_what_is_said_is_what_the_order_has(n_splits: int, each: int, options: d
 
 
 def test_few_splits_to_mix_are_warned_of_with_what_each_change_would_give() -> None:
-    assert mixing_warning(plan_of(64), 64) == (
+    assert mixing_warning(plan_of(64), 64, pool=1) == (
         "feed train: a batch of 32 has samples of 4 of its 64 splits; a full shuffle would have 25. To mix more: "
         "divide each split into 4 (row ranges, say) and give interleave=16, for 14 in a batch; or lanes=8, for 8 in a "
         "batch (at most 8 workers can work then); or lanes=4, for 14 in a batch (at most 4 workers can work then)"
     )
     assert "interleave=16, for 14 in a batch (each lane then has 16 open)" in str(
-        mixing_warning(plan_of(1000, shuffle=1000), 1000)
+        mixing_warning(plan_of(1000, shuffle=1000), 1000, pool=1)
     )
 
 
@@ -77,13 +78,14 @@ def test_the_advice_gives_what_it_says(changed: dict[str, int], n_splits: int, s
     assert found is not None
     assert round(found.splits) == said
     sizes = np.full(n_splits, 12_800 // n_splits)
-    order = mixing_model.penstock_order(plan_of(n_splits, **changed), sizes, turn=4)
+    order = mixing_model.penstock_order(plan_of(n_splits, **changed), sizes, turn=4, pool=1)
     assert mixing_model.mixing(order, sizes, batch_size=32, window=800).splits == pytest.approx(said, rel=0.15)
 
 
 def test_nothing_is_said_where_there_is_nothing_to_mix() -> None:
-    assert mixing_warning(plan_of(1000), 1000) is None
-    assert mixing_warning(plan_of(64, batch_size=4, shuffle=100), 64) is None
+    assert mixing_warning(plan_of(1000), 1000, pool=1) is None
+    assert mixing_warning(plan_of(64, batch_size=4, shuffle=100), 64, pool=1) is None
+    assert mixing_warning(plan_of(64), 64, pool=16) is None
     assert mixing(plan_of(2, shuffle=0), 2) is None
     assert mixing(Feed(["a"], batch_size=4, shuffle=3).plan("train"), 0) is None
     assert mixing(Feed(endless, batch_size=4, shuffle=3).plan("train"), 1) is None

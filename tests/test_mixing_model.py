@@ -41,7 +41,9 @@ def test_a_modelled_order_is_that_of_the_stream(options: dict[str, int]) -> None
     with penstock.connect(feed, workers=0) as connection:
         for epoch in range(2):
             stream = np.concatenate(list(connection.batches()))
-            modelled = penstock_order(feed.plan("feed"), np.array(SIZES), connection.info.turn, epoch)
+            modelled = penstock_order(
+                feed.plan("feed"), np.array(SIZES), connection.info.turn, connection.info.pool, epoch
+            )
             assert stream.tolist() == modelled.tolist()
 
 

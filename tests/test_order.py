@@ -12,8 +12,9 @@ from reference import batches_of_lanes, epoch_length
 
 from penstock_proto import GeneratorError
 from penstock_proto.layout import TAIL_LANE
-from penstock_server.coordinator.order import EpochOrder, ExactOrder, FastOrder, LaneVisits, RangeVisits
+from penstock_server.coordinator.order import EpochOrder, ExactOrder, FastOrder
 from penstock_server.coordinator.turn import Leftover, Part, Turn, TurnState
+from penstock_server.coordinator.visits import LaneVisits, RangeVisits
 
 quick = settings(derandomize=True, deadline=None, max_examples=300)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -24,6 +25,7 @@ from penstock_proto import arrays, codec, errors, layout, seqpacket
 from penstock_proto import messages as m
 from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaf_list
 from penstock_server.activity import NBYTES, Activity, read, where
+from penstock_server.pool_order import source_rows
 
 T = TypeVar("T", bound=m.Message)
 
@@ -751,6 +753,56 @@ def test_leftover_rows_come_again_from_a_run_that_is_read_to_its_end_for_them(wo
     second.send(m.DropRun(4))
     second.send(write)
     assert second.receive(m.RowsWritten) == m.RowsWritten(4, 9)
+
+
+def test_rows_of_a_pool_are_copied_to_new_batches_by_a_worker_that_did_not_make_them(worker: Start) -> None:
+    makes, mixes = worker("feed"), worker("feed")
+    listed = makes.list("feed")
+    made = []
+    for lane, memfd in ((0, 1), (1, 2)):
+        makes.start("feed", lane=lane, run=lane)
+        makes.fill(run=lane, ticket=lane, batches=9, memfd=memfd)
+        made.append(makes.made().batches)
+    assert made == [4, 1]
+    mixes.specs = makes.specs
+    mixes.map(1 << 20, 3)
+    for memfd in (1, 2):
+        mixes.memory[memfd][:] = makes.memory[memfd]
+    sources = (m.PooledVisit(1, made[0]), m.PooledVisit(2, made[1]))
+    ask = m.PoolRows(
+        run=7,
+        ticket=8,
+        memfd=3,
+        nbytes=1 << 20,
+        feed="feed",
+        epoch=5,
+        visit=2,
+        part=1,
+        sources=sources,
+        first=1,
+        batches=3,
+        index=40,
+        spec=listed.spec,
+    )
+    mixes.send(ask)
+    assert mixes.receive(m.RowsWritten) == m.RowsWritten(7, 8)
+    slots = [*makes.batches("feed", 2, made[0]), *makes.batches("feed", 2, made[1], memfd=2)]
+    rows = [(tuple(image), label) for _, (images, labels) in slots for image, label in zip(images, labels, strict=True)]
+    expected = [rows[number] for number in source_rows(0, 5, 2, 1, 10, 2, 6)]
+    found = mixes.batches("feed", 2, 3, memfd=3)
+    assert [header for header, _ in found] == [[2, 5, layout.POOL_LANE, 40 + number] for number in range(3)]
+    assert [
+        (tuple(image), label) for _, (images, labels) in found for image, label in zip(images, labels, strict=True)
+    ] == expected
+    for wrong, said in (
+        ({"first": 3}, "batches from 3 on of a pool of 5"),
+        ({"batches": 300, "first": 0}, "which has no such slots"),
+        ({"sources": (m.PooledVisit(9, 5),)}, "memfd 9, which is not mapped"),
+    ):
+        mixes.send(msgspec.structs.replace(ask, **wrong))
+        failed = mixes.receive(m.RunFailed)
+        assert (failed.run, failed.error.kind) == (7, "ProtocolError")
+        assert said in failed.error.message
 
 
 def test_leftover_rows_of_a_lane_that_has_a_full_batch_are_refused(worker: Start) -> None:

@@ -19,7 +19,19 @@ from dataclasses import dataclass
 
 from penstock_proto import EndOfStream, IncompleteEpoch, PenstockError, ProtocolError, StateMismatch, StreamClosed
 from penstock_proto.layout import SlotLayout
-from penstock_proto.messages import Ack, Begin, Begun, End, FeedInfo, Had, LaneEnded, Leave, SentElsewhere, Slab
+from penstock_proto.messages import (
+    Ack,
+    Begin,
+    Begun,
+    End,
+    FeedInfo,
+    Had,
+    LaneEnded,
+    Leave,
+    PoolBegun,
+    SentElsewhere,
+    Slab,
+)
 from penstock_proto.position import Position
 
 from ._memory import Root
@@ -86,7 +98,7 @@ class ConsumerState:
         self._open = False
         self._end: End | None = None
         self._queue: collections.deque[tuple[Received, Before]] = collections.deque()
-        self._before: list[LaneEnded | SentElsewhere] = []
+        self._before: list[LaneEnded | PoolBegun | SentElsewhere] = []
         self._came = 0
         self._epoch_check = EpochCheck()
         self._ended = 0
@@ -223,12 +235,18 @@ class ConsumerState:
         before, self._before = tuple(self._before), []
         self._queue.append((received, before))
 
-    def passed(self, message: SentElsewhere | LaneEnded) -> None:
-        """Note that other consumers got batches, or that a lane ended. Raises ProtocolError after the epoch's End."""
+    def passed(self, message: SentElsewhere | LaneEnded | PoolBegun) -> None:
+        """Note that other consumers got batches, that a lane ended, or that a pool begins.
+
+        Raises:
+            ProtocolError: the epoch's End has come.
+        """
         self._check_open(message)
         if self._reads(message.epoch):
             if isinstance(message, SentElsewhere):
                 self._epoch_check.came(message)
+            elif isinstance(message, PoolBegun):
+                self._epoch_check.pooled(message)
             else:
                 self._epoch_check.ended(message)
             self._before.append(message)
@@ -321,7 +339,7 @@ class ConsumerState:
     def _reads(self, epoch: int) -> bool:
         return epoch == self.epoch and self._open and self.error is None
 
-    def _check_epoch(self, message: Begun | Slab | LaneEnded | SentElsewhere | End) -> None:
+    def _check_epoch(self, message: Begun | Slab | LaneEnded | PoolBegun | SentElsewhere | End) -> None:
         """Raise ProtocolError for an epoch that nobody asked for."""
         if message.epoch > self.epoch:
             raise ProtocolError(
@@ -329,7 +347,7 @@ class ConsumerState:
                 f"{self.epoch}"
             )
 
-    def _check_open(self, message: Slab | LaneEnded | SentElsewhere | End) -> None:
+    def _check_open(self, message: Slab | LaneEnded | PoolBegun | SentElsewhere | End) -> None:
         """Raise ProtocolError for such an epoch, and for one whose End came."""
         self._check_epoch(message)
         if self._end is not None and self._reads(message.epoch):

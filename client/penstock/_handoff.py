@@ -32,6 +32,7 @@ from penstock_proto.messages import (
     MissingRanks,
     Opened,
     Pong,
+    PoolBegun,
     SentElsewhere,
     ServerMessage,
 )
@@ -270,7 +271,7 @@ class HandOff:
             ProtocolError: the daemon must not send it now.
         """
         with self._ready:
-            if isinstance(message, LaneEnded | SentElsewhere):
+            if isinstance(message, LaneEnded | PoolBegun | SentElsewhere):
                 self._state.passed(message)
             elif isinstance(message, Begun):
                 self._state.listed(message)

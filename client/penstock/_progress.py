@@ -15,7 +15,8 @@ import collections
 from dataclasses import dataclass
 
 from penstock_proto.cursor import Cursor
-from penstock_proto.messages import End, FeedInfo, LaneEnded, SentElsewhere, Slab
+from penstock_proto.layout import POOL_LANE
+from penstock_proto.messages import End, FeedInfo, LaneEnded, PoolBegun, SentElsewhere, Slab
 from penstock_proto.position import MAX_SKIP, Position
 
 KEEP = 4096
@@ -23,7 +24,7 @@ KEEP = 4096
 SPAN = MAX_SKIP
 """Most batches in one step of several slabs, which bounds `skip`."""
 
-Before = tuple[LaneEnded | SentElsewhere, ...]
+Before = tuple[LaneEnded | PoolBegun | SentElsewhere, ...]
 """The messages that came between a slab and the one before it."""
 
 
@@ -117,7 +118,12 @@ class Progress:
             self._place.digest = self._digests.get(self._place.epoch, self._place.digest)
         if consumed == self._at:
             return self._place.position(self.info)
-        return self._place.position(self.info, consumed - self._at, _slabs(self._steps[0][1]).values())
+        _, what, before = self._steps[0]
+        place = self._place
+        if any(isinstance(message, PoolBegun) for message in before):  # with the records that the pool has to come by
+            place = place.copy()
+            _passed(place, before)
+        return place.position(self.info, consumed - self._at, _slabs(what).values())
 
     def ends_epoch(self, consumed: int) -> bool:
         """Return whether an epoch was read to its end after `consumed` batches, a count that `position` accepts."""
@@ -163,17 +169,28 @@ def _is_behind(step: _Step, consumed: int) -> bool:
     return count < consumed or (count == consumed and not (isinstance(what, _Next) and what.ended))
 
 
-def _moved(place: Cursor, what: Slab | _Thinned, before: Before) -> None:
-    """Move `place` past the messages that came before a slab (or slabs), and past the slab."""
+def _passed(place: Cursor, before: Before) -> None:
+    """Move `place` past the messages that came before a slab."""
     for message in before:
         if isinstance(message, SentElsewhere):
-            place.skip -= min(place.skip, message.batches)
+            if not place.pools:
+                place.skip -= min(place.skip, message.batches)
             place.read(message)
+        elif isinstance(message, PoolBegun):
+            place.begin_pool(message)
         else:
             place.end(message)
+
+
+def _moved(place: Cursor, what: Slab | _Thinned, before: Before) -> None:
+    """Move `place` past the messages that came before a slab (or slabs), and past the slab."""
+    _passed(place, before)
     if isinstance(what, Slab):
         if not what.repeat:
             place.read(what)
+        return
+    if POOL_LANE in what.slabs:
+        place.read_pooled(what.batches)
         return
     place.batches += what.batches
     place.rows += what.rows
@@ -188,6 +205,8 @@ def _joined(first: _Step, second: _Step) -> _Step | None:
     """
     (_, a, before), (consumed, b, between) = first, second
     if isinstance(a, _Next) or isinstance(b, _Next) or before or between or a.batches + b.batches > SPAN:
+        return None
+    if (POOL_LANE in _slabs(a)) != (POOL_LANE in _slabs(b)):
         return None
     return consumed, _Thinned(a.batches + b.batches, a.rows + b.rows, _slabs(a) | _slabs(b)), ()
 
@@ -232,6 +251,13 @@ class EpochCheck:
     def ended(self, lane: LaneEnded) -> None:
         """Note the end of a lane."""
         self._ended[lane.lane] = lane.index
+
+    def pooled(self, pool: PoolBegun) -> None:
+        """Note how far a pool takes its lanes."""
+        for lane in pool.lanes:
+            self._read[lane.lane] = lane.index
+            if lane.number >= 0:
+                self._ended[lane.lane] = lane.index
 
     def fault(self, end: End) -> str | None:
         """Return how the epoch that arrived differs from the one that `end` describes, or None."""

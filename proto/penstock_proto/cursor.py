@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .messages import FeedInfo, LaneEnded, SentElsewhere, Slab
+from msgspec.structs import replace
+
+from .layout import POOL_LANE
+from .messages import FeedInfo, LaneEnded, PoolBegun, SentElsewhere, Slab
 from .position import EndedLane, Place, Position
 
 
@@ -15,9 +18,12 @@ class Cursor:
     """A position that moves. Its attributes are those of Position, with lanes by number.
 
     `ahead`: a later record of each lane that may have batches within `skip`.
+
+    Within a pool the position is its start, and what was read of it counts as `skip`. `pools`: those that have begun,
+    and were not read to their ends. (Of ranks there may be two, as the others' batches of a round come first.)
     """
 
-    __slots__ = ("ahead", "batches", "digest", "ended", "epoch", "merged", "places", "rows", "skip")
+    __slots__ = ("ahead", "batches", "digest", "ended", "epoch", "merged", "places", "pools", "rows", "skip")
 
     def __init__(self, position: Position) -> None:
         self.epoch = position.epoch
@@ -31,6 +37,7 @@ class Cursor:
         }
         self.merged = position.merged
         self.skip = position.skip
+        self.pools: tuple[PoolBegun, ...] = ()
 
     def copy(self) -> Cursor:
         """Return another cursor at the same position."""
@@ -45,9 +52,13 @@ class Cursor:
         if epoch > self.epoch:
             self.epoch, self.batches, self.rows, self.digest, self.merged, self.skip = epoch, 0, 0, b"", 0, 0
             self.places, self.ended, self.ahead = {}, {}, {}
+            self.pools = ()
 
     def read(self, some: Slab | SentElsewhere) -> None:
         """Move behind batches that were read, or sent elsewhere."""
+        if some.lane == POOL_LANE:
+            self.read_pooled(some.batches)
+            return
         self.batches += some.batches
         self.rows += some.rows
         self.stand(some)
@@ -62,6 +73,39 @@ class Cursor:
                 self.places[some.lane] = (some.index + some.batches, some.record)
                 self.ahead.pop(some.lane, None)
 
+    def begin_pool(self, pool: PoolBegun) -> None:
+        """Note that a pool begins here. It comes again after a lost connection, and what was read of it then comes as
+        `SentElsewhere`."""
+        before = tuple(other for other in self.pools if other.index < pool.index)
+        begun = self.pools[len(before)] if len(before) < len(self.pools) else None
+        if begun is not None and begun.more:
+            pool = replace(pool, lanes=begun.lanes + pool.lanes)
+        elif not before:
+            self.skip = 0
+        self.pools = (*before, pool)
+        self.read_pooled(0)
+
+    def read_pooled(self, batches: int) -> list[int]:
+        """Move behind so many batches of pools. Behind the last one of a pool all of its lanes have moved: return
+        them."""
+        self.skip += batches
+        moved = []
+        while self.pools and not self.pools[0].more and self.skip >= self.pools[0].batches:
+            pool, *pools = self.pools
+            self.pools = tuple(pools)
+            self.batches += pool.batches
+            self.rows += pool.rows
+            self.skip -= pool.batches
+            for lane in pool.lanes:
+                self.ahead.pop(lane.lane, None)
+                self.places.pop(lane.lane, None)
+                if lane.number < 0:
+                    self.places[lane.lane] = (lane.index, lane.record)
+                else:
+                    self.ended[lane.lane] = (lane.number, lane.index, lane.leftover, lane.record)
+                moved.append(lane.lane)
+        return moved
+
     def end(self, lane: LaneEnded) -> None:
         """Note that a lane ended here."""
         self.places.pop(lane.lane, None)
@@ -71,6 +115,8 @@ class Cursor:
     def position(self, info: FeedInfo, more: int = 0, through: Iterable[Slab] = ()) -> Position:
         """Return the position here, or `more` batches further on, which belong to the slabs `through`."""
         ahead = self.ahead | {slab.lane: slab.record for slab in through if slab.record and slab.lane not in self.ended}
+        if self.skip + more:
+            ahead |= {lane.lane: lane.record for pool in self.pools for lane in pool.lanes if lane.record}
         places = dict.fromkeys(ahead, (0, b"")) | self.places
         return Position(
             info,

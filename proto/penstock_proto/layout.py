@@ -32,6 +32,8 @@ HEADER = 64
 """Bytes of a batch's header."""
 TAIL_LANE = -1
 """The lane in the header of a batch that was merged from leftovers."""
+POOL_LANE = -2
+"""The lane in the header of a batch whose rows were mixed in a pool."""
 
 
 def aligned(nbytes: int) -> int:

@@ -62,7 +62,8 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
     `places`: the lanes that have begun and not ended; none for an indexable feed. `ended`: the lanes that have ended,
     in the order in which their leftovers count. `digest`: the SHA-256 of the epoch's list of splits, or empty if
     nothing of it was read. `skip` batches behind all that were read too: the daemon makes them again and drops them.
-    They lie within one slab, or are few: in exact order at most `MAX_SKIP` more than a slab can hold.
+    They lie within one slab, or within one pool, or are few: in exact order at most `MAX_SKIP` more than a slab, or a
+    pool, can hold.
     """
 
     feed: FeedInfo
@@ -76,7 +77,7 @@ class Position(Struct, frozen=True, forbid_unknown_fields=True):
     skip: Progress = 0
 
     def __post_init__(self) -> None:
-        most = self.feed.turn + (MAX_SKIP if self.feed.order == "exact" else MAX_SKIP_FAST)
+        most = self.feed.turn * self.feed.pool + (MAX_SKIP if self.feed.order == "exact" else MAX_SKIP_FAST)
         if self.skip > most:
             raise ValueError(
                 f"it passes over {self.skip} batches, but a consumer of this feed passes over at most {most}"
@@ -101,6 +102,7 @@ _DECIDING = (
     "order",
     "shuffle",
     "interleave",
+    "pool",
     "drop_remainder",
     "samples",
     "segment",

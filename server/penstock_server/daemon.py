@@ -339,7 +339,10 @@ class Daemon:
         feed = self._coordinator.feeds[name]
         log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes))
         if splits:
-            for text in (mixing_warning(feed.plan, splits), workers_warning(feed.plan, splits, self._workers)):
+            for text in (
+                mixing_warning(feed.plan, splits, feed.info.pool),
+                workers_warning(feed.plan, splits, self._workers),
+            ):
                 if text:
                     self._warn_once(text)
         self._on_ready(self._url(name))

@@ -142,6 +142,11 @@ class Dispatch:
                 self._to_workers.measure_rows(command)
             case do.WriteRows():
                 self._to_workers.write_rows(command, self._slots.memfd(command.ticket))
+            case do.PoolRows():
+                memfds = [self._slots.memfd(ticket) for ticket in (command.ticket, *dict(command.sources))]
+                self._to_workers.pool_rows(
+                    command, memfds[0], memfds[1:], self._coordinator.feeds[command.feed].info.spec
+                )
             case do.SendSlab():
                 self._sessions.deliver(command, self._slots.memfd(command.ticket))
             case do.Copy():
@@ -197,7 +202,7 @@ class Dispatch:
             case do.Copy():
                 self._bugs.note(error)
                 self.tell(on.NoSlot(command.ticket, a_bug(error)))
-            case do.FindSlot() | do.Free() | do.Fill() | do.MeasureRows() | do.WriteRows():
+            case do.FindSlot() | do.Free() | do.Fill() | do.MeasureRows() | do.WriteRows() | do.PoolRows():
                 self.stream_failed(command.ticket, error)
             case do.StartRun() | do.DropRun() | do.ListSplits():
                 self.stream_failed(command.run, error)

@@ -98,9 +98,9 @@ class Feed(FeedOptions, FromFiles, Combining):
         lanes: number of sequences that the splits of an epoch are dealt to; at most this many workers can run at once.
             Part of the order.
         turn: batches that the order takes from one lane before it goes to the next. By default as many as make about
-            4 MiB, at most 256. If lanes are shuffled, 2 MiB and at most 4: fewer mix better, and more are faster where
-            batches are small. 4 if every lane runs the whole generator. Of an indexable object, workers share an epoch
-            by turns, so a turn has at most a 64th of it.
+            4 MiB, at most 256. If lanes are shuffled, 2 MiB, and at most a lane's shuffle block, or 4 batches if lanes
+            do not mix their samples. 4 if every lane runs the whole generator. Of an indexable object, workers share an
+            epoch by turns, so a turn has at most a 64th of it.
         order: "exact", the same order with any number of workers, or "fast", whatever is ready first.
         spec: dtypes and shapes of a sample (of a batch if `batch_size` is None); by default those of the first. It has
             the structure of a sample: `{"x": Leaf(np.float32, (28, 28)), "y": Leaf("int64", ())}`.

@@ -8,9 +8,10 @@ from penstock_proto.spec import Spec, leaf_list
 from .shuffle_quality import mixing
 
 
-def mixing_warning(plan: FeedPlan, n_splits: int) -> str | None:
-    """Return a warning if a batch of the feed has samples of few of its `n_splits` splits, else None."""
-    found = mixing(plan, n_splits)
+def mixing_warning(plan: FeedPlan, n_splits: int, pool: int) -> str | None:
+    """Return a warning if a batch of the feed has samples of few of its `n_splits` splits, else None. `pool`: how many
+    lanes mix their rows."""
+    found = mixing(plan, n_splits, pool=pool)
     if found is None or not found.poor:
         return None
     text = f"feed {plan.name}: {found.text}"

@@ -245,6 +245,10 @@ class InProcess:
                 self._work.take(wire.measure_rows(command))
             case do.WriteRows():
                 self._work.take(wire.write_rows(command, command.ticket, self._nbytes(command.ticket)))
+            case do.PoolRows():
+                sources = [ticket for ticket, _ in command.sources]
+                nbytes = self._nbytes(command.ticket)
+                self._work.take(wire.pool_rows(command, command.ticket, nbytes, sources, self.info.spec))
             case do.DropRun():
                 self._work.take(m.DropRun(command.run))
             case do.ListSplits():
@@ -264,8 +268,8 @@ class InProcess:
             case do.FailStart():
                 self._failure = command.error
             case do.FeedReady():
-                plan = self._coordinator.feeds[command.feed].plan
-                if command.splits and (text := mixing_warning(plan, command.splits)):
+                feed = self._coordinator.feeds[command.feed]
+                if command.splits and (text := mixing_warning(feed.plan, command.splits, feed.info.pool)):
                     _warn_once(text)
             case do.ReportSkipped():
                 log.warning(

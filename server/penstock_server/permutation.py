@@ -62,7 +62,7 @@ def permute(key: int, n: int, i: int | npt.NDArray[np.integer]) -> int | npt.NDA
     if isinstance(i, np.ndarray):
         if i.size and (int(i.min()) < 0 or int(i.max()) >= n):
             raise IndexError(f"a position outside range({n})")
-        return _order(key, n)[i] if n <= _MATERIALIZED else _walk_array(_round_keys(key), n, _side(n), i)
+        return whole_order(key, n)[i] if n <= _MATERIALIZED else _walk_array(_round_keys(key), n, _side(n), i)
     if not 0 <= i < n:
         raise IndexError(f"position {i} is outside range({n})")
     if n <= _MATERIALIZED:
@@ -89,15 +89,16 @@ def uniform(key: int, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.floa
     return found * 2.0**-53
 
 
-def _order(key: int, n: int) -> npt.NDArray[np.int64]:
-    """Return the whole order. The sort need not be stable: the n numbers are all different."""
+def whole_order(key: int, n: int) -> npt.NDArray[np.int64]:
+    """Return an order of range(n) for `key`, int64 [n]. It is the one of `permute` only if that materializes it."""
+    # The sort need not be stable: the n numbers are all different.
     z = np.arange(1, n + 1, dtype=np.uint64)
     z *= np.uint64(_GOLDEN)
     z += np.uint64(key)
     return np.argsort(_mixed(z)).astype(np.int64, copy=False)
 
 
-_kept_order = functools.lru_cache(maxsize=64)(_order)
+_kept_order = functools.lru_cache(maxsize=64)(whole_order)
 """For single positions, which are requested often."""
 
 

@@ -5,16 +5,20 @@ The coordinator and the workers use the same figures. This file must not know a 
 
 from __future__ import annotations
 
-from penstock_proto.layout import SlotLayout, fixed_layout
-from penstock_proto.messages import FeedPlan
+from penstock_proto.layout import SlotLayout, fixed_layout, is_fixed
+from penstock_proto.messages import MAX_POOLED, FeedPlan
 from penstock_proto.spec import Spec
 
 ENDLESS = 2**62
 """The number of segments of an endless feed: more than are ever read."""
 
 SHUFFLED_TURN = 4
-"""The most batches in a turn of a feed that shuffles its splits. A longer turn plays one lane, and so the same few
-splits, for longer. A shorter one costs more where batches are small: with TensorFlow, a slab takes 0.6 ms of a core."""
+"""The most batches in a turn of a feed that shuffles its splits, and whose lanes do not mix their rows. A longer turn
+plays one lane, and so the same few splits, for longer. A shorter one costs more where batches are small: with
+TensorFlow, a slab takes 0.6 ms of a core."""
+
+_POOL = 256 << 20
+"""Bytes of the slots of a pool: fewer lanes mix their rows where slots are large."""
 
 TURNS = 64
 """Turns that an epoch of an indexable feed has at least, if it has as many batches: workers share it by turns."""
@@ -33,8 +37,9 @@ def segment_count(plan: FeedPlan) -> int:
 def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
     """Return the layout of the slots of a feed with fixed batches; a slot holds one turn.
 
-    Long turns cost less per batch, but mix the lanes less, and leave less to share. So turns are shorter if the feed
-    shuffles its splits, or if it is indexable and its epoch is short.
+    Long turns cost less per batch, but leave less to share, and without pools they mix the lanes less. So turns are
+    shorter if the feed is indexable and its epoch is short, or if it shuffles its splits: then a turn is at most a
+    shuffle block, as a pool is there only when a turn of each of its lanes is.
     """
     one = fixed_layout(spec, batch_size, plan.turn or 1)
     if plan.turn is not None:
@@ -43,8 +48,24 @@ def fixed_slots(plan: FeedPlan, spec: Spec, batch_size: int) -> SlotLayout:
     if plan.length is not None:
         most = min(most, max(1, plan.length // (batch_size * TURNS)))
     elif plan.shuffle:
-        about, most = 2 << 20, SHUFFLED_TURN
+        block = block_samples(plan.shuffle, plan.lanes, batch_size) // batch_size
+        about, most = 2 << 20, min(most, block) if _has_pools(plan) else SHUFFLED_TURN
     return fixed_layout(spec, batch_size, max(1, min(most, (about + one.nbytes // 2) // one.nbytes)))
+
+
+def _has_pools(plan: FeedPlan) -> bool:
+    return plan.shuffle > 0 and plan.order == "exact" and plan.length is None and plan.lanes > 1
+
+
+def pooled_lanes(plan: FeedPlan, spec: Spec) -> int:
+    """Return how many lanes mix their rows with each other; 1 if none do.
+
+    They do if the feed shuffles its splits, in exact order, and its batches have one size.
+    """
+    if plan.batch_size is None or not _has_pools(plan) or not is_fixed(spec, plan.batch_size):
+        return 1
+    nbytes = fixed_slots(plan, spec, plan.batch_size).nbytes
+    return max(1, min(plan.lanes, MAX_POOLED, (_POOL + nbytes // 2) // nbytes))
 
 
 def block_samples(shuffle: int, lanes: int, batch_size: int | None) -> int:

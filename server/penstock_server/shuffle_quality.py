@@ -46,13 +46,14 @@ class Mixing:
     poor: bool
 
 
-def mixing(plan: FeedPlan, n_splits: int, samples: int | None = None) -> Mixing | None:
+def mixing(plan: FeedPlan, n_splits: int, samples: int | None = None, pool: int = 1) -> Mixing | None:
     """Say how well a feed mixes.
 
     Args:
         plan: the feed's options.
         n_splits: length of its list of splits.
         samples: in all splits together, if known. Splits are taken to be equally long.
+        pool: how many lanes mix their rows with each other; see `plan_sizes.pooled_lanes`.
 
     Returns:
         None if there is nothing to say: the feed does not shuffle, or it has no splits to mix. (An indexable object is
@@ -65,7 +66,7 @@ def mixing(plan: FeedPlan, n_splits: int, samples: int | None = None) -> Mixing 
     batch = plan.batch_size or 1
     samples = samples or plan.samples
     each = None if samples is None else samples / n_splits
-    now = _Options(batch, plan.lanes, plan.interleave, plan.shuffle)
+    now = _Options(batch, plan.lanes, plan.interleave, plan.shuffle, pool)
     got, full = now.splits(n_splits, each), _distinct(n_splits, batch)
     name = plan.piece + "s"
     if plan.batch_size is None:
@@ -89,6 +90,7 @@ class _Options:
     lanes: int
     interleave: int
     shuffle: int
+    pool: int
 
     def used(self, n_splits: int) -> int:
         """Lanes that have any splits."""
@@ -106,7 +108,7 @@ class _Options:
 
     def splits(self, n_splits: int, each: float | None) -> float:
         """Distinct splits in a batch."""
-        return _distinct(self.of_lane(n_splits, each), self.batch)
+        return _distinct(self.of_lane(n_splits, each) * min(self.pool, self.used(n_splits)), self.batch)
 
 
 def _distinct(splits: float, batch: int) -> float:

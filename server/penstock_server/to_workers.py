@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock_proto import codec
 from penstock_proto import messages as m
@@ -55,6 +55,13 @@ class ToWorkers:
         """Have leftover rows written into `memfd`."""
         self._show_memfd(command.worker, memfd)
         self.say(command.worker, wire.write_rows(command, memfd.number, memfd.nbytes))
+
+    def pool_rows(self, command: do.PoolRows, memfd: Memfd, sources: Sequence[Memfd], spec: Spec) -> None:
+        """Have rows of the visits in `sources` copied into `memfd`, of a feed with this spec."""
+        for shown in (memfd, *sources):
+            self._show_memfd(command.worker, shown)
+        numbers = [source.number for source in sources]
+        self.say(command.worker, wire.pool_rows(command, memfd.number, memfd.nbytes, numbers, spec))
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
         """Have a run opened, of a feed with this spec."""

@@ -5,6 +5,8 @@ Slots are named by the number of the memory that they lie in. No I/O.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
@@ -41,6 +43,27 @@ def write_rows(command: do.WriteRows, memfd: int, nbytes: int) -> m.WriteRows:
         shapes=command.shapes,
         before=command.before,
         sizes=command.sizes,
+    )
+
+
+def pool_rows(command: do.PoolRows, memfd: int, nbytes: int, sources: Sequence[int], spec: Spec) -> m.PoolRows:
+    """Return the message for a slot in `memfd`, of `nbytes` bytes, and visits in the memfds `sources`."""
+    return m.PoolRows(
+        run=command.run,
+        ticket=command.ticket,
+        memfd=memfd,
+        nbytes=nbytes,
+        feed=command.feed,
+        epoch=command.epoch,
+        visit=command.visit,
+        part=command.part,
+        sources=tuple(
+            m.PooledVisit(source, batches) for source, (_, batches) in zip(sources, command.sources, strict=True)
+        ),
+        first=command.first,
+        batches=command.batches,
+        index=command.index,
+        spec=spec,
     )
 
 

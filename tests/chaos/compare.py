@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any
 
-from .model import Batch, Cuts, Sample, batches, blocks, lanes_of, rows, splits_of
+from .model import Batch, Cuts, Sample, batches, blocks, groups, lanes_of, rows, splits_of
 from .sample import ROWS
 from .scenario import FeedCase, Job
 
@@ -174,23 +174,28 @@ def of_blocks(known: Known, got: Epoch, cuts: Cuts, where: str) -> list[str]:
         known_blocks[lane] += islice(made[lane], number + 1 - len(known_blocks[lane]))
         return known_blocks[lane][number] if number < len(known_blocks[lane]) else set()
 
-    expected = known.exact(0, {}, len(got))  # which rows of which lane each batch has: only their places change
-    for number, (batch, like) in enumerate(zip(got, expected, strict=False)):
+    number = 0
+    # Which rows of which lane these batches have: only their places change.
+    for size_of_group, like in groups(case, known.turn):
+        together = got[number : number + size_of_group]
+        if len(together) < size_of_group:
+            break
+        batch = tuple(chain.from_iterable(together))
+        number += size_of_group
         rest = set(batch if case.batch_size is not None else ((split, row // ROWS) for split, row in batch))
         for lane, count in Counter(split % lanes for split, _ in like).items():
             for place in range(at[lane], at[lane] + (count if case.batch_size is not None else 1)):
                 mine = rest & block(lane, place // room)
                 if not mine:
-                    return [
-                        f"{where}, batch {number}: {words(batch)} has no row of block {place // room} of lane {lane}"
-                    ]
+                    block_of = f"block {place // room} of lane {lane}"
+                    return [f"{where}, up to batch {number}: {words(batch)} has no row of {block_of}"]
                 if case.batch_size is not None:
                     rest.discard(min(mine))
                 else:
                     rest -= mine
             at[lane] += count if case.batch_size is not None else 1
         if rest:
-            return [f"{where}, batch {number}: {words(batch)} has rows of blocks that were not its turn"]
+            return [f"{where}, up to batch {number}: {words(batch)} has rows of blocks that were not its turn"]
     return []
 
 

@@ -82,6 +82,38 @@ def batches(case: FeedCase, turn: int, variant: int = 0, cuts: Cuts | None = Non
         yield tuple(over)
 
 
+def mixes_lanes(case: FeedCase) -> bool:
+    """Whether the rows of one visit to each lane are mixed with each other. (The batches here are small.)"""
+    return bool(case.shuffle) and case.order == "exact" and case.batch_size is not None and not case.indexable
+
+
+def groups(case: FeedCase, turn: int) -> Iterator[tuple[int, Batch]]:
+    """How many batches share their rows, and these rows, not permuted: of a visit to each lane if lanes mix their rows,
+    else of one batch."""
+    if not mixes_lanes(case):
+        yield from ((1, batch) for batch in batches(case, turn))
+        return
+    live, size = lanes_of(case), case.batch_size or 1
+    over: list[Sample] = []
+    while live:
+        pool: list[Sample] = []
+        for lane in list(live):
+            for _ in range(turn):
+                batch = tuple(islice(lane, size))
+                if len(batch) < size:
+                    over += batch
+                    live.remove(lane)
+                    break
+                pool += batch
+        if pool:
+            yield len(pool) // size, tuple(pool)
+        while len(over) >= size:
+            yield 1, tuple(over[:size])
+            del over[:size]
+    if over and not case.drop_remainder:
+        yield 1, tuple(over)
+
+
 def ready(case: FeedCase, batch: Batch) -> Batch:
     """The rows of a batch: of a feed that makes them itself, as many as it says."""
     if case.batch_size is not None:

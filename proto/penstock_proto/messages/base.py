@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from .. import errors
 from ..spec import printable
 
-VERSION = 6
+VERSION = 7
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40
@@ -32,8 +32,8 @@ Progress = Annotated[int, Meta(ge=0, le=2**53)]
 """How many batches or rows a client says it has read. Its bound is below that of Count for the same reason."""
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
-Lane = Annotated[int, Meta(ge=-1, lt=2**31)]
-"""The number of a lane; -1 for batches that were merged from the leftovers of several lanes."""
+Lane = Annotated[int, Meta(ge=-2, lt=2**31)]
+"""The number of a lane; -1 for batches that were merged from the leftovers of several lanes, -2 for those of pools."""
 Batches = Annotated[int, Meta(ge=1, le=2**16)]
 """How many batches a slab has."""
 Version = Annotated[int, Meta(ge=0, le=2**31)]

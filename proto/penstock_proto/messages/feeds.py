@@ -14,6 +14,8 @@ Environment: TypeAlias = dict[
 ]
 """Environment variables to set, or, with None, to remove."""
 MAX_BUCKETS = 256
+MAX_POOLED = 32
+"""Most lanes that mix their rows with each other."""
 Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 
 
@@ -22,7 +24,7 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
     `spec` describes one sample, or one batch if `batch_size` is None. `turn` is the most batches in a slab. `batches`
     and `samples` are those of an epoch, or None if they are not known. `shuffle`, `interleave` and `segment` are as in
-    FeedPlan.
+    FeedPlan. `pool`: how many lanes mix their rows with each other; 1 if none do.
     """
 
     name: Name
@@ -39,6 +41,7 @@ class FeedInfo(Struct, frozen=True, forbid_unknown_fields=True):
     shuffle: Count = 0
     interleave: Annotated[int, Meta(ge=1, le=2**16)] = 1
     segment: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+    pool: Annotated[int, Meta(ge=1, le=MAX_POOLED)] = 1
 
     def __post_init__(self) -> None:
         check_size(self.spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from .base import (
     MAX_WORLD,
@@ -21,7 +21,7 @@ from .base import (
     Token,
     Version,
 )
-from .feeds import FeedInfo
+from .feeds import MAX_POOLED, FeedInfo
 from .memory import Map, Unmap
 
 
@@ -121,6 +121,34 @@ class SentElsewhere(Message, frozen=True):
     record: Record = b""
 
 
+class LaneInPool(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The place of a lane behind a pool: `index` batches of it lie before this place, and `record` is the restart
+    record behind the last of them. If it has ended there, `number` and `leftover` are as in LaneEnded; else -1 and 0.
+    """
+
+    lane: Index
+    index: Count
+    record: Record
+    number: Annotated[int, Meta(ge=-1, lt=2**31)] = -1
+    leftover: Annotated[int, Meta(ge=0, le=2**31)] = 0
+
+
+class PoolBegun(Message, frozen=True):
+    """A pool begins: the next `batches` batches, `rows` rows, are those of these lanes, with their rows mixed.
+
+    Their slabs have `lane` -2. They move no lane's place one by one: when the last of them was read, all these lanes
+    have moved to their new places at once. `index`: how many batches of the epoch were pooled before. `batches` may be
+    0. `more`: another message continues the list of lanes.
+    """
+
+    epoch: Count
+    index: Count
+    batches: Count
+    rows: Count
+    lanes: Annotated[tuple[LaneInPool, ...], Meta(max_length=MAX_POOLED)]
+    more: bool = False
+
+
 class Chunk(Message, frozen=True):
     """Announces a piece of slab `seq`, from byte `start` of its slot on. The bytes are the next frame. (ZeroMQ only)"""
 
@@ -174,6 +202,7 @@ ServerMessage: TypeAlias = (
     | Begun
     | Slab
     | SentElsewhere
+    | PoolBegun
     | Chunk
     | LaneEnded
     | End

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from ..spec import Spec, check_size
 from .base import Batches, Count, Digests, Index, Message, Name, Record, Shapes
+from .feeds import MAX_POOLED
 from .memory import Map, Unmap
 
 
@@ -115,6 +116,38 @@ class WriteRows(Message, frozen=True):
     sizes: Shapes = ()
 
 
+class PooledVisit(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The slot of a visit, with its number of batches."""
+
+    memfd: Index
+    batches: Batches
+
+
+class PoolRows(Message, frozen=True):
+    """Copy rows of a pool into `batches` batches of a slot, from number `first` of the pool's batches on.
+
+    `visit` and `part` name the pool, and `sources` are its visits, by lane. `index` goes into the first header. `spec`
+    as in StartRun. Answered by RowsWritten, or RunFailed.
+    """
+
+    run: Count
+    ticket: Count
+    memfd: Index
+    nbytes: Count
+    feed: Name
+    epoch: Count
+    visit: Count
+    part: Index
+    sources: Annotated[tuple[PooledVisit, ...], Meta(min_length=1, max_length=MAX_POOLED)]
+    first: Count
+    batches: Batches
+    index: Count
+    spec: Spec | None = None
+
+    def __post_init__(self) -> None:
+        check_size(self.spec)
+
+
 class DropRun(Message, frozen=True):
     """Forget the run. Fills of it that are not answered are answered with no batches."""
 
@@ -134,6 +167,7 @@ ToWorker: TypeAlias = (
     | Fill
     | MeasureRows
     | WriteRows
+    | PoolRows
     | DropRun
     | Map
     | Unmap

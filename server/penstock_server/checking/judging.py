@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..coordinator import size
 from ..coordinator.budget import enough
 from ..feed_warnings import mixing_warning, workers_warning
+from ..plan_sizes import pooled_lanes
 from .collecting import Facts
 from .culprit import HASH
 from .culprit_words import cause
@@ -147,7 +148,7 @@ def _plan(imported: Imported, looked: Looked, workers: int) -> Iterator[Finding]
         yield Finding(WARNING, "feed", text)
     if plan.length is None:
         for about, warning in (
-            ("mixing", mixing_warning(plan, looked.splits)),
+            ("mixing", mixing_warning(plan, looked.splits, pooled_lanes(plan, looked.spec))),
             ("workers", workers_warning(plan, looked.splits, workers)),
         ):
             if warning and not (about == "workers" and plan.warnings):

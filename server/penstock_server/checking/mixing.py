@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from penstock_proto.messages import FeedPlan
+from penstock_proto.spec import Spec
 
 from .. import shuffle_quality
-from ..plan_sizes import block_samples
+from ..plan_sizes import block_samples, pooled_lanes
 
 
-def mixing(plan: FeedPlan, n_splits: int) -> str:
+def mixing(plan: FeedPlan, spec: Spec, n_splits: int) -> str:
     """Return in words from how wide a range the samples of a batch come. What is wrong with it, says
     `feed_warnings.mixing_warning`."""
     unit = "samples" if plan.batch_size is not None else "batches"
@@ -18,7 +19,7 @@ def mixing(plan: FeedPlan, n_splits: int) -> str:
         if plan.block is not None:
             return f"blocks of {plan.block} neighbours are permuted, then each {plan.shuffle} {unit} are mixed"
         return f"all {plan.length} items are permuted in each epoch"
-    found = shuffle_quality.mixing(plan, n_splits)
+    found = shuffle_quality.mixing(plan, n_splits, pool=pooled_lanes(plan, spec))
     if found is not None:
         return found.text
     return (

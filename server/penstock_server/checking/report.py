@@ -83,7 +83,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "spec": str(looked.spec),
             "splits": looked.splits if plan.length is None and not plan.endless else None,
             "useful_workers": useful,
-            "mixing": mixing(plan, looked.splits),
+            "mixing": mixing(plan, looked.spec, looked.splits),
         }
     if memory is not None:
         known["memory"] = dataclasses.asdict(memory)
@@ -113,7 +113,7 @@ def _about(report: Report) -> Iterator[tuple[str, str]]:
         yield "batch", _batch(plan, memory)
         yield "memory", _memory(memory, report.workers)
         yield "workers", _workers(plan, looked.splits)
-        yield "mixing", mixing(plan, looked.splits)
+        yield "mixing", mixing(plan, looked.spec, looked.splits)
     yield "imports", _imports(report)
     if done is not None and done.samples and looked is not None:
         yield "speed", _speed(report, plan, looked.splits)

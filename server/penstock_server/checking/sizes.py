@@ -9,7 +9,7 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec
 
 from ..coordinator.feeds import ServedFeed, SplitsInfo
-from ..coordinator.memory import least_slots, share
+from ..coordinator.memory import share
 
 _CREDIT, _QUOTA = 4, 8
 """Slots that a consumer on the same host asks for."""
@@ -44,7 +44,9 @@ def memory(plan: FeedPlan, spec: Spec, sample_nbytes: int, n_splits: int, worker
     splits = SplitsInfo(0, n_splits, b"") if plan.length is None and plan.segment is None else None
     feed = ServedFeed(plan, spec, sample_nbytes, splits)
     slot, blocks = feed.slot_nbytes, feed.blocks_nbytes
-    granted = share(free=1 << 62, slot=slot, blocks=blocks, workers=workers, credit=_CREDIT, quota=_QUOTA)
+    granted = share(
+        free=1 << 62, slot=slot, blocks=blocks, workers=workers, credit=_CREDIT, quota=_QUOTA, pool=feed.info.pool
+    )
     assert granted is not None
     return Memory(
         batch=(plan.batch_size or 1) * sample_nbytes,
@@ -53,7 +55,7 @@ def memory(plan: FeedPlan, spec: Spec, sample_nbytes: int, n_splits: int, worker
         slots=granted.slots,
         blocks=blocks,
         wanted=granted.nbytes,
-        least=least_slots(1) * slot + blocks,
+        least=feed.least_nbytes,
         allowed=allowed,
     )
 

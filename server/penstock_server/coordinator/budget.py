@@ -56,11 +56,12 @@ class Budget:
             credit=credit,
             quota=quota,
             consumers=consumers,
+            pool=feed.info.pool,
             most=self.slots - self.slots_reserved,
         )
         if granted is not None:
             return granted
-        least = least_slots(quota, consumers)
+        least = least_slots(quota, consumers, feed.info.pool)
         others = "1 other stream holds" if len(self._streams) == 1 else f"{len(self._streams)} other streams hold"
         if least > self.slots - self.slots_reserved:
             raise MemoryBound(
@@ -137,7 +138,8 @@ class Budget:
         needs = []
         for feed in feeds:
             blocks = f" and {size(feed.blocks_nbytes)} of shuffle blocks" if feed.blocks_nbytes else ""
-            needs.append(f"feed {feed.name}: {least_slots(1)} slots of {size(feed.slot_nbytes)}{blocks}")
+            least = least_slots(1, pool=feed.info.pool)
+            needs.append(f"feed {feed.name}: {least} slots of {size(feed.slot_nbytes)}{blocks}")
         return MemoryBound(
             f"--memory {size(self.memory)} is too small: at least {size(needed)} is needed ({'; '.join(needs)}). Give "
             f"--memory {enough(needed)} or more, or make the batches, `turn` or `shuffle` smaller"

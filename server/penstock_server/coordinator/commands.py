@@ -7,7 +7,18 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from penstock_proto import PenstockError
-from penstock_proto.messages import Begun, End, Failed, FeedInfo, LaneEnded, MissingRanks, Opened, SentElsewhere, Shapes
+from penstock_proto.messages import (
+    Begun,
+    End,
+    Failed,
+    FeedInfo,
+    LaneEnded,
+    MissingRanks,
+    Opened,
+    PoolBegun,
+    SentElsewhere,
+    Shapes,
+)
 
 
 class ListSplits(Struct, frozen=True):
@@ -104,6 +115,27 @@ class WriteRows(Struct, frozen=True):
     sizes: Shapes = ()
 
 
+class PoolRows(Struct, frozen=True):
+    """Have `worker` copy rows of a pool into `batches` batches of the ticket's slot, from number `first` of the pool's
+    batches on; answered by RowsWritten, or RunFailed.
+
+    `sources`: the tickets of the pool's visits, by lane, each with the number of its batches. `visit` and `part` name
+    the pool. `index`: the number of the first batch among the pooled batches of the epoch.
+    """
+
+    worker: int
+    run: int
+    ticket: int
+    feed: str
+    epoch: int
+    visit: int
+    part: int
+    sources: tuple[tuple[int, int], ...]
+    first: int
+    batches: int
+    index: int
+
+
 class DropRun(Struct, frozen=True):
     """Drop the run. For each turn that it was to fill and has not filled, it answers Made (last) without batches."""
 
@@ -146,7 +178,7 @@ class SendSlab(Struct, frozen=True):
     repeat: bool = False
 
 
-Said: TypeAlias = Begun | SentElsewhere | LaneEnded | End | Opened | MissingRanks | Failed
+Said: TypeAlias = Begun | SentElsewhere | LaneEnded | PoolBegun | End | Opened | MissingRanks | Failed
 """The messages to a consumer other than slabs."""
 
 
@@ -259,6 +291,7 @@ Command: TypeAlias = (
     | Fill
     | MeasureRows
     | WriteRows
+    | PoolRows
     | DropRun
     | Copy
     | Free

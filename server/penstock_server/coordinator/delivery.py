@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from penstock_proto import ConnectionLost, StateMismatch, StreamClosed
-from penstock_proto.messages import End, LaneEnded
+from penstock_proto.messages import End, LaneEnded, PoolBegun
 from penstock_proto.position import Position
 
 from .consumer import Consumer
@@ -50,6 +50,9 @@ class Delivery(Protocol):
 
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """A lane ends at this point of the stream."""
+
+    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+        """A pool begins at this point of the stream."""
 
     def ends(self, epoch: Epoch) -> bool:
         """The epoch has no further part. Return whether it can end now."""
@@ -109,6 +112,10 @@ class SingleDelivery:
         """See Delivery."""
         self._outlet.tell(ended, self._outlet.listening(epoch))
 
+    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+        """See Delivery."""
+        self._outlet.tell(pool, self._outlet.listening(epoch))
+
     def ends(self, epoch: Epoch) -> bool:
         """See Delivery."""
         return True
@@ -144,8 +151,8 @@ class RankDelivery(SingleDelivery):
     def __init__(self, outlet: Outlet, pad: bool) -> None:
         super().__init__(outlet)
         self._pad = pad
-        self._round: list[tuple[Source, Part] | LaneEnded] = []
-        """The batches of the next round, and the lanes that ended between them."""
+        self._round: list[tuple[Source, Part] | LaneEnded | PoolBegun] = []
+        """The batches of the next round, the lanes that ended between them, and the pools that began there."""
 
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery: every rank that has not finished the epoch must have begun it."""
@@ -169,6 +176,13 @@ class RankDelivery(SingleDelivery):
     def lane_ended(self, epoch: Epoch, ended: LaneEnded) -> None:
         """See Delivery."""
         self._round.append(ended)
+
+    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+        """See Delivery. What is passed over of the pool is told at once, and so is the pool then."""
+        if self._round:
+            self._round.append(pool)
+        else:
+            super().pool_begins(epoch, pool)
 
     def ends(self, epoch: Epoch) -> bool:
         """See Delivery."""
@@ -253,7 +267,7 @@ class RankDelivery(SingleDelivery):
         outlet = self._outlet
         rank = 0
         for item in self._round:
-            if isinstance(item, LaneEnded):
+            if isinstance(item, LaneEnded | PoolBegun):
                 outlet.tell(item, outlet.listening(epoch))
                 continue
             source, part = item
@@ -341,6 +355,11 @@ class GroupDelivery(SingleDelivery):
         """See Delivery."""
         if self.group_log is not None:
             self.group_log.lane_ended(ended)
+
+    def pool_begins(self, epoch: Epoch, pool: PoolBegun) -> None:
+        """See Delivery."""
+        if self.group_log is not None:
+            self.group_log.pool_begins(pool)
 
     def ends(self, epoch: Epoch) -> bool:
         """See Delivery."""

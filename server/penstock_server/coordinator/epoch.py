@@ -10,8 +10,10 @@ from penstock_proto.position import Position
 
 from .feeds import ServedFeed, SplitsInfo
 from .lane import Filler, Lane, LaneSets
-from .order import EpochOrder, ExactOrder, FastOrder, LaneVisits, RangeVisits
+from .order import EpochOrder, ExactOrder, FastOrder
+from .pooled_order import PooledOrder
 from .positions import check
+from .visits import LaneVisits, RangeVisits
 
 
 @dataclass(slots=True, eq=False)
@@ -75,11 +77,20 @@ class Epoch:
             assert feed.info.batches is not None
             visits = RangeVisits(feed.info.batches, feed.turn, position.batches if position else 0)
         else:
-            visits = LaneVisits(min(plan.lanes, splits.count), feed.turn, lane_sets, position)
+            visits = LaneVisits(min(plan.lanes, splits.count), feed.turn, lane_sets, position, feed.info.pool)
             for place in position.places if position else ():
                 self.lanes[place.lane] = Lane(index=place.index, record=place.record, ahead=place.ahead, border=False)
             for lane in position.ended if position else ():
                 self.lanes[lane.lane] = Lane(index=lane.index, record=lane.record, ended=True)
+            if feed.info.pool > 1:
+                self.order = PooledOrder(
+                    visits,
+                    feed.turn,
+                    batch_size=plan.batch_size,
+                    drop_remainder=plan.drop_remainder,
+                    position=position,
+                )
+                return
         self.order = (ExactOrder if exact else FastOrder)(
             visits, batch_size=plan.batch_size, drop_remainder=plan.drop_remainder, position=position
         )

@@ -13,7 +13,7 @@ from penstock_proto.layout import ALIGN, HEADER, SlotLayout, is_fixed, lay_out
 from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
 from penstock_proto.spec import Spec
 
-from ..plan_sizes import block_samples, fixed_slots
+from ..plan_sizes import block_samples, fixed_slots, pooled_lanes
 from .memory import least_slots
 from .turn import Part
 
@@ -101,6 +101,7 @@ class ServedFeed:
             shuffle=plan.shuffle,
             interleave=plan.interleave,
             segment=plan.segment,
+            pool=pooled_lanes(plan, spec),
         )
 
     @cached_property
@@ -120,7 +121,7 @@ class ServedFeed:
     @property
     def least_nbytes(self) -> int:
         """The fewest bytes with which a stream of this feed can run."""
-        return least_slots(1) * self.slot_nbytes + self.blocks_nbytes
+        return least_slots(1, pool=self.info.pool) * self.slot_nbytes + self.blocks_nbytes
 
     @property
     def varies(self) -> bool:

@@ -25,6 +25,7 @@ class Granting:
     """
 
     def __init__(self, epochs: Sequence[Epoch], production: Production, *, exact: bool) -> None:
+        self._pool = production.feed.info.pool
         self._epochs = epochs
         self._production = production
         self._turns = production.turns
@@ -40,6 +41,8 @@ class Granting:
             while order.ungranted or (order.more and not epoch.failing):
                 spare = slots - turns.held
                 if spare <= self._kept_for_head(epoch, order) and not self._is_head(epoch, order):
+                    return
+                if not order.ungranted and spare <= self._kept_for_pools(slots):
                     return
                 if order.ungranted:
                     turns.begin(epoch, order.ungranted.popleft())
@@ -59,6 +62,10 @@ class Granting:
         if not self._exact:
             return 0
         return int(bool(order.window))
+
+    def _kept_for_pools(self, slots: int) -> int:
+        """How many slots visits must leave to the turns of pools that are formed later. None where slots are few."""
+        return (slots - self._pool) // 3 if self._pool > 1 else 0
 
     def _is_head(self, epoch: Epoch, order: EpochOrder) -> bool:
         """Whether the next grant is for a merged batch that stands next in the stream."""

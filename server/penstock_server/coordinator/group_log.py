@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from penstock_proto import ProtocolError
 from penstock_proto.cursor import Cursor
-from penstock_proto.messages import FeedInfo, Had, LaneEnded, SentElsewhere
+from penstock_proto.layout import POOL_LANE
+from penstock_proto.messages import FeedInfo, Had, LaneEnded, PoolBegun, SentElsewhere
 from penstock_proto.position import Position
 
 from . import commands as do
@@ -87,7 +88,7 @@ class GroupLog:
         self._cursor = Cursor(kept.position if kept else Position(feed, 0))
         self._ahead: defaultdict[int, Ranges] = defaultdict(Ranges)
         """Batches that were handed over beyond the position, by lane."""
-        self._log: deque[_Dealt | LaneEnded] = deque()
+        self._log: deque[_Dealt | LaneEnded | PoolBegun] = deque()
         self._dealt: dict[tuple[int, int], _Dealt] = {}
         self._moved: dict[int, int] = {}
         self._over = False
@@ -165,6 +166,11 @@ class GroupLog:
         self._log.append(ended)
         self._advance()
 
+    def pool_begins(self, pool: PoolBegun) -> None:
+        """A pool begins here. The position stays at its start until all of it was handed over."""
+        self._log.append(pool)
+        self._advance()
+
     def handed(self, sent: Iterable[Sent]) -> None:
         """These slabs were handed over."""
         ahead = [self._done(one.source, one.part) for one in sent if one.epoch == self._cursor.epoch]
@@ -189,12 +195,24 @@ class GroupLog:
             if isinstance(item, LaneEnded):
                 self._cursor.end(item)
                 self._moved[item.lane] = item.index
+            elif isinstance(item, PoolBegun):
+                self._cursor.begin_pool(item)
             elif item.left:
                 return
+            elif item.batches.lane == POOL_LANE:
+                self._read_pooled(item.batches)
             else:
                 self._cursor.read(item.batches)
                 self._moved[item.batches.lane] = item.batches.index + item.batches.batches
             self._log.popleft()
+
+    def _read_pooled(self, batches: SentElsewhere) -> None:
+        """Move behind batches of a pool. The file has no position within one: it names what was handed over of it."""
+        moved = self._cursor.read_pooled(batches.batches)
+        for lane in moved:
+            self._moved[lane] = self._cursor.places.get(lane, (0, b""))[0]
+        if moved:
+            self._moved[POOL_LANE] = batches.index + batches.batches
 
     def _keep(
         self,

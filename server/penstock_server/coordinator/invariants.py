@@ -54,7 +54,7 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
             yield f"epoch {epoch.number}: a turn is {turn.state.name} with the fillers {turn.fillers}"
         if not turn.merged and len(turn.fillers) > 1:
             yield f"epoch {epoch.number}: a turn of lane {turn.lane} has two writers: {turn.fillers}"
-        if turn.state is not TurnState.PLANNED:
+        if turn.state not in (TurnState.PLANNED, TurnState.DONE):
             if turn.slot.ticket in tickets or turn.slot.ticket not in stream.slots:
                 yield f"epoch {epoch.number}: ticket {turn.slot.ticket} is not the turn's own"
             tickets.add(turn.slot.ticket)
@@ -66,6 +66,9 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
 def _head(epoch: Epoch, head: Turn) -> Iterator[str]:
     """Check the turn that stands next: it can be delivered, or it has failed, or somebody is working towards it."""
     if head.shows or head.state is not TurnState.IDLE:
+        return
+    if head.pooled:
+        yield f"epoch {epoch.number}: the pooled batches that stand next have a slot, and nobody copies their rows"
         return
     lanes = [epoch.lanes.get(part.lane) for part in head.leftovers] if head.merged else list(epoch.lanes.values())
     awaits_slot = any(turn.state is TurnState.WAITING for lane in epoch.lanes.values() for turn in lane.turns)

@@ -39,10 +39,15 @@ class Share:
         return self.production + self.consumers * (self.credit + self.quota) + self.round
 
 
-def least_slots(quota: int, consumers: int = 1) -> int:
-    """Return the fewest slots with which a stream can run: one for the head, and for each consumer one of credit, one
-    of quota if it aliases at all, and one for the round if there are several."""
-    return 1 + consumers * (2 if quota else 1) + _round(consumers)
+def least_slots(quota: int, consumers: int = 1, pool: int = 1) -> int:
+    """Return the fewest slots with which a stream can run: one for the head, one for each lane of a pool if there are
+    pools, and for each consumer one of credit, one of quota if it aliases at all, and one for the round if there are
+    several."""
+    return _least_production(pool) + consumers * (2 if quota else 1) + _round(consumers)
+
+
+def _least_production(pool: int) -> int:
+    return 1 if pool == 1 else pool + 1
 
 
 def _round(consumers: int) -> int:
@@ -59,23 +64,26 @@ def share(
     credit: int,
     quota: int,
     consumers: int = 1,
+    pool: int = 1,
     most: int = MANY,
 ) -> Share | None:
     """Return the share of a stream whose consumers ask for `credit` and `quota` slots of `slot` bytes each; None if
     `free` bytes, or `most` further slots, are too few.
 
     A stream wants two slots of production for each worker, and one for the head. If slots are small it wants more of
-    them, so that batches are ahead while workers fill shuffle blocks. It gets at most half of what is free, so that the
-    next stream finds room too. It leaves `kept` bytes to feeds that nobody reads yet, unless it needs them for its
-    minimum.
+    them, so that batches are ahead while workers fill shuffle blocks. With pools of `pool` lanes it wants those of two
+    pools, one that is mixed while the other is made, and half as many for the mixed batches. It gets at most half of
+    what is free, so that the next stream finds room too. It leaves `kept` bytes to feeds that nobody reads yet, unless
+    it needs them for its minimum.
     """
-    least = least_slots(quota, consumers)
+    least = least_slots(quota, consumers, pool)
     if blocks + least * slot > free or least > most:
         return None
     ahead = min(_MANY_AHEAD, _AHEAD // slot) if blocks else 0
-    wanted = max(2 * workers + 1, ahead) + consumers * (credit + quota) + _round(consumers)
+    pools = 0 if pool == 1 else 2 * pool + (pool + 1) // 2
+    wanted = max(2 * workers + 1, ahead, pools) + consumers * (credit + quota) + _round(consumers)
     slots = max(least, min(wanted, most // 2, (min(free // 2, free - kept) - blocks) // slot))
-    return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot)
+    return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot, _least_production(pool))
 
 
 def with_consumers(old: Share, consumers: int, *, free: int, slot: int, most: int = MANY) -> Share | None:
@@ -103,9 +111,11 @@ def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Shar
     return replace(_dealt(slots, wanted, old.credit, old.quota, consumers, nbytes), consumers=old.consumers)
 
 
-def _dealt(slots: int, wanted: int, credit: int, quota: int, consumers: int, nbytes: int) -> Share:
-    """Divide `slots` among the three places in proportion to what was wanted for each, with at least one for each."""
-    left = slots - 1 - _round(consumers)
+def _dealt(slots: int, wanted: int, credit: int, quota: int, consumers: int, nbytes: int, production: int = 1) -> Share:
+    """Divide `slots` among the three places in proportion to what was wanted for each, with at least one for each, and
+    `production` for production."""
+    left = slots - production - _round(consumers)
     credit = min(max(1, credit * slots // wanted), left // consumers - min(quota, 1))
     quota = min(max(min(quota, 1), quota * slots // wanted), left // consumers - credit)
-    return Share(1 + left - consumers * (credit + quota), credit, quota, nbytes, consumers, _round(consumers))
+    production += left - consumers * (credit + quota)
+    return Share(production, credit, quota, nbytes, consumers, _round(consumers))

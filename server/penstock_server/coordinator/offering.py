@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock_proto import messages as m
 
@@ -10,7 +10,10 @@ from .delivery import Delivery
 from .epoch import Epoch
 from .open_turns import OpenTurns
 from .outlet import Outlet
-from .turn import Turn
+from .turn import Turn, VisitPool
+
+_MOST_RECORDS = 64 << 10
+"""Most bytes of the restart records in one message."""
 
 
 class Offering:
@@ -60,6 +63,8 @@ class Offering:
             return
         order = epoch.order
         while (turn := order.next()) is not None:
+            if turn.pool is not None and turn.pool.formed and not turn.pool.told:
+                self._tell_pool(epoch, turn.pool)
             while turn.parts:
                 if epoch.skip:
                     outlet.pass_over(epoch, turn)
@@ -79,11 +84,27 @@ class Offering:
 
     def _tell_lane_ended(self, epoch: Epoch, turn: Turn) -> None:
         """If the turn has ended its lane, tell the consumers at this point of the stream."""
-        if turn.number < 0 or self._indexable:
+        if turn.number < 0 or self._indexable or turn.pool is not None:
             return
         lane = epoch.lanes[turn.lane]
         ended = m.LaneEnded(epoch.number, turn.number, turn.lane, lane.index, turn.leftover, lane.record)
         self._delivery.lane_ended(epoch, ended)
+
+    def _tell_pool(self, epoch: Epoch, pool: VisitPool) -> None:
+        """Tell the consumers that a pool begins here, and where its lanes stand behind it."""
+        pool.told = True
+        lanes = []
+        for visit in pool.visits:
+            lane = epoch.lanes[visit.lane]
+            if visit.number >= 0:
+                lanes.append(m.LaneInPool(visit.lane, lane.index, lane.record, visit.number, visit.leftover))
+            elif visit.made:
+                lanes.append(m.LaneInPool(visit.lane, visit.index + visit.made, pool.records[visit.lane]))
+        rows = pool.batches * (self._outlet.feed.plan.batch_size or 1)
+        parts = list(_in_messages(lanes))
+        for part in parts:
+            begun = m.PoolBegun(epoch.number, pool.index, pool.batches, rows, part, more=part is not parts[-1])
+            self._delivery.pool_begins(epoch, begun)
 
     def _end(self, epoch: Epoch) -> None:
         """All of the epoch was delivered: end it, or fail if it is not what it should be."""
@@ -96,3 +117,14 @@ class Offering:
             consumer.ends += 1
             consumer.leave()
         self._ended()
+
+
+def _in_messages(lanes: list[m.LaneInPool]) -> Iterator[tuple[m.LaneInPool, ...]]:
+    """Cut the lanes of a pool into parts that fit into messages."""
+    part: list[m.LaneInPool] = []
+    for lane in lanes:
+        if part and sum(len(other.record) for other in part) + len(lane.record) > _MOST_RECORDS:
+            yield tuple(part)
+            part = []
+        part.append(lane)
+    yield tuple(part)

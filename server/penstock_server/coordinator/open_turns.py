@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from penstock_proto import PenstockError
-from penstock_proto.layout import TAIL_LANE
 
 from .epoch import Epoch
 from .lane import Filler
@@ -41,13 +40,15 @@ class OpenTurns:
         turn.slot = self._slots.acquire()
         self.by_ticket[turn.slot.ticket] = epoch, turn
         self.held += 1
-        if turn.lane != TAIL_LANE:
+        if turn.lane >= 0:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.begins(turn.lane_set)
             epoch.lane(self._key(turn)).turns.append(turn)
 
     def left_order(self, epoch: Epoch, turn: Turn) -> None:
-        """The turn has left the order: all of it was delivered, or its epoch is closed."""
+        """The turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is closed."""
+        if turn.left_order:
+            return
         if turn.state is FILLING:
             turn.become(ABANDONED)
         elif turn.state is COMPLETE:
@@ -58,7 +59,7 @@ class OpenTurns:
     def complete(self, epoch: Epoch, turn: Turn, state: TurnState) -> None:
         """No run fills the turn's slot any longer. `state` is DONE if the turn has left the order, else COMPLETE."""
         del self.by_ticket[turn.slot.ticket]
-        if turn.lane != TAIL_LANE:
+        if turn.lane >= 0:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.ends(turn.lane_set)
             epoch.lane(self._key(turn)).turns.remove(turn)

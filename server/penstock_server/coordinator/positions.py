@@ -50,5 +50,24 @@ def check(position: Position, plan: FeedPlan, splits: SplitsInfo) -> None:
         fits = not lanes and position.batches + position.skip <= -(-plan.length // (plan.batch_size or 1))
     elif plan.batch_size is not None:
         fits = fits and all(lane.leftover < plan.batch_size for lane in position.ended)
+    if position.feed.pool > 1:
+        fits = fits and _between_pools(position, count)
     if not fits:
         raise StateMismatch(_DAMAGED, feed=name)
+
+
+def _between_pools(position: Position, lanes: int) -> bool:
+    """Whether all lanes that have not ended stand at the border of two pools."""
+    turn, pool = position.feed.turn, position.feed.pool
+    ended = {lane.lane for lane in position.ended}
+    index = {place.lane: place.index for place in position.places}
+    visits: list[tuple[int, int]] = []
+    """Of each part of the lanes, in order: its number, and how many visits there were to each of its lanes."""
+    for lane in range(lanes):
+        if lane not in ended:
+            number, within = divmod(index.get(lane, 0), turn)
+            if within or (visits and visits[-1][0] == lane // pool and visits[-1][1] != number):
+                return False
+            visits.append((lane // pool, number))
+    counts = [number for _, number in visits]
+    return counts == sorted(counts, reverse=True) and (not counts or counts[0] - counts[-1] < 2)

@@ -26,6 +26,7 @@ from .feeds import ServedFeed, Skipped
 from .lane import Filler, Lane
 from .merging import Merging
 from .open_turns import OpenTurns
+from .pooling import Pooling
 from .slots import Slots
 from .turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Part, Turn
 from .workers import Workers
@@ -47,6 +48,7 @@ class Production(ABC):
     Attributes:
         turns: the turns that are being made, or wait for their place in the order.
         merging: the merged batches among them.
+        pooling: those with rows of pools.
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class Production(ABC):
         self._slots = slots
         self._workers = workers
         self._ids = ids
-        self._singly = singly
+        self._singly = singly and feed.info.pool == 1
         self._later = later
         self._do = out
         self.merging = Merging(feed, self.turns, slots, start=self._start, out=out)
+        self.pooling = Pooling(feed, self.turns, workers=workers, ids=ids, singly=singly, out=out)
 
     def close_epoch(self, epoch: Epoch) -> None:
         """The epoch is closed: drop its runs and its turns."""
@@ -93,6 +96,8 @@ class Production(ABC):
         turn.become(IDLE)
         if turn.merged:
             self.merging.fill(epoch, turn, set(turn.leftovers))
+        elif turn.pooled:
+            self.pooling.fill(epoch, turn)
         else:
             self._fill(epoch, self._key(turn))
         return turn.shows
@@ -143,9 +148,12 @@ class Production(ABC):
         turn.parts.append(part)
 
     def rows_answered(self, ticket: int, run: int) -> None:
-        """A run has written its rows of a merged batch, or measured them."""
+        """A run has written its rows of a merged batch, or measured them; or the rows of pooled batches are there."""
         epoch, turn = self._turn_of(ticket)
         if epoch is None or turn is None:
+            return
+        if turn.pooled:
+            self.pooling.written(epoch, turn, run)
             return
         self.merging.answered(epoch, turn, run)
         for leftover in turn.leftovers:
@@ -174,6 +182,7 @@ class Production(ABC):
                 elif lane.dropped is not None and lane.dropped[1] == run:
                     self._unassign(lane, run)
                     self._answered(epoch, lane)
+        self.pooling.run_failed(run, error)
         self.turns.complete_abandoned(lambda filler: filler[1] == run)
 
     def split_skipped(self, run: int, number: int, skipped: Skipped) -> bool:
@@ -225,6 +234,7 @@ class Production(ABC):
                 if lanes:  # only of these: a run that writes twice might do so when the slot has another use
                     self.turns.take_from(turn, lambda filler: filler[0] == worker)
                     self.merging.fill(epoch, turn, {part for part in turn.leftovers if part.lane in lanes})
+            self.pooling.worker_died(epoch, worker)
         self.turns.complete_abandoned(lambda filler: filler[0] == worker)
 
     # --- workers come and go ---

@@ -1,4 +1,4 @@
-"""A turn: one visit to a lane, or one merged batch. Its data, and its states from plan to delivery."""
+"""A turn: a visit to a lane, a merged batch, or batches of a pool. Its data, and its states from plan to delivery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from penstock_proto import PenstockError
 from penstock_proto.columns import Sizes
-from penstock_proto.layout import TAIL_LANE
+from penstock_proto.layout import POOL_LANE, TAIL_LANE
 from penstock_proto.messages import Shapes
 
 from .slots import NO_SLOT, Lease
@@ -69,11 +69,11 @@ TURN_STATES: Table[TurnState] = {
     FILLING: {
         IDLE: "the worker died, the run was dropped or failed, or RowsMeasured tells the last sizes",
         WAITING: "NeedRoom, or the last RowsMeasured: the slot is too small",
-        COMPLETE: "Made (last), or the last RowsWritten",
+        COMPLETE: "Made (last), or the last RowsWritten, or a worker could not mix the rows",
         ABANDONED: "its epoch is closed",
     },
     COMPLETE: {
-        DONE: "all of it was delivered, or its epoch is closed",
+        DONE: "all of it was delivered, or all of its pool is mixed, or its epoch is closed",
     },
     ABANDONED: {
         DONE: "Made (last), or the run is gone",
@@ -88,14 +88,46 @@ _LEFT_ORDER = frozenset({ABANDONED, DONE})
 
 
 @dataclass(slots=True, eq=False)
+class VisitPool:
+    """Visits whose rows are mixed with each other: visit number `number` to each of the lanes of part `part`.
+
+    Attributes:
+        visits: the visits, by lane.
+        formed: whether all of them are made, so that it is known what the pool holds.
+        index: the number of its first batch among the pooled batches of the epoch.
+        batches: how many it holds.
+        records: the restart record of each lane behind its batches, of lanes that have any.
+        turns: the turns into which its batches are put.
+        told: whether consumers were told that it begins.
+    """
+
+    number: int
+    part: int
+    visits: list[Turn] = field(default_factory=list)
+    formed: bool = False
+    index: int = 0
+    batches: int = 0
+    records: dict[int, bytes] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    told: bool = False
+
+    def let_go(self) -> None:
+        """It is over: forget its visits and turns, which hold it. They are then freed at once."""
+        self.visits.clear()
+        self.turns.clear()
+
+
+@dataclass(slots=True, eq=False)
 class Turn:
     """See the file's head.
 
     Attributes:
-        lane: the number of the lane; TAIL_LANE for a merged batch, 0 for any range of an indexable feed.
+        lane: the number of the lane; TAIL_LANE for a merged batch, POOL_LANE for batches with rows of a pool, 0 for any
+            range of an indexable feed.
         index: the number of its first batch in the lane (or among the merged batches).
         batches: the most batches that it may have.
         leftovers: for a merged batch: the rows that it is made of.
+        pool: the pool that it is a visit of, or has rows of; else None.
         sizes: for a merged batch whose samples vary in size: the sizes of the leftovers that are measured.
         shapes: for such a batch: the shapes of its stored arrays, once all leftovers are measured.
         measuring: for such a batch: whether its fillers measure rows, and do not write them.
@@ -137,6 +169,7 @@ class Turn:
     sizes: dict[Leftover, Sizes] = field(default_factory=dict)
     shapes: Shapes = ()
     measuring: bool = False
+    pool: VisitPool | None = None
 
     def become(self, state: TurnState) -> None:
         """Go to this state.
@@ -159,6 +192,11 @@ class Turn:
     def merged(self) -> bool:
         """Whether it is a merged batch, not a visit."""
         return self.lane == TAIL_LANE
+
+    @property
+    def pooled(self) -> bool:
+        """Whether its batches have rows of a pool."""
+        return self.lane == POOL_LANE
 
     @property
     def shows(self) -> bool:

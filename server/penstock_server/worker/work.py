@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
@@ -24,6 +24,7 @@ from .lane import LaneRun
 from .listing import answer_listing
 from .loaded_feed import LoadedFeed
 from .mixed_feed import check_mixed
+from .pooling import pool_rows
 from .randomness import GlobalRandomness
 from .reproducibility import check_reproducibility
 from .run import Run, RunOpener
@@ -33,6 +34,9 @@ from .split_list import SharedSplits
 
 TELL_AGAIN = 1.0
 """Seconds after which a worker that always has work says again how caches are used."""
+
+_OfARun: TypeAlias = m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.WriteRows | m.PoolRows | m.DropRun
+"""The messages that are about a run, which fails if they cannot be carried out."""
 
 
 class Daemon(Protocol):
@@ -104,9 +108,9 @@ class Work:
         try:
             self._take(message, fd)
         except Exception as error:
-            if not isinstance(message, m.ListSplits | m.StartRun | m.Fill | m.MeasureRows | m.WriteRows | m.DropRun):
+            if not isinstance(message, _OfARun):
                 raise
-            self.fail(message.run, message.feed if isinstance(message, m.ListSplits | m.StartRun) else None, error)
+            self.fail(message.run, getattr(message, "feed", None), error)
         self._page.works_on(before)  # not if this process ends by what was raised
 
     def fail(self, run: int, feed: str | None, error: Exception) -> None:
@@ -151,6 +155,8 @@ class Work:
                 self._runs[message.run] = self._opener.open(message, self._feeds[message.feed])
             case m.DropRun():
                 self._drop(message.run)
+            case m.PoolRows():
+                self._pool_rows(message)
             case m.ListSplits():
                 answer_listing(message, self._feeds[message.feed], self.randomness, self._page, self._daemon.send)
             case m.Compare():
@@ -167,6 +173,13 @@ class Work:
                 self._memfds.add(message.memfd, message.nbytes, _needed(fd, message))
             case m.Unmap():
                 self._memfds.remove(message.memfd)
+
+    def _pool_rows(self, message: m.PoolRows) -> None:
+        feed = self._feeds[message.feed]
+        if feed.layout is None and message.spec is not None:
+            feed.learn(message.spec)
+        pool_rows(message, feed, self._memfds)
+        self._daemon.send(m.RowsWritten(run=message.run, ticket=message.ticket))
 
     def _compare(self, message: m.Compare) -> None:
         feed = self._feeds[message.feed]

@@ -1,0 +1,113 @@
+"""Pooling: has the rows of a formed pool put into new batches. Any worker can do that, as it only copies rows.
+
+The slots of the pool's visits are kept until all of its batches are there. So if a worker dies, another one does its
+part again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from penstock_proto import PenstockError
+
+from . import commands as do
+from .epoch import Epoch
+from .feeds import ServedFeed
+from .open_turns import OpenTurns
+from .turn import COMPLETE, DONE, FILLING, Part, Turn, VisitPool
+from .workers import Workers
+
+
+class Pooling:
+    """See the file's head.
+
+    Args:
+        feed: what is made.
+        turns: the stream's turns in production.
+        workers: the worker processes.
+        ids: gives numbers to runs.
+        singly: whether each batch is delivered by itself.
+        out: where commands go.
+    """
+
+    def __init__(
+        self,
+        feed: ServedFeed,
+        turns: OpenTurns,
+        *,
+        workers: Workers,
+        ids: Iterator[int],
+        singly: bool,
+        out: Callable[[do.Command], None],
+    ) -> None:
+        self._feed = feed
+        self._turns = turns
+        self._workers = workers
+        self._ids = ids
+        self._singly = singly
+        self._do = out
+
+    def fill(self, epoch: Epoch, turn: Turn) -> None:
+        """Have a worker copy the rows of the turn into its slot."""
+        pool = turn.pool
+        assert pool is not None
+        worker, run = self._workers.pick(turn.index // self._feed.turn), next(self._ids)
+        turn.fillers = [(worker, run)]
+        turn.become(FILLING)
+        self._do(
+            do.PoolRows(
+                worker,
+                run,
+                ticket=turn.slot.ticket,
+                feed=self._feed.name,
+                epoch=epoch.number,
+                visit=pool.number,
+                part=pool.part,
+                sources=tuple((visit.slot.ticket, visit.made) for visit in pool.visits if visit.made),
+                first=turn.index - pool.index,
+                batches=turn.batches,
+                index=turn.index,
+            )
+        )
+
+    def written(self, epoch: Epoch, turn: Turn, run: int) -> None:
+        """A worker has copied the rows of the turn."""
+        if all(filler[1] != run for filler in turn.fillers):
+            return
+        turn.fillers = []
+        if turn.left_order:
+            self._turns.complete(epoch, turn, DONE)
+            return
+        turn.made = turn.batches
+        step = 1 if self._singly else turn.batches
+        rows = self._feed.plan.batch_size or 1
+        for first in range(0, turn.batches, step):
+            turn.parts.append(Part(first, step, step * rows, ()))
+        self._turns.complete(epoch, turn, COMPLETE)
+        assert turn.pool is not None
+        self._release(epoch, turn.pool)
+
+    def run_failed(self, run: int, error: PenstockError) -> None:
+        """A worker could not copy the rows of a turn."""
+        for epoch, turn in list(self._turns.by_ticket.values()):
+            if turn.pooled and any(filler[1] == run for filler in turn.fillers):
+                turn.fillers = []
+                if turn.left_order:
+                    self._turns.complete(epoch, turn, DONE)
+                else:
+                    self._turns.fail(epoch, turn, error)
+                    self._turns.complete(epoch, turn, COMPLETE)
+
+    def worker_died(self, epoch: Epoch, worker: int) -> None:
+        """The worker's process is gone: others do what it was to do."""
+        for other, turn in list(self._turns.by_ticket.values()):
+            lost = turn.pooled and not turn.left_order and any(filler[0] == worker for filler in turn.fillers)
+            if other is epoch and lost:
+                self._turns.take_from(turn, lambda filler: filler[0] == worker)
+                self.fill(epoch, turn)
+
+    def _release(self, epoch: Epoch, pool: VisitPool) -> None:
+        """Once all of the pool's batches are there, nobody needs the slots of its visits any longer."""
+        if all(turn.complete for turn in pool.turns):
+            for visit in pool.visits:
+                self._turns.left_order(epoch, visit)
