@@ -64,7 +64,7 @@ from_clients = st.one_of(
     st.builds(m.Begin, epochs),
     st.builds(m.Ack, counts, st.lists(counts, max_size=20).map(tuple), counts),
     st.builds(m.Leave, epochs),
-    st.sampled_from([m.Ping(), m.Close(), m.StatusRequest(1), m.StopRequest()]),
+    st.sampled_from([m.Ping(), m.Close(), m.StatusRequest(1), m.StopRequest(), m.StacksRequest()]),
 )
 from_servers = st.one_of(
     st.builds(m.Welcome, tokens, infos, names),
@@ -73,6 +73,8 @@ from_servers = st.one_of(
     st.builds(m.MissingRanks, st.lists(st.integers(0, 99), max_size=9).map(tuple)),
     st.builds(m.Failed, reports),
     st.builds(m.Chunk, counts, counts),
+    st.builds(m.WorkerStacks, st.integers(0, 4095), st.integers(1, 1 << 22)),
+    st.just(m.StacksSent()),
 )
 from_workers = st.one_of(
     st.builds(m.Made, counts, counts, counts, counts, counts, st.booleans(), record=st.binary(max_size=100)),

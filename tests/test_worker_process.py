@@ -227,7 +227,7 @@ class Worker:
             os.ftruncate(fds[0], NBYTES)
             self.page = mmap.mmap(fds[0], NBYTES, prot=mmap.PROT_READ)
             self.dump = fds[1]
-            command += ["--activity-fd", str(fds[0]), "--dump-fd", str(fds[1]), "--ticks"]
+            command += ["--activity-fd", str(fds[0]), "--stacks-fd", str(fds[1]), "--ticks"]
         self.stderr = folder / "stderr"
         with theirs, self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(

@@ -22,6 +22,7 @@ from ._bench_figures import Figures, WorkerShares, joined
 from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
 from ._ragged import Ragged
+from ._reading import epochs
 
 SLICES = 10
 """Into how many slices the measured time is divided."""
@@ -90,7 +91,7 @@ def _measure(
     cached: int,
     tensorflow: bool,
 ) -> Figures:
-    stream = _epochs(connection, tensorflow)
+    stream = epochs(connection, tensorflow=tensorflow)
     kept = [_copied(batch) for batch in itertools.islice(stream, cached)]
     _read(stream, warmup, None, step)
     began = connection.stats()["batches"]
@@ -192,14 +193,6 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         bytes_only=all(leaf.dtype in ("bool", "int8", "uint8") for leaf in leaf_list(info.spec)),
         memory_full=2 * memory["reserved"] >= memory["allowed"],
     )
-
-
-def _epochs(connection: Connection, tensorflow: bool) -> Iterator[Any]:
-    """Yield the batches of one epoch after another."""
-    dataset = connection.dataset() if tensorflow else None
-    epochs = connection.info.epochs
-    for _ in itertools.count() if epochs is None else range(epochs):
-        yield from connection.batches() if dataset is None else dataset
 
 
 def _replayed(connection: Connection, kept: list[Any]) -> Iterator[Any]:

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import penstock_proto
+
 T = TypeVar("T")
 
 NBYTES = 4096
@@ -259,8 +261,15 @@ def spent(page: Page) -> Spent | None:
 
 
 _FRAME = re.compile(rb'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+OURS = (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    os.path.dirname(os.path.abspath(penstock_proto.__file__)) + os.sep,
+)
+"""Directories of Penstock's modules in a worker."""
+
+LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Directories of other modules that are not the user's."""
 
 
 def where(dump: bytes) -> str:
@@ -274,7 +283,7 @@ def where(dump: bytes) -> str:
     """
     last = dump[max(0, dump.rfind(b"(most recent call first)")) :]
     frames = [tuple(part.decode(errors="replace") for part in frame) for frame in _FRAME.findall(last)]
-    theirs = [frame for frame in frames if not frame[0].startswith((_OURS, "<frozen ", *_LIBRARIES))]
+    theirs = [frame for frame in frames if not frame[0].startswith((*OURS, "<frozen ", *LIBRARIES))]
     for file, line, function in (theirs or frames)[:1]:
         return f"{file}:{line} in {function}"
     return ""

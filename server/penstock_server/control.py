@@ -1,4 +1,4 @@
-"""Requests to a running daemon: its status over ZeroMQ, stop and scale over its unix connection."""
+"""Requests to a running daemon: its status over ZeroMQ; stop, scale and stacks over its unix connection."""
 
 from __future__ import annotations
 
@@ -118,6 +118,40 @@ def stop(
                 still_waiting(len(state["streams"]) + state["more_streams"])
 
 
+def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, int, int]]:
+    """Return the workers of a daemon that are ready: the number, the process and the fd of the stacks file of each.
+
+    Args:
+        url: the daemon's or a feed's address.
+        state: the daemon's status.
+        timeout: seconds that it may take to answer.
+
+    Raises:
+        Unreachable: the daemon is not on this host, belongs to another user, or does not answer in time.
+        PenstockError: the daemon's answer, if it was an error.
+    """
+    found: list[tuple[int, int, int]] = []
+    with contextlib.ExitStack() as undo:
+        with _beside(url, state, "profile", "", timeout) as (connection, _):
+            seqpacket.send(connection, codec.encode(m.StacksRequest()))
+            while True:
+                data, fd = seqpacket.receive(connection)
+                if not data:
+                    raise ConnectionResetError("it has just stopped")
+                reply = codec.from_server(data)
+                if isinstance(reply, m.WorkerStacks) and fd is not None:
+                    found.append((reply.worker, reply.pid, fd))
+                    undo.callback(os.close, fd)
+                elif isinstance(reply, m.StacksSent):
+                    break
+                elif isinstance(reply, m.Failed):
+                    raise reply.error.error()
+                elif fd is not None:
+                    os.close(fd)
+        undo.pop_all()
+    return found
+
+
 def _check_feed(url: str, text: str) -> None:
     """Refuse a URL with a feed that the daemon does not serve. Until the daemon is ready any name may become one."""
     endpoint, feed = _parsed(url)
@@ -151,9 +185,10 @@ def _beside(
                 raise PermissionError("it belongs to another user")
             yield connection, process
     except OSError as error:
+        or_signals = f", or send {signals} to its process {state['pid']}" if signals else ""
         raise Unreachable(
             f"cannot {verb} the daemon at {url} from here ({error}): run this on the daemon's host, as root or as the "
-            f"user who started the daemon, or send {signals} to its process {state['pid']}"
+            f"user who started the daemon{or_signals}"
         ) from None
 
 

@@ -240,6 +240,7 @@ class Daemon:
             status=self._status_text.get,
             stop=self._stop_asked,
             scale=lambda workers, now: self._scaling.scale(workers, now),
+            stacks=lambda: self._supervisor.stacks(),
             bugs=self._bugs,
         )
         self._slots = Slots(

@@ -57,6 +57,7 @@ class Sessions:
         stop: called when the daemon's own user asks it to stop; the argument says whether at once.
         scale: called when that user asks for a number of workers, perhaps at once. Returns how many there were, and
             how many there will be.
+        stacks: returns the workers that are ready: their numbers, their processes, and the fds of their stacks files.
         bugs: notes unexpected errors.
 
     Attributes:
@@ -76,6 +77,7 @@ class Sessions:
         status: Callable[[], str],
         stop: Callable[[bool], None],
         scale: Callable[[int, bool], tuple[int, int]],
+        stacks: Callable[[], Iterable[tuple[int, int, int]]],
         bugs: Bugs,
     ) -> None:
         self.table = SessionTable()
@@ -85,6 +87,7 @@ class Sessions:
         self._tell = tell
         self._stop = stop
         self._scale = scale
+        self._stacks = stacks
         self._bugs = bugs
         self._out = ToConsumers(coordinator, tell, router)
         self._status = StatusRequests(self._out, status)
@@ -157,8 +160,8 @@ class Sessions:
                 self._status.came(routing_id)
             case m.Ping() if session is not None or routing_id in self.opening.early:
                 self._out.answer(routing_id, m.Pong())
-            case m.StopRequest() | m.ScaleRequest():
-                refused = ProtocolError("a daemon can be stopped and scaled only from its own host, or by signals")
+            case m.StopRequest() | m.ScaleRequest() | m.StacksRequest():
+                refused = ProtocolError("a daemon can be stopped, scaled and profiled only from its own host")
                 self._out.answer(routing_id, failed(refused))
             case _ if session is not None:
                 self._said(session, message)
@@ -183,6 +186,8 @@ class Sessions:
                 self._stop(message.now)
             case m.ScaleRequest():
                 self._out.answer(peer, m.Scaled(*self._scale(message.workers, message.now)))
+            case m.StacksRequest():
+                self._send_stacks(peer)
             case m.Ping():
                 self._out.answer(peer, m.Pong())
             case _ if session is not None:
@@ -317,6 +322,15 @@ class Sessions:
                     self._gone(session, message.handed)
             case _:
                 raise ProtocolError(f"{type(message).__name__} in an open session")
+
+    def _send_stacks(self, peer: LocalPeer) -> None:
+        """Send the fds of the workers' stacks files, unless the connection has not read earlier ones: those count
+        against the open files of the daemon's user until they are read."""
+        if peer.unread:
+            raise ProtocolError("a StacksRequest before the answers to earlier messages were read")
+        for worker, pid, fd in self._stacks():
+            peer.send(m.WorkerStacks(worker, pid), fd)
+        peer.send(m.StacksSent())
 
     def _end(self, session: Session, error: PenstockError) -> None:
         """Fail the session: tell its consumer why, and nothing more. Others that share its stream go on."""

@@ -46,6 +46,7 @@ from .client import (
     Ping,
     PositionPart,
     ScaleRequest,
+    StacksRequest,
     StatusRequest,
     StopRequest,
 )
@@ -92,8 +93,10 @@ from .server import (
     SentElsewhere,
     ServerMessage,
     Slab,
+    StacksSent,
     Status,
     Welcome,
+    WorkerStacks,
 )
 from .to_worker import (
     Compare,
@@ -188,6 +191,8 @@ __all__ = [
     "Slab",
     "SplitSkipped",
     "SplitsListed",
+    "StacksRequest",
+    "StacksSent",
     "StartFailed",
     "StartRun",
     "Status",
@@ -199,5 +204,6 @@ __all__ = [
     "Unmap",
     "Version",
     "Welcome",
+    "WorkerStacks",
     "WriteRows",
 ]

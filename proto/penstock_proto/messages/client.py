@@ -133,6 +133,23 @@ class ScaleRequest(Message, frozen=True):
     now: bool = False
 
 
+class StacksRequest(Message, frozen=True):
+    """Asks for the stacks files of the workers, to profile them. Answered by a WorkerStacks for each worker that is
+    ready, and then StacksSent. Only over a unix connection, as StopRequest.
+    """
+
+
 ClientMessage: TypeAlias = (
-    Hello | PositionPart | Open | Begin | Ack | Leave | Ping | Close | StatusRequest | StopRequest | ScaleRequest
+    Hello
+    | PositionPart
+    | Open
+    | Begin
+    | Ack
+    | Leave
+    | Ping
+    | Close
+    | StatusRequest
+    | StopRequest
+    | ScaleRequest
+    | StacksRequest
 )

@@ -186,6 +186,17 @@ class Scaled(Message, frozen=True):
     after: Index
 
 
+class WorkerStacks(Message, frozen=True):
+    """A worker's process `pid`, with the fd of its stacks file. (unix only)"""
+
+    worker: Index
+    pid: Index
+
+
+class StacksSent(Message, frozen=True):
+    """All WorkerStacks that answer a StacksRequest were sent."""
+
+
 class Status(Message, frozen=True):
     """The daemon's status as JSON text."""
 
@@ -209,5 +220,7 @@ ServerMessage: TypeAlias = (
     | Failed
     | Pong
     | Scaled
+    | WorkerStacks
+    | StacksSent
     | Status
 )

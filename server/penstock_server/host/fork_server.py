@@ -70,7 +70,7 @@ class ForkServer:
 
         Args:
             number: the worker's.
-            fds: its connection, its activity page, and the file for its stack. The caller may close them at once.
+            fds: its connection, its activity page, and its stacks file. The caller may close them at once.
             done: called with the process, with the error if there is none, or with None if the fork server cannot fork.
 
         Raises:

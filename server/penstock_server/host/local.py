@@ -66,9 +66,14 @@ class LocalPeer:
         finally:
             os.close(fd)
 
-    def send(self, message: Message) -> None:
-        """Send a message."""
-        self._peer.send(encode(message))
+    def send(self, message: Message, fd: int | None = None) -> None:
+        """Send a message, perhaps with a file descriptor, which stays the caller's."""
+        self._peer.send(encode(message), fd)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the other side has not read everything that was sent to it."""
+        return self._peer.unread
 
     def show(self, memfd: arena.Memfd) -> None:
         """Make sure that the consumer knows the memfd."""

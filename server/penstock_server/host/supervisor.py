@@ -144,6 +144,11 @@ class Supervisor:
         elif worker.starting is not None:
             self._not_started(worker, "was killed before it started")
 
+    def stacks(self) -> list[tuple[int, int, int]]:
+        """Return the workers that are ready: their numbers, their processes, and the fds of their stacks files."""
+        found = ((worker.number, worker.stacks) for worker in self.workers.values())
+        return [(number, *of_process) for number, of_process in found if of_process is not None]
+
     def ready(self, number: int) -> None:
         """Note that a worker's process has imported the user's modules."""
         worker = self.workers[number]
@@ -253,7 +258,7 @@ class Supervisor:
     def _spawn_afresh(self, worker: WorkerHandle, fds: list[int]) -> None:
         ticks = [] if self._hang_timeout is None else ["--ticks"]
         command = [sys.executable, "-m", "penstock_server.worker", *ticks, "--number", str(worker.number)]
-        for option, fd in zip(("--fd", "--activity-fd", "--dump-fd"), fds, strict=True):
+        for option, fd in zip(("--fd", "--activity-fd", "--stacks-fd"), fds, strict=True):
             command += [option, str(fd)]
         self._begin(worker, Process.started([*command, *self._feeds], self._variables(str(worker.number)), fds))
 

@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .. import activity
+from .. import activity, stacks
 from ..activity import Activity
 from .peer import Peer
 from .process import Process
-
-_MOST_DUMP = 256 * 1024
 
 
 class WorkerHandle:
@@ -64,7 +62,7 @@ class WorkerHandle:
         """The connection to the next process, made ahead: at a death there may be no file descriptors for it."""
         self._on_data = on_data
         self._page: mmap.mmap | None = None
-        self._page_fd = self._dump = -1
+        self._page_fd = self._stacks = -1
         self.peer, self._theirs = self._connection()
 
     @property
@@ -113,6 +111,11 @@ class WorkerHandle:
         had, wanted = _cpu_seconds(pid)
         return {**dataclasses.asdict(spent), "cpu_seconds": had, "cpu_wait_seconds": wanted}
 
+    @property
+    def stacks(self) -> tuple[int, int] | None:
+        """The id of the process and the fd of its stacks file, if it is ready."""
+        return None if self.pid is None or not self.ready else (self.pid, self._stacks)
+
     def look(self) -> Activity | None:
         """Read the process's activity page."""
         return None if self._page is None else activity.read(self._page)
@@ -121,7 +124,7 @@ class WorkerHandle:
         """Make the files of the next process.
 
         Returns:
-            The fds of its connection, its activity page, and the file for its stack.
+            The fds of its connection, its activity page, and its stacks file.
 
         Raises:
             OSError: they cannot be made; nothing is left of the attempt.
@@ -135,11 +138,11 @@ class WorkerHandle:
             os.ftruncate(self._page_fd, activity.NBYTES)
             fcntl.fcntl(self._page_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._page = mmap.mmap(self._page_fd, activity.NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
-            self._dump = os.memfd_create("penstock-dump", os.MFD_CLOEXEC)
+            self._stacks = stacks.create()
         except OSError:
             self.forget()
             raise
-        return [self._theirs.fileno(), self._page_fd, self._dump]
+        return [self._theirs.fileno(), self._page_fd, self._stacks]
 
     def begin(self, process: Process) -> None:
         """The process has started, and has the files that `prepare` made."""
@@ -152,25 +155,24 @@ class WorkerHandle:
         """Release the process, which is killed if it still runs, and its files."""
         if self.process is not None:
             self.process.forget()
-        for fd in (self._page_fd, self._dump):
+        for fd in (self._page_fd, self._stacks):
             if fd >= 0:
                 os.close(fd)
         if self._page is not None:
             self._page.close()
         self.process, self.starting, self._page = None, None, None
-        self._page_fd = self._dump = -1
+        self._page_fd = self._stacks = -1
         self.ready, self.hung, self.warned, self._unread_since = False, "", False, None
 
     def ask_where(self) -> None:
         """Make the process write its stack."""
         if self.process is not None:
-            os.ftruncate(self._dump, 0)
-            os.lseek(self._dump, 0, os.SEEK_SET)  # its fd shares the position
+            stacks.rewind(self._stacks)
             self.process.send_signal(signal.SIGUSR2)
 
     def stack(self) -> bytes:
         """Return what it has written of its stack."""
-        return b"" if self._dump < 0 else os.pread(self._dump, _MOST_DUMP, 0)
+        return b"" if self._stacks < 0 else stacks.dumped(self._stacks)
 
     def renew(self) -> None:
         """Replace the connection to the last process by one to the next, in which nothing was sent yet."""

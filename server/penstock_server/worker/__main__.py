@@ -3,8 +3,8 @@
 The daemon runs it where it cannot fork workers (see fork_server.py).
 
 FD is one end of a SOCK_SEQPACKET socketpair. The worker writes what it does to the activity page `--activity-fd`
-(see activity.py), and with `--ticks` counts every sample there. At SIGUSR2 it writes its stack to `--dump-fd`; it can
-do so from its first write to the page on.
+(see activity.py), and with `--ticks` counts every sample there. At SIGUSR2 it writes its stack to `--stacks-fd` (see
+stacks.py); it can do so from its first write to the page on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--activity-fd", type=int)
-    parser.add_argument("--dump-fd", type=int)
+    parser.add_argument("--stacks-fd", type=int)
     parser.add_argument("--ticks", action="store_true")
     parser.add_argument("feeds", nargs="+", metavar="MODULE:ATTR")
     options = parser.parse_args(arguments)
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.activity_fd is None
         else ActivityPage.inherited(options.activity_fd, ticks=options.ticks)
     )
-    return start.serve(connection, options.number, options.feeds, page, options.dump_fd)
+    return start.serve(connection, options.number, options.feeds, page, options.stacks_fd)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class CannotFork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker with the three fds that came before: its connection, its activity page, the file for its stack."""
+    """Fork a worker with the three fds that came before: its connection, its activity page, its stacks file."""
 
     ticket: int
     number: int
@@ -79,7 +79,7 @@ _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
 """Packages that are not worth a line in the log."""
 
 _Worker: TypeAlias = tuple[socket.socket, int, ActivityPage, int]
-"""The start of a forked worker: its connection, its number, its activity page, and the file for its stack."""
+"""The start of a forked worker: its connection, its number, its activity page, and its stacks file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,6 +32,7 @@ from .failures import describe
 from .loaded_feed import LoadedFeed
 from .loop import WorkerLoop
 from .process_guard import ProcessGuard
+from .stack_sampler import StackSampler
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 
@@ -79,7 +80,7 @@ def no_terminal(*arguments: object, **options: object) -> object:
 
 
 def serve(
-    connection: socket.socket, number: int, feeds: Sequence[str], page: ActivityPage, dump_fd: int | None = None
+    connection: socket.socket, number: int, feeds: Sequence[str], page: ActivityPage, stacks_fd: int | None = None
 ) -> int:
     """Import the feeds and serve them until the daemon sends Shutdown; returns the process's exit status.
 
@@ -88,11 +89,12 @@ def serve(
         number: the worker's number.
         feeds: the MODULE:ATTR arguments.
         page: its activity page.
-        dump_fd: the file to which it writes its stack at SIGUSR2.
+        stacks_fd: the file for its stack (stacks.py), which it writes at SIGUSR2, and samples from SIGPROF on.
     """
-    if dump_fd is not None:
-        os.set_inheritable(dump_fd, False)
-        faulthandler.register(signal.SIGUSR2, dump_fd, all_threads=False)
+    if stacks_fd is not None:
+        os.set_inheritable(stacks_fd, False)
+        faulthandler.register(signal.SIGUSR2, stacks_fd, all_threads=False)
+        StackSampler(stacks_fd).install()
     guard = ProcessGuard(connection, page)
     signals.restore_in_children()
     began = time.monotonic()
