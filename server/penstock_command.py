@@ -18,7 +18,11 @@ from penstock_server.cli import main
 import click  # after the server's command line, which says what to install if click is missing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._bench_figures import Figures
     from penstock_server.peeking.show import SeenFeed
+    from penstock_server.profiling.profile import Profile
 
 __all__ = ["main"]
 
@@ -51,6 +55,13 @@ __all__ = ["main"]
 )
 @click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
 @click.option("--transport", type=click.Choice(["auto", "local", "tcp"]), default="auto", show_default=True)
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="PAGE.html",
+    help="Write a page with all of this and a flame graph of the workers, sampled afterwards for up to 10 s.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(
     feed: str,
@@ -62,6 +73,7 @@ def bench(
     cached: int | None,
     tensorflow: bool,
     transport: str,
+    report: Path | None,
     as_json: bool,
 ) -> None:
     """Read a feed for a while, then report its speed, where the time went, and what to do about it.
@@ -74,6 +86,7 @@ def bench(
       penstock bench scenes.py:feed --workers 8
       penstock bench tcp://loader:5555/train --step 0.120
       penstock bench scenes.py:feed --tensorflow --cached 50
+      penstock bench scenes.py:feed --report bench.html
     """  # noqa: D301 (click wants a real \b)
     from penstock._bench import measure
     from penstock._bench_report import lines
@@ -82,6 +95,9 @@ def bench(
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:
         raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
+    if report is not None and report.suffix.lower() != ".html":
+        raise click.UsageError(f"--report writes a page: its name must end in .html, got {str(report)!r}")
+    profiler = _Profiler(min(seconds, 10.0))
     seen = measure(
         feed,
         status=lambda url: dict(json.loads(control.status(url, 5.0))),
@@ -93,13 +109,63 @@ def bench(
         step=step,
         cached=cached or 0,
         tensorflow=tensorflow,
+        afterwards=None if report is None else profiler.sample,
     )
+    if report is not None:
+        _write_report(report, feed, seen, profiler)
     if as_json:
         found = judged(seen)
         said = {"limit": found.limit, "sure": found.sure, "shares": found.shares, "verdict": found.text}
         click.echo(json.dumps({**dataclasses.asdict(seen), **said}, indent=2))
     else:
         click.echo("\n".join(lines(seen)))
+        if report is not None:
+            click.echo(f"\nwritten: {report}")
+
+
+class _Profiler:
+    """Profiles the workers for `bench --report`, if the daemon allows it.
+
+    Attributes:
+        profile: what was sampled, or None.
+        why_not: why it is None.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.profile: Profile | None = None
+        self.why_not = ""
+        self._seconds = seconds
+
+    def sample(self, url: str, goes_on: Callable[[], bool]) -> None:
+        """Sample the stacks of the workers of the daemon at this URL."""
+        from penstock_proto import PenstockError
+        from penstock_server.profiling.show import progress
+        from penstock_server.profiling.watching import profile as sampled
+
+        try:
+            with progress() as tell:
+                self.profile = sampled(url, self._seconds, tell=tell, may_go_on=goes_on)
+        except PenstockError as error:
+            self.why_not = error.message
+
+
+def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> None:
+    from penstock._bench_figures import number
+    from penstock._bench_report import parts, rows
+    from penstock._bench_verdict import judged
+    from penstock_server.profiling.bench_page import Measured, bench_page
+    from penstock_server.profiling.show import write
+
+    measured = Measured(
+        target=feed,
+        when=time.strftime("%Y-%m-%d %H:%M"),
+        headline=f"{number(seen.rate)} batches/s",
+        verdict=judged(seen).text,
+        rows=dict(rows(seen)),
+        parts=list(parts(seen)),
+        rates=[part.rate for part in seen.slices],
+    )
+    write(path, bench_page(measured, profiler.profile, profiler.why_not))
 
 
 @main.command()

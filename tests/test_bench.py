@@ -308,11 +308,19 @@ def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
 
 def test_a_module_is_measured_with_a_daemon_of_its_own(tmp_path: Any) -> None:
     (tmp_path / "feeds.py").write_text("from penstock_server import Feed\nfeed = Feed(range(100000), batch_size=10)\n")
-    said = bench(f"{tmp_path}/feeds.py:feed", "--workers", "1", "--seconds", "0.2", "--warmup", "0", "--cached", "2")
+    page = tmp_path / "bench.html"
+    options = "--workers 1 --seconds 0.5 --warmup 0 --cached 2".split()
+    said = bench(f"{tmp_path}/feeds.py:feed", *options, "--report", str(page))
     assert said.returncode == 0, said.stderr
     for words in ("feed         tcp://127.0.0.1:", "worker 0 ", "batches/s, ", "cached  ", "first batch  after "):
         assert words in said.stdout
     assert "worker 1" not in said.stdout
+    report = page.read_text()
+    speed = next(line for line in said.stdout.splitlines() if line.startswith("speed")).split(maxsplit=1)[1]
+    for words in (speed, "Not sure: 0.", "Time of each part", "generating", "worker 0 (pid", '"collating"'):
+        assert words in report, "figures, verdict, and a profile of the same workers"
+    refused = bench("feeds.py:feed", "--report", "bench.pdf")
+    assert "its name must end in .html, got 'bench.pdf'" in refused.stderr
 
 
 def test_what_cannot_be_measured_is_said_as_ever() -> None:

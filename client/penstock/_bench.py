@@ -22,7 +22,7 @@ from ._bench_figures import Figures, WorkerShares, joined
 from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
 from ._ragged import Ragged
-from ._reading import epochs
+from ._reading import Reading, epochs
 
 SLICES = 10
 """Into how many slices the measured time is divided."""
@@ -42,6 +42,7 @@ def measure(
     step: float = 0.0,
     cached: int = 0,
     tensorflow: bool = False,
+    afterwards: Callable[[str, Callable[[], bool]], None] | None = None,
 ) -> Figures:
     """Read a feed, epoch after epoch, with a connection of its own.
 
@@ -56,6 +57,8 @@ def measure(
         step: seconds that a training step takes.
         cached: afterwards read copies of this many batches for as long again. 0: do not.
         tensorflow: read with a `tf.data.Dataset`, not with NumPy.
+        afterwards: called after the measurement, while a thread reads on as before: with the feed's URL, and with a
+            function that tells whether batches still come.
 
     Raises:
         EndOfStream: the feed has too few batches.
@@ -63,7 +66,11 @@ def measure(
     """
     with connect(url, workers=workers, transport=transport) as connection:
         try:
-            seen = _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow)
+            stream = epochs(connection, tensorflow=tensorflow)
+            seen = _measure(connection, stream, status, seconds, batches, warmup, step, cached, tensorflow)
+            if afterwards is not None:
+                with Reading(connection, stream, step) as reading:
+                    afterwards(_url(connection), reading.goes_on)
             return dataclasses.replace(seen, tcp_asked=transport == "tcp")
         except Exception:
             if connection.error is not None:  # TensorFlow passes on only its text
@@ -83,6 +90,7 @@ class _Taken:
 
 def _measure(
     connection: Connection,
+    stream: Iterator[Any],
     status: Callable[[str], dict[str, Any]],
     seconds: float,
     batches: int | None,
@@ -91,7 +99,6 @@ def _measure(
     cached: int,
     tensorflow: bool,
 ) -> Figures:
-    stream = epochs(connection, tensorflow=tensorflow)
     kept = [_copied(batch) for batch in itertools.islice(stream, cached)]
     _read(stream, warmup, None, step)
     began = connection.stats()["batches"]
@@ -103,9 +110,9 @@ def _measure(
         )
     in_memory = None
     if cached:
-        stream = _replayed(connection, kept) if tensorflow else itertools.cycle(kept)
-        _read(stream, math.inf, 2 * cached, 0)
-        replayed = _read(stream, seconds, batches, step)
+        again = _replayed(connection, kept) if tensorflow else itertools.cycle(kept)
+        _read(again, math.inf, 2 * cached, 0)
+        replayed = _read(again, seconds, batches, step)
         in_memory = replayed.batches / replayed.seconds
     whole = joined(slices)
     return dataclasses.replace(
@@ -133,7 +140,7 @@ def _slices(
     step: float,
 ) -> Iterator[Figures]:
     """Measure one slice after another."""
-    url = connection._handle.handoff.url
+    url = _url(connection)
 
     def now() -> _Moment:
         state = status(url)
@@ -169,7 +176,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
     memory, info = state["memory"], connection.info
     return Figures(
-        url=connection._handle.handoff.url,
+        url=_url(connection),
         transport=stats["transport"],
         consumer="",
         seconds=taken.seconds,
@@ -193,6 +200,10 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         bytes_only=all(leaf.dtype in ("bool", "int8", "uint8") for leaf in leaf_list(info.spec)),
         memory_full=2 * memory["reserved"] >= memory["allowed"],
     )
+
+
+def _url(connection: Connection) -> str:
+    return connection._handle.handoff.url
 
 
 def _replayed(connection: Connection, kept: list[Any]) -> Iterator[Any]:

@@ -10,32 +10,64 @@ from ._bench_verdict import judged
 
 def lines(seen: Figures) -> Iterator[str]:
     """Yield the report, line by line: the figures, then the verdict."""
-    yield f"feed         {seen.url} ({seen.transport}), read with {seen.consumer} for {seen.seconds:.1f} s"
+    for name, text in rows(seen):
+        yield f"{name:<12} {text}"
+    yield ""
+    yield judged(seen).text
+
+
+def rows(seen: Figures) -> Iterator[tuple[str, str]]:
+    """Yield the figures, each as a name and a text."""
+    yield "feed", f"{seen.url} ({seen.transport}), read with {seen.consumer} for {seen.seconds:.1f} s"
     speed = f"{number(seen.rate)} batches/s, {number(seen.samples / seen.seconds)} samples/s"
-    yield f"speed        {speed}, {number(seen.megabytes)} MB/s"
-    yield f"first batch  after {seen.first_batch_seconds:.2f} s"
+    yield "speed", f"{speed}, {number(seen.megabytes)} MB/s"
+    yield "first batch", f"after {seen.first_batch_seconds:.2f} s"
     yield (
-        f"consumer     {percent(seen.waiting)} waiting, {percent(seen.receiving)} receiving, "
-        f"{percent(seen.step)} in its step"
+        "consumer",
+        f"{percent(seen.waiting)} waiting, {percent(seen.receiving)} receiving, {percent(seen.step)} in its step",
     )
     for worker in seen.workers:
         yield (
-            f"worker {worker.number:<5} {percent(worker.generating)} generating, {percent(worker.collating)} "
-            f"collating, {percent(worker.idle)} idle, {percent(worker.cpu_wait)} without a CPU; it used "
-            f"{percent(worker.cpu)} of a CPU"
+            f"worker {worker.number}",
+            f"{percent(worker.generating)} generating, {percent(worker.collating)} collating, {percent(worker.idle)} "
+            f"idle, {percent(worker.cpu_wait)} without a CPU; it used {percent(worker.cpu)} of a CPU",
         )
-    yield f"daemon       {percent(seen.daemon_cpu)} of a CPU; its host has {seen.cpus}"
+    yield "daemon", f"{percent(seen.daemon_cpu)} of a CPU; its host has {seen.cpus}"
     if seen.slices:
         rates = sorted(part.rate for part in seen.slices)
-        yield f"spread       {number(rates[0])} to {number(rates[-1])} batches/s in {len(rates)} parts of the time"
+        yield "spread", f"{number(rates[0])} to {number(rates[-1])} batches/s in {len(rates)} parts of the time"
     if seen.other_cpu is not None and seen.stolen is not None:
-        yield f"other work   {percent(seen.other_cpu)} of a CPU on this host, {percent(seen.stolen)} stolen"
+        yield "other work", f"{percent(seen.other_cpu)} of a CPU on this host, {percent(seen.stolen)} stolen"
     if seen.others:
-        yield f"others       {count(seen.others, 'other consumer')} of this daemon: its figures include them"
+        yield "others", f"{count(seen.others, 'other consumer')} of this daemon: its figures include them"
     if seen.cached is not None:
         yield (
-            f"cached       {number(seen.cached)} batches/s: with an infinitely fast loader this consumer would be "
-            f"{seen.cached / seen.rate:.2f} times as fast"
+            "cached",
+            f"{number(seen.cached)} batches/s: with an infinitely fast loader this consumer would be "
+            f"{seen.cached / seen.rate:.2f} times as fast",
         )
-    yield ""
-    yield judged(seen).text
+
+
+def parts(seen: Figures) -> Iterator[tuple[str, list[tuple[str, float, str]]]]:
+    """Yield how the consumer and each worker spent their time: parts with their names, shares and kinds.
+
+    Kinds are "user" (user code), "penstock", "lacking" (it could have run, without a CPU) and "idle".
+    """
+    yield (
+        "consumer",
+        [
+            ("step", seen.step, "user"),
+            ("receiving", seen.receiving, "penstock"),
+            ("waiting for batches", seen.waiting, "idle"),
+        ],
+    )
+    for worker in seen.workers:
+        yield (
+            f"worker {worker.number}",
+            [
+                ("generating", worker.generating, "user"),
+                ("collating", worker.collating, "penstock"),
+                ("without a CPU", worker.cpu_wait, "lacking"),
+                ("idle", worker.idle, "idle"),
+            ],
+        )

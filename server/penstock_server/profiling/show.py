@@ -31,10 +31,7 @@ def show(profile: Profile, target: str, out: Sequence[Path], *, reads: bool, pri
         click.FileError: a file cannot be written.
     """
     for path in out:
-        try:
-            path.write_text(_text(profile, target, path, reads=reads), encoding="utf-8")
-        except OSError as error:
-            raise click.FileError(str(path), error.strerror or str(error)) from None
+        write(path, _text(profile, target, path, reads=reads))
     if prints_json:
         click.echo(json.dumps(report.as_json(profile, target), indent=2))
         return
@@ -43,6 +40,18 @@ def show(profile: Profile, target: str, out: Sequence[Path], *, reads: bool, pri
         click.echo(f"\nwritten: {', '.join(map(str, out))}")
     elif any(worker.samples for worker in profile.workers):
         click.echo("\n--out profile.html writes a flame graph, --out profile.json one for speedscope.app")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        click.FileError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or str(error)) from None
 
 
 def _text(profile: Profile, target: str, path: Path, *, reads: bool) -> str:
