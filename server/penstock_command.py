@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._bench_figures import Figures
+    from penstock_server.checking.connection import Read
     from penstock_server.peeking.show import SeenFeed
     from penstock_server.profiling.profile import Profile
 
@@ -335,6 +336,38 @@ def _read_feed(feed: str, most: int, seconds: float) -> SeenFeed:
             error = str(failed)
         return show.SeenFeed(feed, connection.info, summary, time.monotonic() - began, error)
 
+
+def _read_for_check(url: str, seconds: float) -> Read:
+    """Read a feed for some seconds from its first batch on, which may take 10 s, as a trainer does."""
+    import penstock
+    from penstock._reading import Reading, epochs
+    from penstock_server import control
+    from penstock_server.checking.connection import Read
+
+    with penstock.connect(url, reconnect=0, timeout=10) as connection:
+        with Reading(connection, epochs(connection)) as reading:
+            deadline = time.monotonic() + 10
+            while not connection.stats()["batches"] and reading.goes_on() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            began, before = time.monotonic(), connection.stats()
+            while reading.goes_on() and time.monotonic() < began + seconds:
+                time.sleep(0.05)
+            after, took = connection.stats(), time.monotonic() - began
+            state = json.loads(control.status(url, 5.0))
+        if reading.error is not None:
+            raise reading.error
+    feed = url.rpartition("/")[2]
+    return Read(
+        transport=after["transport"],
+        seconds=took,
+        batches=after["batches"] - before["batches"],
+        nbytes=after["bytes"] - before["bytes"],
+        waiting=(after["wait_seconds"] - before["wait_seconds"]) / took,
+        unsent=any(stream["unsent"] for stream in state["streams"] if stream["feed"] == feed),
+    )
+
+
+main.context_settings["obj"] = _read_for_check  # for `check URL`, which is the server's command
 
 if __name__ == "__main__":
     main(prog_name="penstock")

@@ -1,25 +1,30 @@
-"""The command `penstock check`."""
+"""The command `penstock check`: of a feed, of this machine, or of a connection to a daemon."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from ..file_options import file_options, targets_of
 from ..parameters import Bytes, Variable
 
 if TYPE_CHECKING:
     from .collecting import Tell
+    from .connection import ReadFeed
+    from .findings import Finding
 
 
 @click.command()
-@click.argument("feed", metavar="MODULE:ATTR|FILE...", nargs=-1, required=True)
+@click.argument("feed", metavar="[MODULE:ATTR|FILE...|URL]", nargs=-1)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
@@ -62,7 +67,10 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Exit with status 1 for warnings too.")
 @click.option("--json", "prints_json", is_flag=True, help="Print JSON.")
 @file_options
+@click.pass_context
 def check(
+    context: click.Context,
+    /,
     feed: tuple[str, ...],
     seconds: float,
     workers: int,
@@ -74,11 +82,17 @@ def check(
     prints_json: bool,
     **of_files: Any,
 ) -> None:
-    """Look for mistakes in a feed, without a daemon.
+    """Look for mistakes: in a feed, in this machine, or in a connection.
 
-    Reads the feed for some seconds as a worker does, then reads the same samples again in another process, in another
-    order. Reports the spec, memory, useful numbers of workers, speed, imports and open files, and what is wrong, with
-    the fix. If the two runs differ, experiments show what the samples depend on.
+    With MODULE:ATTR or data files: reads the feed for some seconds as a worker does, then reads the same samples again
+    in another process, in another order. Reports the spec, memory, useful numbers of workers, speed, imports and open
+    files, and what is wrong, with the fix. If the two runs differ, experiments show what the samples depend on. No
+    daemon is needed.
+
+    Alone: looks at this machine: CPUs, memory, limits, the kernel, versions, TensorFlow.
+
+    With the URL of a daemon or a feed: looks at the connection: whether the daemon can be reached, which transport is
+    used and why, the round trip, and the batches that come within a second (or --seconds).
 
     The exit status is 0 if there is no error, otherwise 1.
 
@@ -88,7 +102,21 @@ def check(
       penstock check scenes.py:feed --seconds 30 --strict
       penstock check scenes.py:feed --pdb
       penstock check digits.h5 --leaf image=images --leaf label=labels --batch-size 32
+      penstock check
+      penstock check tcp://loader:5555/train
     """  # noqa: D301 (click wants a real \b)
+    if not feed:
+        _refuse_options(context, "without a feed", "strict", "prints_json")
+        _check_machine(strict=strict, prints_json=prints_json)
+    if re.fullmatch(r"[^/]+:[0-9]+(/.*)?", feed[0]):
+        raise click.UsageError(f"{feed[0]!r} looks like an address: write tcp://{feed[0]}")
+    if feed[0].startswith("tcp://"):
+        if len(feed) > 1:
+            raise click.UsageError("check one connection at a time")
+        _refuse_options(context, "with a URL", "strict", "prints_json", "seconds")
+        given = context.get_parameter_source("seconds") is ParameterSource.COMMANDLINE
+        _check_connection(feed[0], seconds if given else 1.0, context.obj, strict=strict, prints_json=prints_json)
+
     from ..host.memory_limits import default_memory
     from .collecting import Options, collect
     from .findings import failed
@@ -109,6 +137,53 @@ def check(
     findings = judged(facts, needed, workers)
     report = Report(targets[0], facts, needed, findings, workers, len(os.sched_getaffinity(0)))
     click.echo(json.dumps(as_json(report), indent=2) if prints_json else "\n".join(lines(report)))
+    sys.exit(1 if failed(findings, strict=strict) else 0)
+
+
+def _refuse_options(context: click.Context, where: str, *allowed: str) -> None:
+    """Raise UsageError for an option on the command line that means nothing there."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if isinstance(option, click.Option) and option.name not in allowed and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]} means nothing {where}")
+
+
+def _check_machine(*, strict: bool, prints_json: bool) -> NoReturn:
+    from . import machine_findings
+    from .machine import look
+    from .report import shown
+
+    with _progress() as tell:
+        tell("looking at this machine", 0.1)
+        seen = look()
+    findings = machine_findings.judged(seen)
+    if prints_json:
+        _finish(json.dumps(_with(dataclasses.asdict(seen), findings), indent=2), findings, strict=strict)
+    _finish("\n".join(shown(machine_findings.rows(seen), findings)), findings, strict=strict)
+
+
+def _check_connection(url: str, seconds: float, read: ReadFeed | None, *, strict: bool, prints_json: bool) -> NoReturn:
+    from . import connection_findings
+    from .connection import attempt
+    from .report import shown
+
+    with _progress() as tell:
+        seen = attempt(url, seconds, read, tell)
+    findings = connection_findings.judged(seen)
+    if prints_json:
+        _finish(json.dumps(_with(connection_findings.as_json(seen), findings), indent=2), findings, strict=strict)
+    _finish("\n".join(shown(connection_findings.rows(seen), findings)), findings, strict=strict)
+
+
+def _with(facts: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+    return {**facts, "findings": [dataclasses.asdict(finding) for finding in findings]}
+
+
+def _finish(text: str, findings: list[Finding], *, strict: bool) -> NoReturn:
+    """Print the report, and end with the exit status that follows from the findings."""
+    from .findings import failed
+
+    click.echo(text)
     sys.exit(1 if failed(findings, strict=strict) else 0)
 
 

@@ -30,6 +30,11 @@ class Finding:
     traceback: str = ""
 
 
+def by_severity(findings: list[Finding]) -> list[Finding]:
+    """Return the findings, the most severe first."""
+    return sorted(findings, key=lambda finding: [ERROR, WARNING, NOTE].index(finding.severity))
+
+
 def failed(findings: list[Finding], *, strict: bool) -> bool:
     """Return whether the check fails: by an error or, if `strict`, by a warning."""
     return any(finding.severity == ERROR or (strict and finding.severity == WARNING) for finding in findings)

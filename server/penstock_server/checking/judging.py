@@ -11,7 +11,7 @@ from ..plan_sizes import pooled_lanes
 from .collecting import Facts
 from .culprit import HASH
 from .culprit_words import cause
-from .findings import ERROR, NOTE, WARNING, Finding
+from .findings import ERROR, NOTE, WARNING, Finding, by_severity
 from .messages import Done, Failed, Imported, Library, Looked
 from .recording import Recording
 from .runs import Outcome
@@ -50,7 +50,7 @@ def judged(facts: Facts, memory: Memory | None, workers: int) -> list[Finding]:
     if first.imported is not None and first.done is not None:
         found += _reading(first.imported, first.done, facts.recording)
     found += _runs(facts)
-    return sorted(found, key=lambda finding: [ERROR, WARNING, NOTE].index(finding.severity))
+    return by_severity(found)
 
 
 def _failures(first: Outcome) -> Iterator[Finding]:

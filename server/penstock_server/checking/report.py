@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from .mixing import mixing
 from .sizes import Memory, fastest, speed, useful_workers
 
 _WIDTH = 110
+_INDENT = 10
 _TRACEBACK = 12
 """Lines of a traceback that are shown."""
 
@@ -44,19 +45,24 @@ class Report:
 
 def lines(report: Report) -> Iterator[str]:
     """Yield the report, line by line."""
-    for name, text in _about(report):
-        yield from _wrapped(f"{name:<10}", text)
+    yield from shown(_about(report), report.findings)
+
+
+def shown(about: Iterable[tuple[str, str]], findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield facts, each with a name, and then the findings, line by line."""
+    for name, text in about:
+        yield from _wrapped(f"{name:<{_INDENT}}", text)
     yield ""
-    for finding in report.findings:
-        yield from _wrapped(f"{finding.severity:<10}", finding.what)
+    for finding in findings:
+        yield from _wrapped(f"{finding.severity:<{_INDENT}}", finding.what)
         if finding.where:
             yield from _wrapped("", f"at {finding.where}")
         if finding.fix:
             yield from _wrapped("", f"-> {finding.fix}")
         if finding.traceback:
-            shown = finding.traceback.rstrip().splitlines()[-_TRACEBACK:]
-            yield from (f"          | {line}" for line in shown)
-    yield _verdict(report.findings)
+            last = finding.traceback.rstrip().splitlines()[-_TRACEBACK:]
+            yield from (f"{'':{_INDENT}}| {line}" for line in last)
+    yield _verdict(findings)
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -199,7 +205,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _wrapped(head: str, text: str) -> Iterator[str]:
-    indent = " " * 10
+    indent = " " * _INDENT
     for paragraph in text.splitlines() or [""]:
         yield from textwrap.wrap(
             paragraph, _WIDTH, initial_indent=head or indent, subsequent_indent=indent, break_on_hyphens=False,
