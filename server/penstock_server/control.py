@@ -8,6 +8,7 @@ import os
 import re
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -133,6 +134,7 @@ def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, i
     found: list[tuple[int, int, int]] = []
     with contextlib.ExitStack() as undo:
         with _beside(url, state, "profile", "", timeout) as (connection, _):
+            _check_processes(url, state, connection)
             seqpacket.send(connection, codec.encode(m.StacksRequest()))
             while True:
                 data, fd = seqpacket.receive(connection)
@@ -150,6 +152,20 @@ def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, i
                     os.close(fd)
         undo.pop_all()
     return found
+
+
+def _check_processes(url: str, state: dict[str, Any], connection: socket.socket) -> None:
+    """Refuse a daemon whose processes have other numbers here: a signal would go to others.
+
+    Raises:
+        Unreachable: it is in another PID namespace.
+    """
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if pid != state["pid"]:
+        raise Unreachable(
+            f"cannot profile the daemon at {url} from here: it runs in another container, whose processes cannot be "
+            "signalled; run this there (docker exec)"
+        )
 
 
 def _check_feed(url: str, text: str) -> None:
