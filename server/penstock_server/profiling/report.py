@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import os
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,7 @@ def lines(profile: Profile, target: str, *, reads: bool) -> Iterator[str]:
     times = profile.times()
     yield f"profile   {target}: {extent(profile)}"
     if times.seconds:
-        yield f"workers   {parts_in_words(times)}"
+        yield from textwrap.wrap(f"workers   {parts_in_words(times)}", _WIDTH, subsequent_indent=" " * 10)
     if times.working:
         on_cpu = _percent(times.on_cpu / times.working)
         yield f"          while they worked they were on a CPU for {on_cpu} of the time, and waited for the rest"
@@ -49,7 +50,8 @@ def lines(profile: Profile, target: str, *, reads: bool) -> Iterator[str]:
     notes = list(remarks(profile, reads=reads))
     if notes:
         yield ""
-        yield from notes
+        for note in notes:
+            yield from textwrap.wrap(note, _WIDTH)
 
 
 def remarks(profile: Profile, *, reads: bool) -> Iterator[str]:
