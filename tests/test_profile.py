@@ -33,6 +33,7 @@ from penstock_server.profiling.watching import profile
 from penstock_server.profiling.worker import WatchedWorker, _unescaped
 from penstock_server.worker import stack_sampler
 
+# Of speedscope 1.25.0 (MIT licence), https://www.speedscope.app/file-format-schema.json
 SCHEMA = json.loads((Path(__file__).parent / "data" / "speedscope-schema.json").read_text())
 
 FEEDS = """
