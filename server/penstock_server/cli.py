@@ -17,41 +17,43 @@ except ImportError:
     sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
 
 from .checking.command import check
+from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
 from .parameters import Advertised, Bytes, HttpAddress, Variable
 
 
-class PenstockGroup(click.Group):
-    """Shows Penstock's own errors as one message, with exit status 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except PenstockError as error:
-            click.echo(f"penstock: {error}", err=True)
-            ctx.exit(1)
-
-
-@click.group(
-    cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PENSTOCK"}
-)
+@click.group(cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="penstock")
 def main() -> None:
-    """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches."""
+    """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches.
+
+    An environment variable can stand for each option of each command: PENSTOCK_SERVE_WORKERS=8 for --workers 8 of
+    `serve`.
+
+    \b
+    Examples:
+      penstock serve scenes.py:feed --workers 8
+      penstock status tcp://127.0.0.1:5555
+      penstock serve --help
+    """  # noqa: D301 (click wants a real \b)
 
 
 @main.command()
-@click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True)
+@click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--workers",
     type=click.IntRange(1, 4096),
     default=lambda: len(os.sched_getaffinity(0)),
+    metavar="N",
     show_default="the number of CPUs",
     help="Number of worker processes.",
 )
 @click.option(
-    "--bind", default="tcp://127.0.0.1:5555", show_default=True, help="Address to listen on; port 0 picks one."
+    "--bind",
+    default="tcp://127.0.0.1:5555",
+    metavar="tcp://HOST:PORT",
+    show_default=True,
+    help="Address to listen on; port 0 picks one.",
 )
 @click.option(
     "--advertise",
@@ -65,6 +67,7 @@ def main() -> None:
     "--memory",
     type=Bytes(),
     default=None,
+    metavar="SIZE",
     show_default="a quarter of what is free, at most 8G",
     help="Most memory for batches and shuffle blocks, such as 4G.",
 )
@@ -102,7 +105,11 @@ def main() -> None:
     help="Serve metrics for Prometheus, health checks and the status here; port 0 picks one.",
 )
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important lines that are logged.",
 )
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
@@ -179,12 +186,17 @@ main.add_command(check)
 @main.command()
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
 def status(url: str, as_json: bool, timeout: float) -> None:
     """Show a daemon's feeds, workers, memory and consumers.
 
-    URL is a daemon's or a feed's address, such as tcp://127.0.0.1:5555.
-    """
+    URL is a daemon's or a feed's address.
+
+    \b
+    Examples:
+      penstock status tcp://127.0.0.1:5555
+      penstock status tcp://loader:5555/train --json
+    """  # noqa: D301
     from . import control
 
     state = json.loads(control.status(url, timeout))
@@ -195,7 +207,7 @@ def status(url: str, as_json: bool, timeout: float) -> None:
 @click.argument("url")
 @click.argument("workers", metavar="N", type=click.IntRange(1, 4096))
 @click.option("--now", is_flag=True, help="Stop surplus workers at once; the others redo their work.")
-@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
 def scale(url: str, workers: int, now: bool, timeout: float) -> None:
     """Change the number of workers of a daemon on this host to N.
 
@@ -220,8 +232,9 @@ def scale(url: str, workers: int, now: bool, timeout: float) -> None:
     "--timeout",
     type=float,
     default=None,
+    metavar="SECONDS",
     show_default="no limit; 10 with --now",
-    help="Seconds to wait for the daemon to stop.",
+    help="Time to wait for the daemon to stop.",
 )
 def stop(url: str, now: bool, timeout: float | None) -> None:
     """Stop a daemon on this host.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..command_group import complete_files
 from ..file_options import file_options, targets_of
 from ..parameters import Bytes, Variable
 
@@ -19,18 +20,20 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("feed", metavar="MODULE:ATTR|FILE...", nargs=-1, required=True)
+@click.argument("feed", metavar="MODULE:ATTR|FILE...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=5.0,
+    metavar="SECONDS",
     show_default=True,
-    help="Seconds to read the feed; a second run reads the same samples.",
+    help="Time to read the feed; a second run reads the same samples.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 4096),
     default=lambda: len(os.sched_getaffinity(0)),
+    metavar="N",
     show_default="the number of CPUs",
     help="Worker processes for which memory and speed are estimated. None is started.",
 )
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     "allowed",
     type=Bytes(),
     default=None,
+    metavar="SIZE",
     show_default="a quarter of what is free, at most 8G",
     help="Memory that the daemon will have, such as 4G: too little is an error.",
 )
@@ -59,7 +63,7 @@ if TYPE_CHECKING:
     help="Set an environment variable, as --env of penstock serve does.",
 )
 @click.option("--pdb", "debugs", is_flag=True, help="Start pdb in your code where a sample or an import fails.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 for warnings too.")
+@click.option("--strict", is_flag=True, help="Exit with code 1 for warnings too.")
 @click.option("--json", "prints_json", is_flag=True, help="Print JSON.")
 @file_options
 def check(
@@ -80,7 +84,7 @@ def check(
     order. Reports the spec, memory, useful numbers of workers, speed, imports and open files, and what is wrong, with
     the fix. If the two runs differ, experiments show what the samples depend on.
 
-    The exit status is 0 if there is no error, otherwise 1.
+    The exit code is 0 if there is no error, otherwise 1.
 
     \b
     Examples:
