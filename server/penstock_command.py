@@ -109,21 +109,24 @@ def bench(
     from penstock._bench_report import lines
     from penstock._bench_verdict import judged
     from penstock_server import control
+    from penstock_server.terminal import bar
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:
         raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
-    seen = measure(
-        feed,
-        status=lambda url: dict(json.loads(control.status(url, 5.0))),
-        workers=workers,
-        transport=transport,
-        seconds=seconds,
-        batches=batches,
-        warmup=warmup,
-        step=step,
-        cached=cached or 0,
-        tensorflow=tensorflow,
-    )
+    with bar() as tell:
+        seen = measure(
+            feed,
+            status=lambda url: dict(json.loads(control.status(url, 5.0))),
+            workers=workers,
+            transport=transport,
+            seconds=seconds,
+            batches=batches,
+            warmup=warmup,
+            step=step,
+            cached=cached or 0,
+            tensorflow=tensorflow,
+            tell=tell,
+        )
     if as_json:
         found = judged(seen)
         said = {"limit": found.limit, "sure": found.sure, "shares": found.shares, "verdict": found.text}

@@ -41,6 +41,7 @@ def measure(
     step: float = 0.0,
     cached: int = 0,
     tensorflow: bool = False,
+    tell: Callable[[str, float | None], None] = lambda doing, part: None,
 ) -> Figures:
     """Read a feed, epoch after epoch, with a connection of its own.
 
@@ -55,14 +56,16 @@ def measure(
         step: seconds that a training step takes.
         cached: afterwards read copies of this many batches for as long again. 0: do not.
         tensorflow: read with a `tf.data.Dataset`, not with NumPy.
+        tell: called with what it does now, and with the part of all work that is done, or None while it waits.
 
     Raises:
         EndOfStream: the feed has too few batches.
         PenstockError: as `connect`, and as reading a feed.
     """
+    tell("connecting", None)
     with connect(url, workers=workers, transport=transport) as connection:
         try:
-            seen = _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow)
+            seen = _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow, tell)
             return dataclasses.replace(seen, tcp_asked=transport == "tcp")
         except Exception:
             if connection.error is not None:  # TensorFlow passes on only its text
@@ -89,12 +92,22 @@ def _measure(
     step: float,
     cached: int,
     tensorflow: bool,
+    tell: Callable[[str, float | None], None],
 ) -> Figures:
+    total = warmup + seconds * (2 if cached else 1)
     stream = _epochs(connection, tensorflow)
+    tell("waiting for the first batch", None)
     kept = [_copied(batch) for batch in itertools.islice(stream, cached)]
-    _read(stream, warmup, None, step)
+    _read(stream, 0, 1, step)
+    if warmup:
+        tell("warming up", 0.0)
+        _read(stream, warmup, None, step)
     began = connection.stats()["batches"]
-    slices = list(_slices(connection, stream, status, seconds, batches, step))
+    slices: list[Figures] = []
+    tell("measuring", warmup / total)
+    for one in _slices(connection, stream, status, seconds, batches, step):
+        slices.append(one)
+        tell("measuring", (warmup + sum(one.seconds for one in slices)) / total)
     if not slices:
         raise EndOfStream(
             f"the feed ended after {began} batches, before the measurement began: use a shorter --warmup",
@@ -102,6 +115,7 @@ def _measure(
         )
     in_memory = None
     if cached:
+        tell("reading from memory", (warmup + seconds) / total)
         stream = _replayed(connection, kept) if tensorflow else itertools.cycle(kept)
         _read(stream, math.inf, 2 * cached, 0)
         replayed = _read(stream, seconds, batches, step)

@@ -150,11 +150,22 @@ def serve(
     """  # noqa: D301 (click wants a real \b)
     from . import daemon
     from .host.memory_limits import default_memory
+    from .progress import Progress
+    from .service_manager import ServiceManager
+    from .terminal import Line
 
+    line = Line(private=until_stdin_closes)
+    handler = logging.StreamHandler(sys.stderr)
+    line.log_to(handler)
     logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s penstock: %(message)s"
+        level=log_level.upper(), handlers=[handler], format="%(asctime)s %(levelname)-7s penstock: %(message)s"
     )
     targets = targets_of(feeds, of_files)
+
+    def on_ready(url: str) -> None:
+        with line.aside():
+            click.echo(f"ready {url}")
+
     try:
         daemon.serve(
             targets,
@@ -162,12 +173,13 @@ def serve(
             bind=bind,
             advertise=advertise,
             memory=default_memory() if memory is None else memory,
-            on_ready=lambda url: click.echo(f"ready {url}"),
+            on_ready=on_ready,
             until_stdin_closes=until_stdin_closes,
             hang_timeout=hang_timeout,
             state=state,
             environment=dict(environment),
             http=http,
+            each_second=Progress(line, ServiceManager(private=until_stdin_closes)).look,
         )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it
@@ -178,6 +190,8 @@ def serve(
             click.echo(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
             sys.exit(1)
         raise
+    finally:
+        line.show("")
 
 
 main.add_command(check)
@@ -248,15 +262,26 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
       penstock stop tcp://127.0.0.1:5555 --now
     """  # noqa: D301
     from . import control
+    from .progress import words
+    from .terminal import Line
 
-    def still_waiting(streams: int) -> None:
-        click.echo(
-            f"still waiting for {_count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
-        )
+    line = Line()
+
+    def still_waiting(state: dict[str, Any]) -> None:
+        if line.drawn:
+            line.show(f"{words(state)}; Ctrl-C waits no longer")
+        else:
+            streams = len(state["streams"]) + state["more_streams"]
+            click.echo(
+                f"still waiting for {_count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
+            )
 
     if now and timeout is None:
         timeout = 10.0
-    control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting)
+    try:
+        control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting, every=1.0 if line.drawn else 10.0)
+    finally:
+        line.show("")
     click.echo("stopped")
 
 

@@ -88,7 +88,7 @@ def stop(
     *,
     now: bool,
     timeout: float | None,
-    still_waiting: Callable[[int], None],
+    still_waiting: Callable[[dict[str, Any]], None],
     every: float = 10.0,
 ) -> None:
     """Ask the daemon to stop, and wait until its process has ended.
@@ -97,7 +97,7 @@ def stop(
         url: the daemon's or a feed's address.
         now: do not let the epochs that are being read finish first.
         timeout: seconds to wait; None: no limit.
-        still_waiting: called every `every` seconds with the number of streams that are left.
+        still_waiting: called every `every` seconds with the daemon's status.
         every: seconds.
 
     Raises:
@@ -115,7 +115,7 @@ def stop(
             with contextlib.suppress(Unreachable):  # it may be stopping just now
                 state = json.loads(status(url, patience))
             if not _ended(process, 0):
-                still_waiting(len(state["streams"]) + state["more_streams"])
+                still_waiting(state)
 
 
 def _check_feed(url: str, text: str) -> None:

@@ -74,6 +74,7 @@ class Daemon:
         environment: variables of the workers; None as a value removes one.
         http: host and port of the HTTP server, or None for none.
         state: path of the file with which groups outlive the daemon, or None.
+        each_second: called once a second with this object.
 
     Raises:
         StartError: the state file cannot be used, or the limit of open files is too low.
@@ -92,8 +93,10 @@ class Daemon:
         advertise: str | None = None,
         environment: m.Environment | None = None,
         http: tuple[str, int] | None = None,
+        each_second: Callable[[Daemon], None] = lambda daemon: None,
     ) -> None:
         self._environment = environment
+        self._each_second = each_second
         self._http = None if http is None else http_server.service(*http, lambda: self._status_text.get())
         self._feeds = feeds
         self._advertise = advertise
@@ -193,13 +196,23 @@ class Daemon:
         elif not self._draining:
             self.drain()
 
+    @property
+    def ready(self) -> bool:
+        """Whether all feeds can be consumed."""
+        return len(self._coordinator.feeds) == len(self._feeds)
+
+    @property
+    def draining(self) -> bool:
+        """Whether it stops when the epochs that are being read have ended."""
+        return self._draining
+
     def status(self) -> dict[str, object]:
         """The answer to `penstock status`, as JSON types."""
         now = time.monotonic() - self._started
         coordinator, sessions = self._coordinator, self._sessions
         return {
             **status.of_process(self._router.endpoint, self._listener.name, now),
-            **status.of_service(coordinator, sessions, self._bugs, ready=self._all_ready(), draining=self._draining),
+            **status.of_service(coordinator, sessions, self._bugs, ready=self.ready, draining=self._draining),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
             "feeds": [
                 status.of_feed(
@@ -236,7 +249,7 @@ class Daemon:
             dispatch.tell,
             self._router,
             self._listener.name,
-            ready=self._all_ready,
+            ready=lambda: self.ready,
             status=self._status_text.get,
             stop=self._stop_asked,
             scale=lambda workers, now: self._scaling.scale(workers, now),
@@ -307,6 +320,7 @@ class Daemon:
             lambda _: self._listener.look_at_the_clock(time.monotonic()),
             lambda _: self._log.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,
+            lambda _: self._each_second(self),
         ]
         return Clock(parts, self._bugs, lambda error: self._broken_by("the clock stopped", error))
 
@@ -314,7 +328,7 @@ class Daemon:
         failing = self._coordinator.starting.failing
         if seconds % SAY_AGAIN == 0:
             self._from_workers.say_what_fails(failing)
-        if seconds % 10 == 0 and not self._all_ready() and not failing:
+        if seconds % 10 == 0 and not self.ready and not failing:
             log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
 
     def _look_at_the_group_file(self, _: int) -> None:
@@ -332,9 +346,6 @@ class Daemon:
 
     # --- starting ---
 
-    def _all_ready(self) -> bool:
-        return len(self._coordinator.feeds) == len(self._feeds)
-
     def _feed_ready(self, name: str, splits: int) -> None:
         feed = self._coordinator.feeds[name]
         log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes))
@@ -343,7 +354,7 @@ class Daemon:
                 if text:
                     self._warn_once(text)
         self._on_ready(self._url(name))
-        if self._all_ready():
+        if self.ready:
             self._sessions.feeds_ready()
 
     def _url(self, feed: str) -> str:
@@ -400,6 +411,7 @@ def serve(
     advertise: str | None = None,
     environment: m.Environment | None = None,
     http: tuple[str, int] | None = None,
+    each_second: Callable[[Daemon], None] = lambda daemon: None,
 ) -> None:
     """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
 
@@ -422,6 +434,7 @@ def serve(
             advertise=advertise,
             environment=environment,
             http=http,
+            each_second=each_second,
         )
         await daemon.run(until_stdin_closes)
 

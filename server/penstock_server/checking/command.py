@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..command_group import complete_files
 from ..file_options import file_options, targets_of
 from ..parameters import Bytes, Variable
-
-if TYPE_CHECKING:
-    from .collecting import Tell
+from ..terminal import bar
 
 
 @click.command()
@@ -104,7 +100,7 @@ def check(
     if len(targets) > 1:
         raise click.UsageError("check one feed at a time")
     options = Options(targets[0], seconds, dict(environment), hang_timeout, debugs)
-    with _progress() as tell:
+    with bar(shown=not debugs) as tell:
         facts = collect(options, tell)
     needed = None
     if facts.first.imported is not None and facts.first.looked is not None:
@@ -114,21 +110,3 @@ def check(
     report = Report(targets[0], facts, needed, findings, workers, len(os.sched_getaffinity(0)))
     click.echo(json.dumps(as_json(report), indent=2) if prints_json else "\n".join(lines(report)))
     sys.exit(1 if failed(findings, strict=strict) else 0)
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """Show a progress bar meanwhile, if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda doing, part: None
-        return
-    with click.progressbar(
-        length=1000, file=sys.stderr, show_eta=False, show_percent=False, item_show_func=lambda doing: doing
-    ) as bar:
-
-        def tell(doing: str, part: float) -> None:
-            if doing:
-                bar.update(max(0, int(1000 * part) - bar.pos), doing)
-
-        yield tell
-        bar.update(1000 - bar.pos, "")
