@@ -192,6 +192,22 @@ def test_the_commands_of_the_compose_file_work_in_namespaces_as_containers_have_
         assert loader.stop() == 0
 
 
+def test_a_daemon_that_is_nobody_in_a_user_namespace_shares_memory_with_no_one(tmp_path: Path) -> None:
+    """There every user without an id looks like nobody."""
+    if not namespaces():
+        pytest.skip("user namespaces need root")
+    (tmp_path / "feeds.py").write_text(
+        "from penstock_server import Feed\nval = Feed(lambda: iter([(1, 2)]), batch_size=1)\n"
+    )
+    serve = [sys.executable, "-m", "penstock_server", "serve", "feeds:val", "--workers", "1"]
+    with container(["unshare", "--user", *serve], tmp_path / "log", cwd=tmp_path) as loader:
+        while "slots of" not in loader.log():
+            assert loader.process.poll() is None, loader.log()
+            time.sleep(0.1)
+        read = loader.inside([sys.executable, "-c", READ.partition("os.setuid")[0], "tcp://127.0.0.1:5555"])
+        assert read.stdout == "tcp 1\n", read.stderr
+
+
 # --- systemd ---
 
 
