@@ -111,6 +111,11 @@ def main() -> None:
     show_default=True,
     help="The least important lines that are logged.",
 )
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="For development: when the code of the feeds changes, read the next epoch from the new code.",
+)
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
@@ -124,6 +129,7 @@ def serve(
     environment: tuple[tuple[str, str | None], ...],
     http: tuple[str, int] | None,
     log_level: str,
+    reload: bool,
     until_stdin_closes: bool,
     **of_files: Any,
 ) -> None:
@@ -148,7 +154,7 @@ def serve(
       penstock serve scenes:feed --state groups.sqlite
       penstock serve digits.h5 --leaf image=images --leaf label=labels --batch-size 32 --shuffle 1000
     """  # noqa: D301 (click wants a real \b)
-    from . import daemon
+    from . import serving
     from .host.memory_limits import default_memory
     from .progress import Progress
     from .service_manager import ServiceManager
@@ -167,7 +173,7 @@ def serve(
             click.echo(f"ready {url}")
 
     try:
-        daemon.serve(
+        serving.serve(
             targets,
             workers=workers,
             bind=bind,
@@ -179,6 +185,7 @@ def serve(
             state=state,
             environment=dict(environment),
             http=http,
+            reload=reload,
             each_second=Progress(line, ServiceManager(private=until_stdin_closes)).look,
         )
     except PenstockError as error:

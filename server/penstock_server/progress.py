@@ -19,6 +19,8 @@ class Progressing(Protocol):
     @property
     def draining(self) -> bool: ...
 
+    renewing: bool
+
     def status(self) -> dict[str, Any]: ...
 
 
@@ -38,8 +40,10 @@ class Progress:
         """Say how far the daemon is. Call it every second."""
         waits = daemon.draining or not daemon.ready
         text = words(daemon.status()) if waits or self._manager.listens else ""
-        self._manager.tell(Phase(daemon.ready, daemon.draining, text))
-        self._line.show(f"{text}; Ctrl-C again stops at once" if daemon.draining else text if waits else "")
+        stopping = daemon.draining and not daemon.renewing
+        self._manager.tell(Phase(daemon.ready, stopping, text))
+        then = "; Ctrl-C again stops at once" if stopping else ", then the new code is read" if daemon.renewing else ""
+        self._line.show(text + then if waits else "")
 
 
 def words(state: dict[str, Any]) -> str:
