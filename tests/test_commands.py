@@ -335,11 +335,6 @@ def test_few_splits_and_workers_that_do_not_divide_the_lanes_are_pointed_out(ser
     assert "so 3 workers run no faster than 2" in log
 
 
-def test_help_ends_in_examples() -> None:
-    shown = penstock_command("serve", "--help").stdout
-    assert re.search(r"Examples:\n +penstock serve scenes:feed --workers 8", shown)
-
-
 def write_module(folder: Path) -> str:
     (folder / "scenes.py").write_text(textwrap.dedent(FEED))
     return f"{folder}/scenes.py:feed"

@@ -186,6 +186,9 @@ def test_the_commands_of_the_compose_file_work_in_namespaces_as_containers_have_
         read = [sys.executable, "-c", READ, url]
         assert loader.inside(read).stdout == "local 360\ntcp 360\n", "shared memory for the same user, and for no other"
         assert loader.inside(["unshare", "--user", "--map-root-user", *read]).stdout.startswith("local 360\n")
+        command = [sys.executable, "-m", "penstock_command"]
+        assert loader.inside([*command, "scale", url, "3"]).stdout == "workers: 2 -> 3\n"
+        assert "its process is in another container" in loader.inside([*command, "stop", url]).stderr
         trained = loader.inside([*words("trainer"), "--epochs=1"])
         assert "test accuracy" in trained.stdout, trained.stderr
         assert re.search(r"feed train: \S+ reads it \(local\)", loader.log())

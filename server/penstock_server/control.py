@@ -8,6 +8,7 @@ import os
 import re
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,7 +71,7 @@ def scale(url: str, workers: int, *, now: bool, timeout: float) -> m.Scaled:
         PenstockError: the daemon's answer, if it was an error.
     """
     state = json.loads(status(url, timeout))
-    with _beside(url, state, "scale", "SIGTTIN or SIGTTOU (add or remove one worker)", timeout) as (connection, _):
+    with _beside(url, state, "scale", "SIGTTIN or SIGTTOU (add or remove one worker)", timeout) as connection:
         seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now)))
         data, _ = seqpacket.receive(connection)
         if not data:
@@ -105,7 +106,10 @@ def stop(
     """
     patience = _ANSWER if timeout is None else min(timeout, _ANSWER)
     state = json.loads(status(url, patience))
-    with _beside(url, state, "stop", "SIGTERM", patience) as (connection, process):
+    with (
+        _beside(url, state, "stop", "SIGTERM", patience) as connection,
+        _process_behind(connection) as process,
+    ):
         seqpacket.send(connection, codec.encode(m.StopRequest(now)))
         deadline = None if timeout is None else time.monotonic() + timeout
         while not _ended(process, every if deadline is None else min(every, deadline - time.monotonic())):
@@ -133,15 +137,10 @@ def _ended(process: int, timeout: float) -> bool:
 
 
 @contextlib.contextmanager
-def _beside(
-    url: str, state: dict[str, Any], verb: str, signals: str, timeout: float
-) -> Iterator[tuple[socket.socket, int]]:
-    """Connect to a daemon on this host; yield the unix connection behind its greeting and a pidfd of its process."""
+def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: float) -> Iterator[socket.socket]:
+    """Connect to a daemon on this host; yield the unix connection behind its greeting."""
     try:
-        with contextlib.ExitStack() as stack:
-            process = os.pidfd_open(state["pid"])
-            stack.callback(os.close, process)
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(timeout)
             connection.connect("\0" + state["unix"])
             greeting, ledger = seqpacket.receive(connection)
@@ -149,12 +148,25 @@ def _beside(
                 os.close(ledger)
             if not greeting:
                 raise PermissionError("it belongs to another user")
-            yield connection, process
+            yield connection
     except OSError as error:
         raise Unreachable(
             f"cannot {verb} the daemon at {url} from here ({error}): run this on the daemon's host, as root or as the "
             f"user who started the daemon, or send {signals} to its process {state['pid']}"
         ) from None
+
+
+@contextlib.contextmanager
+def _process_behind(connection: socket.socket) -> Iterator[int]:
+    """Yield a pidfd of the process that listens at the other end. The kernel knows its id in our process namespace."""
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if not pid:
+        raise ProcessLookupError("its process is in another container")
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
 
 
 def _ask(url: str, message: m.Message, timeout: float) -> m.ServerMessage:
