@@ -215,8 +215,8 @@ def test_a_daemon_that_is_nobody_in_a_user_namespace_shares_memory_with_no_one(t
 
 
 def test_systemd_accepts_the_unit_and_finds_it_well_confined(tmp_path: Path) -> None:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd here")
+    if shutil.which("systemd-analyze") is None or int(succeeds("systemd-analyze", "--version").split()[1]) < 251:
+        pytest.skip("this needs systemd 251")
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/penstock/bin/penstock", "/bin/true"))
     assert succeeds("systemd-analyze", "verify", str(unit)).strip() == ""

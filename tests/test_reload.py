@@ -127,18 +127,22 @@ def test_a_feed_that_cannot_be_started_waits_for_a_change(tmp_path: Path) -> Non
             daemon.kill()
 
 
-def test_an_error_that_is_not_in_the_code_ends_the_daemon(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("feed", "port", "why"), [("feeds:feed", None, "in use"), ("nothing:feed", 0, "no module")])
+def test_an_error_that_is_not_in_the_code_ends_the_daemon(
+    tmp_path: Path, feed: str, port: int | None, why: str
+) -> None:
     (tmp_path / "feeds.py").write_text(textwrap.dedent(FEED))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        bind = f"tcp://127.0.0.1:{taken.getsockname()[1] if port is None else port}"
         ended = subprocess.run(
-            [sys.executable, "-m", "penstock_server", "serve", "feeds:feed", "--reload", "--bind", address],
+            [sys.executable, "-m", "penstock_server", "serve", feed, "--reload", "--workers", "1", "--bind", bind],
             cwd=tmp_path,
             capture_output=True,
+            text=True,
             timeout=60,
         )
     assert ended.returncode == 1
-    assert b"in use" in ended.stderr
+    assert why in ended.stderr
 
 
 # --- which files ---

@@ -152,6 +152,7 @@ def serve(
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --advertise loader.lan
       penstock serve scenes:feed --hang-timeout 60
       penstock serve scenes:feed --state groups.sqlite
+      penstock serve scenes.py:feed --reload
       penstock serve digits.h5 --leaf image=images --leaf label=labels --batch-size 32 --shuffle 1000
     """  # noqa: D301 (click wants a real \b)
     from . import serving

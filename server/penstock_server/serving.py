@@ -55,7 +55,7 @@ def serve(
     try:
         while True:
             daemon, error = uvloop.run(_run(feeds, until_stdin_closes, each_second=look, reloader=reloader, **options))
-            if error is not None and not daemon.endpoint:  # the code is not the reason
+            if error is not None and not (daemon.endpoint and reloader.watches):  # the code is not the reason
                 raise error
             options["bind"] = daemon.endpoint
             if error is not None:

@@ -58,6 +58,11 @@ class Reloader:
         self._compared = False
         self.pending = False
 
+    @property
+    def watches(self) -> bool:
+        """Whether there are files that may change: data files alone have no code."""
+        return bool(self._served)
+
     def stale(self) -> bool:
         """Whether a worker that imports the feeds now may get other code than those before it."""
         return self._sources.contents() != self._served
@@ -85,7 +90,7 @@ class Reloader:
 
     def wait(self) -> None:
         """The daemon could not be started: wait until its code changes."""
-        log.info("waiting for a change of %s", ", ".join(sorted(path.name for path in self._served)) or "the feeds")
+        log.info("waiting for a change of %s", ", ".join(sorted(path.name for path in self._served)))
         while not self.stale():
             time.sleep(0.3)
 
