@@ -198,7 +198,8 @@ class Daemon:
         self._begin_to_drain("the daemon was stopped")
         if not self._stopped.is_set():
             log.info(
-                "stopping when %d streams have come to the end of their epochs; a second signal stops now", reading
+                "stopping when the epochs that are being read have ended (streams: %d); a second signal stops now",
+                reading,
             )
 
     def renew(self) -> None:
