@@ -18,14 +18,14 @@ COPY server server
 COPY client client
 
 FROM base AS loader
-# Add `demo` for the imports of examples/digits; your feeds may need other packages.
-ARG EXTRAS=server
+# `http` is for health checks and metrics. Add `demo` for the imports of examples/digits, or what your feeds need.
+ARG EXTRAS=server,http
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install ".[${EXTRAS}]"
 USER 10001
 WORKDIR /feeds
-EXPOSE 5555
+EXPOSE 5555 8090
 # The exec form, so that the SIGTERM of `docker stop` reaches the daemon.
 CMD ["penstock", "--help"]
 

@@ -9,7 +9,7 @@ BENCH_READY := $(VENV)/.ready-bench
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench recovery scaling soak chaos fuzz ci clean
+.PHONY: help setup demo test lint types docs wheels bench recovery scaling soak chaos fuzz ci clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ types: $(READY) ## mypy --strict
 
 docs: $(READY) ## the site, in docs/_build/html
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
+
+wheels: $(READY) ## build the wheel, and install it into an empty environment
+	PYTHON=$(BIN)/python .ci/wheels
 
 # Other loaders are measured if they are installed: $(BIN)/pip install -c constraints.txt -r benchmarks/requirements.txt
 bench: $(BENCH_READY) ## how fast batches become tensors, beside other loaders (ARGS='--repeats 9': everything, hours)

@@ -24,3 +24,4 @@ nitpick_ignore_regex = [("py:.*", rf"({_elsewhere})(\..*)?")]
 
 html_theme = "furo"
 html_title = f"Penstock {release}"
+smartquotes_action = "qe"  # not dashes: --json is an option

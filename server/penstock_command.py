@@ -17,6 +17,8 @@ from penstock_server.cli import main
 # isort: split
 import click  # after the server's command line, which says what to install if click is missing
 
+from penstock_server.command_group import complete_files
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,23 +31,45 @@ __all__ = ["main"]
 
 
 @main.command()
-@click.argument("feed", metavar="URL|MODULE:ATTR")
-@click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Worker processes of a private daemon.")
+@click.argument("feed", metavar="URL|MODULE:ATTR", shell_complete=complete_files)
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, help="Seconds to measure."
+    "--workers",
+    type=click.IntRange(1, 4096),
+    default=None,
+    metavar="N",
+    show_default="the number of CPUs",
+    help="Worker processes of a private daemon.",
 )
 @click.option(
-    "--batches", type=click.IntRange(1), default=None, help="Stop after this many batches, if that is sooner."
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time to measure.",
+)
+@click.option(
+    "--batches",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Stop after this many batches, if that is sooner.",
 )
 @click.option(
     "--warmup",
     type=click.FloatRange(0),
     default=2.0,
+    metavar="SECONDS",
     show_default=True,
-    help="Seconds to read after the first batch before measuring.",
+    help="Time to read after the first batch before measuring.",
 )
 @click.option(
-    "--step", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds that your training step takes."
+    "--step",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time that your training step takes.",
 )
 @click.option(
     "--cached",
@@ -55,7 +79,13 @@ __all__ = ["main"]
     help="Afterwards read N batches from memory again and again, as from an infinitely fast loader.",
 )
 @click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
-@click.option("--transport", type=click.Choice(["auto", "local", "tcp"]), default="auto", show_default=True)
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "local", "tcp"]),
+    default="auto",
+    show_default=True,
+    help="How batches come: local by shared memory, tcp over the network, auto by the better one that works.",
+)
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -63,7 +93,7 @@ __all__ = ["main"]
     metavar="PAGE.html",
     help="Write a page with all of this and a flame graph of the workers, sampled afterwards for up to 10 s.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     feed: str,
     workers: int | None,
@@ -93,25 +123,28 @@ def bench(
     from penstock._bench_report import lines
     from penstock._bench_verdict import judged
     from penstock_server import control
+    from penstock_server.terminal import bar
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:
         raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
     if report is not None and report.suffix.lower() != ".html":
         raise click.UsageError(f"--report writes a page: its name must end in .html, got {str(report)!r}")
     profiler = _Profiler(min(seconds, 10.0))
-    seen = measure(
-        feed,
-        status=lambda url: dict(json.loads(control.status(url, 5.0))),
-        workers=workers,
-        transport=transport,
-        seconds=seconds,
-        batches=batches,
-        warmup=warmup,
-        step=step,
-        cached=cached or 0,
-        tensorflow=tensorflow,
-        afterwards=None if report is None else profiler.sample,
-    )
+    with bar() as tell:
+        seen = measure(
+            feed,
+            status=lambda url: dict(json.loads(control.status(url, 5.0))),
+            workers=workers,
+            transport=transport,
+            seconds=seconds,
+            batches=batches,
+            warmup=warmup,
+            step=step,
+            cached=cached or 0,
+            tensorflow=tensorflow,
+            afterwards=None if report is None else profiler.sample,
+            tell=tell,
+        )
     if report is not None:
         _write_report(report, feed, seen, profiler)
     if as_json:
@@ -239,7 +272,7 @@ def profile(feed: str, workers: int | None, seconds: float, out: tuple[Path, ...
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds between two looks.",
+    help="Time between two looks.",
 )
 def top(url: str, once: bool, as_json: bool, every: float) -> None:
     """Show what a daemon does now: feeds, workers, consumers, and what limits each consumer.
@@ -266,11 +299,12 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
 
 
 @main.command()
-@click.argument("what", metavar="URL|MODULE:ATTR|FILE...", nargs=-1, required=True)
+@click.argument("what", metavar="URL|MODULE:ATTR|FILE...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--samples",
     type=click.IntRange(1),
     default=None,
+    metavar="N",
     show_default="256, or those that come within 3 s",
     help="Number of samples to read.",
 )

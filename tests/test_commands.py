@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -171,7 +172,7 @@ def begin_to_stop(daemon: Daemon, how: str | int) -> None:
         daemon.process.send_signal(how)
         return
     with pytest.raises(penstock.Unreachable, match="did not stop within"):
-        control.stop(daemon.url, now=False, timeout=0.1, still_waiting=lambda streams: None)
+        control.stop(daemon.url, now=False, timeout=0.1, still_waiting=lambda state: None)
 
 
 def draining(daemon: Daemon) -> bool:
@@ -227,13 +228,13 @@ def test_a_second_request_stops_a_daemon_at_once(serve: Serve, how: str | int) -
 
 def test_stop_says_for_how_many_streams_it_waits(serve: Serve) -> None:
     daemon = serve(FEED)
-    waited: list[int] = []
+    waited: list[dict[str, Any]] = []
     with penstock.connect(daemon.url) as connection:
         batches = connection.batches()
         next(batches)
         with pytest.raises(penstock.Unreachable, match=r"not stop within 1 s: .* `penstock stop --now` does not"):
             control.stop(daemon.url, now=False, timeout=1, still_waiting=waited.append, every=0.1)
-    assert set(waited) == {1}
+    assert {len(state["streams"]) for state in waited} == {1}
     assert daemon.process.wait(50) == 0, "its last consumer is gone"
 
 
@@ -333,11 +334,6 @@ def test_few_splits_and_workers_that_do_not_divide_the_lanes_are_pointed_out(ser
     exact = serve(FEED.replace("batch_size=10", "batch_size=10, shuffle=100"), workers=3)
     assert "a batch of 10 has samples of" not in exact.stderr()
     assert "so 3 workers run no faster than 2" in exact.stderr()
-
-
-def test_help_ends_in_examples() -> None:
-    shown = penstock_command("serve", "--help").stdout
-    assert re.search(r"Examples:\n +penstock serve scenes:feed --workers 8", shown)
 
 
 def write_module(folder: Path) -> str:

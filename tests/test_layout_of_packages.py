@@ -69,9 +69,9 @@ def test_pytorch_is_imported_by_one_file_of_the_client_alone() -> None:
         ("penstock_server.worker.loop", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
         ("penstock_server.in_process", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
         ("penstock_server.daemon", {"tensorflow", "zmq", "penstock", "h5py"}),
-        ("penstock_server.cli", {"tensorflow", "zmq", "uvloop", "penstock", "h5py"}),
+        ("penstock_server.cli", {"tensorflow", "zmq", "uvloop", "penstock", "h5py", "numpy", "msgspec", "rich"}),
         ("penstock_server.peeking.data_files", {"tensorflow", "zmq", "click", "penstock", "h5py", "pyarrow", "PIL"}),
-        ("penstock_command", {"tensorflow", "zmq", "uvloop", "penstock", "h5py"}),
+        ("penstock_command", {"tensorflow", "zmq", "uvloop", "penstock", "h5py", "numpy", "msgspec", "rich"}),
     ],
 )
 def test_importing_a_module_loads_no_more_than_it_needs(module: str, never: set[str]) -> None:

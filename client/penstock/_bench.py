@@ -43,6 +43,7 @@ def measure(
     cached: int = 0,
     tensorflow: bool = False,
     afterwards: Callable[[str, Callable[[], bool]], None] | None = None,
+    tell: Callable[[str, float | None], None] = lambda doing, part: None,
 ) -> Figures:
     """Read a feed, epoch after epoch, with a connection of its own.
 
@@ -59,15 +60,17 @@ def measure(
         tensorflow: read with a `tf.data.Dataset`, not with NumPy.
         afterwards: called after the measurement, while a thread reads on as before: with the feed's URL, and with a
             function that tells whether batches still come.
+        tell: called with what it does now, and with the part of all work that is done, or None while it waits.
 
     Raises:
         EndOfStream: the feed has too few batches.
         PenstockError: as `connect`, and as reading a feed.
     """
+    tell("connecting", None)
     with connect(url, workers=workers, transport=transport) as connection:
         try:
             stream = epochs(connection, tensorflow=tensorflow)
-            seen = _measure(connection, stream, status, seconds, batches, warmup, step, cached, tensorflow)
+            seen = _measure(connection, stream, status, seconds, batches, warmup, step, cached, tensorflow, tell)
             if afterwards is not None:
                 with Reading(connection, stream, step) as reading:
                     afterwards(_url(connection), reading.goes_on)
@@ -98,11 +101,21 @@ def _measure(
     step: float,
     cached: int,
     tensorflow: bool,
+    tell: Callable[[str, float | None], None],
 ) -> Figures:
+    total = warmup + seconds * (2 if cached else 1)
+    tell("waiting for the first batch", None)
     kept = [_copied(batch) for batch in itertools.islice(stream, cached)]
-    _read(stream, warmup, None, step)
+    _read(stream, 0, 1, step)
+    if warmup:
+        tell("warming up", 0.0)
+        _read(stream, warmup, None, step)
     began = connection.stats()["batches"]
-    slices = list(_slices(connection, stream, status, seconds, batches, step))
+    slices: list[Figures] = []
+    tell("measuring", warmup / total)
+    for one in _slices(connection, stream, status, seconds, batches, step):
+        slices.append(one)
+        tell("measuring", (warmup + sum(one.seconds for one in slices)) / total)
     if not slices:
         raise EndOfStream(
             f"the feed ended after {began} batches, before the measurement began: use a shorter --warmup",
@@ -110,6 +123,7 @@ def _measure(
         )
     in_memory = None
     if cached:
+        tell("reading from memory", (warmup + seconds) / total)
         again = _replayed(connection, kept) if tensorflow else itertools.cycle(kept)
         _read(again, math.inf, 2 * cached, 0)
         replayed = _read(again, seconds, batches, step)

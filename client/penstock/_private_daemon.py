@@ -72,7 +72,7 @@ class PrivateDaemon:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ if directory is None else {**os.environ, "PYTHONPATH": _first(directory)},
+            env=_environment(directory),
             bufsize=0,  # the lock of a buffer may be held by the reader thread when a forked child closes the pipe
             process_group=0,
         )
@@ -155,8 +155,12 @@ class PrivateDaemon:
         self._process.returncode = 0
 
 
-def _first(directory: str) -> str:
-    return os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))
+def _environment(directory: str | None) -> dict[str, str]:
+    """Return this process's environment, without the variables that stand for options of another `penstock serve`."""
+    result = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_SERVE_")}
+    if directory is not None:
+        result["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, result.get("PYTHONPATH"))))
+    return result
 
 
 def _close(pipe: IO[bytes] | None) -> None:

@@ -1,7 +1,11 @@
 """Shared by both ends of Penstock: messages and their codec, the slab's layout, the element spec, and the errors.
 
-Imports neither the client nor the server. PROTOCOL.md describes the protocol.
+Imports neither the client nor the server. PROTOCOL.md describes the protocol. What needs NumPy is loaded when it is
+first used, so that the command line starts quickly.
 """
+
+import importlib
+from typing import TYPE_CHECKING
 
 from .errors import (
     ConnectionLost,
@@ -22,8 +26,10 @@ from .errors import (
     Unreachable,
     WorkerDied,
 )
-from .messages import VERSION
-from .spec import DictSpec, Leaf, Spec, TupleSpec
+
+if TYPE_CHECKING:
+    from .messages import VERSION
+    from .spec import DictSpec, Leaf, Spec, TupleSpec
 
 __all__ = [
     "VERSION",
@@ -49,3 +55,16 @@ __all__ = [
     "Unreachable",
     "WorkerDied",
 ]
+
+_PLACES = {"VERSION": ".messages", "DictSpec": ".spec", "Leaf": ".spec", "Spec": ".spec", "TupleSpec": ".spec"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_PLACES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

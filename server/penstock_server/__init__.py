@@ -1,11 +1,36 @@
 """The loader host: the daemon, its worker processes, and the `Feed` with which a user declares what to load.
 
-User modules import this package in every worker, so it imports neither the daemon nor ZeroMQ.
+User modules import this package in every worker, so it imports neither the daemon nor ZeroMQ. The command line imports
+it too, so its names are loaded when they are first used: completing a command in a shell must not wait for NumPy.
 """
 
-from penstock_proto import DictSpec, Leaf, TupleSpec
+import importlib
+from typing import TYPE_CHECKING
 
-from .features import FixedLen, VarLen
-from .feed import Feed
+if TYPE_CHECKING:
+    from penstock_proto import DictSpec, Leaf, TupleSpec
+
+    from .features import FixedLen, VarLen
+    from .feed import Feed
 
 __all__ = ["DictSpec", "Feed", "FixedLen", "Leaf", "TupleSpec", "VarLen"]
+
+_PLACES = {
+    "DictSpec": "penstock_proto.spec",
+    "Feed": "penstock_server.feed",
+    "FixedLen": "penstock_server.features",
+    "Leaf": "penstock_proto.spec",
+    "TupleSpec": "penstock_proto.spec",
+    "VarLen": "penstock_server.features",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

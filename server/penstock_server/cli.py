@@ -17,41 +17,43 @@ except ImportError:
     sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
 
 from .checking.command import check
+from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
 from .parameters import Advertised, Bytes, HttpAddress, Variable
 
 
-class PenstockGroup(click.Group):
-    """Shows Penstock's own errors as one message, with exit status 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except PenstockError as error:
-            click.echo(f"penstock: {error}", err=True)
-            ctx.exit(1)
-
-
-@click.group(
-    cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PENSTOCK"}
-)
+@click.group(cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="penstock")
 def main() -> None:
-    """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches."""
+    """Keep TensorFlow trainers fed: run preprocessing generators in worker processes and serve their batches.
+
+    An environment variable can stand for each option of each command: PENSTOCK_SERVE_WORKERS=8 for --workers 8 of
+    `serve`.
+
+    \b
+    Examples:
+      penstock serve scenes.py:feed --workers 8
+      penstock status tcp://127.0.0.1:5555
+      penstock serve --help
+    """  # noqa: D301 (click wants a real \b)
 
 
 @main.command()
-@click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True)
+@click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--workers",
     type=click.IntRange(1, 4096),
     default=lambda: len(os.sched_getaffinity(0)),
+    metavar="N",
     show_default="the number of CPUs",
     help="Number of worker processes.",
 )
 @click.option(
-    "--bind", default="tcp://127.0.0.1:5555", show_default=True, help="Address to listen on; port 0 picks one."
+    "--bind",
+    default="tcp://127.0.0.1:5555",
+    metavar="tcp://HOST:PORT",
+    show_default=True,
+    help="Address to listen on; port 0 picks one.",
 )
 @click.option(
     "--advertise",
@@ -65,6 +67,7 @@ def main() -> None:
     "--memory",
     type=Bytes(),
     default=None,
+    metavar="SIZE",
     show_default="a quarter of what is free, at most 8G",
     help="Most memory for batches and shuffle blocks, such as 4G.",
 )
@@ -102,7 +105,16 @@ def main() -> None:
     help="Serve metrics for Prometheus, health checks and the status here; port 0 picks one.",
 )
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important lines that are logged.",
+)
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="For development: when the code of the feeds changes, read the next epoch from the new code.",
 )
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
@@ -117,6 +129,7 @@ def serve(
     environment: tuple[tuple[str, str | None], ...],
     http: tuple[str, int] | None,
     log_level: str,
+    reload: bool,
     until_stdin_closes: bool,
     **of_files: Any,
 ) -> None:
@@ -139,28 +152,42 @@ def serve(
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --advertise loader.lan
       penstock serve scenes:feed --hang-timeout 60
       penstock serve scenes:feed --state groups.sqlite
+      penstock serve scenes.py:feed --reload
       penstock serve digits.h5 --leaf image=images --leaf label=labels --batch-size 32 --shuffle 1000
     """  # noqa: D301 (click wants a real \b)
-    from . import daemon
+    from . import serving
     from .host.memory_limits import default_memory
+    from .progress import Progress
+    from .service_manager import ServiceManager
+    from .terminal import Line
 
+    line = Line(private=until_stdin_closes)
+    handler = logging.StreamHandler(sys.stderr)
+    line.log_to(handler)
     logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s penstock: %(message)s"
+        level=log_level.upper(), handlers=[handler], format="%(asctime)s %(levelname)-7s penstock: %(message)s"
     )
     targets = targets_of(feeds, of_files)
+
+    def on_ready(url: str) -> None:
+        with line.aside():
+            click.echo(f"ready {url}")
+
     try:
-        daemon.serve(
+        serving.serve(
             targets,
             workers=workers,
             bind=bind,
             advertise=advertise,
             memory=default_memory() if memory is None else memory,
-            on_ready=lambda url: click.echo(f"ready {url}"),
+            on_ready=on_ready,
             until_stdin_closes=until_stdin_closes,
             hang_timeout=hang_timeout,
             state=state,
             environment=dict(environment),
             http=http,
+            reload=reload,
+            each_second=Progress(line, ServiceManager(private=until_stdin_closes)).look,
         )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it
@@ -171,6 +198,8 @@ def serve(
             click.echo(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
             sys.exit(1)
         raise
+    finally:
+        line.show("")
 
 
 main.add_command(check)
@@ -179,12 +208,17 @@ main.add_command(check)
 @main.command()
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
 def status(url: str, as_json: bool, timeout: float) -> None:
     """Show a daemon's feeds, workers, memory and consumers.
 
-    URL is a daemon's or a feed's address, such as tcp://127.0.0.1:5555.
-    """
+    URL is a daemon's or a feed's address.
+
+    \b
+    Examples:
+      penstock status tcp://127.0.0.1:5555
+      penstock status tcp://loader:5555/train --json
+    """  # noqa: D301
     from . import control
 
     state = json.loads(control.status(url, timeout))
@@ -195,7 +229,7 @@ def status(url: str, as_json: bool, timeout: float) -> None:
 @click.argument("url")
 @click.argument("workers", metavar="N", type=click.IntRange(1, 4096))
 @click.option("--now", is_flag=True, help="Stop surplus workers at once; the others redo their work.")
-@click.option("--timeout", default=5.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
 def scale(url: str, workers: int, now: bool, timeout: float) -> None:
     """Change the number of workers of a daemon on this host to N.
 
@@ -220,8 +254,9 @@ def scale(url: str, workers: int, now: bool, timeout: float) -> None:
     "--timeout",
     type=float,
     default=None,
+    metavar="SECONDS",
     show_default="no limit; 10 with --now",
-    help="Seconds to wait for the daemon to stop.",
+    help="Time to wait for the daemon to stop.",
 )
 def stop(url: str, now: bool, timeout: float | None) -> None:
     """Stop a daemon on this host.
@@ -235,15 +270,26 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
       penstock stop tcp://127.0.0.1:5555 --now
     """  # noqa: D301
     from . import control
+    from .progress import words
+    from .terminal import Line
 
-    def still_waiting(streams: int) -> None:
-        click.echo(
-            f"still waiting for {_count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
-        )
+    line = Line()
+
+    def still_waiting(state: dict[str, Any]) -> None:
+        if line.drawn:
+            line.show(f"{words(state)}; Ctrl-C waits no longer")
+        else:
+            streams = len(state["streams"]) + state["more_streams"]
+            click.echo(
+                f"still waiting for {_count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
+            )
 
     if now and timeout is None:
         timeout = 10.0
-    control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting)
+    try:
+        control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting, every=1.0 if line.drawn else 10.0)
+    finally:
+        line.show("")
     click.echo("stopped")
 
 

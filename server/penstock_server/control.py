@@ -71,7 +71,7 @@ def scale(url: str, workers: int, *, now: bool, timeout: float) -> m.Scaled:
         PenstockError: the daemon's answer, if it was an error.
     """
     state = json.loads(status(url, timeout))
-    with _beside(url, state, "scale", "SIGTTIN or SIGTTOU (add or remove one worker)", timeout) as (connection, _):
+    with _beside(url, state, "scale", "SIGTTIN or SIGTTOU (add or remove one worker)", timeout) as connection:
         seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now)))
         data, _ = seqpacket.receive(connection)
         if not data:
@@ -89,7 +89,7 @@ def stop(
     *,
     now: bool,
     timeout: float | None,
-    still_waiting: Callable[[int], None],
+    still_waiting: Callable[[dict[str, Any]], None],
     every: float = 10.0,
 ) -> None:
     """Ask the daemon to stop, and wait until its process has ended.
@@ -98,7 +98,7 @@ def stop(
         url: the daemon's or a feed's address.
         now: do not let the epochs that are being read finish first.
         timeout: seconds to wait; None: no limit.
-        still_waiting: called every `every` seconds with the number of streams that are left.
+        still_waiting: called every `every` seconds with the daemon's status.
         every: seconds.
 
     Raises:
@@ -106,7 +106,10 @@ def stop(
     """
     patience = _ANSWER if timeout is None else min(timeout, _ANSWER)
     state = json.loads(status(url, patience))
-    with _beside(url, state, "stop", "SIGTERM", patience) as (connection, process):
+    with (
+        _beside(url, state, "stop", "SIGTERM", patience) as connection,
+        _process_behind(connection) as process,
+    ):
         seqpacket.send(connection, codec.encode(m.StopRequest(now)))
         deadline = None if timeout is None else time.monotonic() + timeout
         while not _ended(process, every if deadline is None else min(every, deadline - time.monotonic())):
@@ -116,7 +119,7 @@ def stop(
             with contextlib.suppress(Unreachable):  # it may be stopping just now
                 state = json.loads(status(url, patience))
             if not _ended(process, 0):
-                still_waiting(len(state["streams"]) + state["more_streams"])
+                still_waiting(state)
 
 
 def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, int, int]]:
@@ -133,7 +136,7 @@ def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, i
     """
     found: list[tuple[int, int, int]] = []
     with contextlib.ExitStack() as undo:
-        with _beside(url, state, "profile", "", timeout) as (connection, _):
+        with _beside(url, state, "profile", "", timeout) as connection:
             _check_processes(url, state, connection)
             seqpacket.send(connection, codec.encode(m.StacksRequest()))
             while True:
@@ -183,15 +186,10 @@ def _ended(process: int, timeout: float) -> bool:
 
 
 @contextlib.contextmanager
-def _beside(
-    url: str, state: dict[str, Any], verb: str, signals: str, timeout: float
-) -> Iterator[tuple[socket.socket, int]]:
-    """Connect to a daemon on this host; yield the unix connection behind its greeting and a pidfd of its process."""
+def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: float) -> Iterator[socket.socket]:
+    """Connect to a daemon on this host; yield the unix connection behind its greeting."""
     try:
-        with contextlib.ExitStack() as stack:
-            process = os.pidfd_open(state["pid"])
-            stack.callback(os.close, process)
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(timeout)
             connection.connect("\0" + state["unix"])
             greeting, ledger = seqpacket.receive(connection)
@@ -199,13 +197,26 @@ def _beside(
                 os.close(ledger)
             if not greeting:
                 raise PermissionError("it belongs to another user")
-            yield connection, process
+            yield connection
     except OSError as error:
         or_signals = f", or send {signals} to its process {state['pid']}" if signals else ""
         raise Unreachable(
             f"cannot {verb} the daemon at {url} from here ({error}): run this on the daemon's host, as root or as the "
             f"user who started the daemon{or_signals}"
         ) from None
+
+
+@contextlib.contextmanager
+def _process_behind(connection: socket.socket) -> Iterator[int]:
+    """Yield a pidfd of the process that listens at the other end. The kernel knows its id in our process namespace."""
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if not pid:
+        raise ProcessLookupError("its process is in another container")
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
 
 
 def _ask(url: str, message: m.Message, timeout: float) -> m.ServerMessage:

@@ -49,6 +49,7 @@ from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
 from .rate_limited_log import RateLimitedLog
+from .reloading.reloader import Reloader
 from .scaling import Scaling
 from .sessions import Sessions
 from .statefile import StateFile
@@ -74,6 +75,12 @@ class Daemon:
         environment: variables of the workers; None as a value removes one.
         http: host and port of the HTTP server, or None for none.
         state: path of the file with which groups outlive the daemon, or None.
+        each_second: called once a second with this object.
+        reloader: knows whether the feeds' code has changed, or None.
+
+    Attributes:
+        renewing: whether another daemon is to take its place when it has ended.
+        endpoint: the address at which it listens; "" until workers are started.
 
     Raises:
         StartError: the state file cannot be used, or the limit of open files is too low.
@@ -92,8 +99,14 @@ class Daemon:
         advertise: str | None = None,
         environment: m.Environment | None = None,
         http: tuple[str, int] | None = None,
+        each_second: Callable[[Daemon], None] = lambda daemon: None,
+        reloader: Reloader | None = None,
     ) -> None:
+        self._reloader = reloader
+        self.renewing = False
+        self.endpoint = ""
         self._environment = environment
+        self._each_second = each_second
         self._http = None if http is None else http_server.service(*http, lambda: self._status_text.get())
         self._feeds = feeds
         self._advertise = advertise
@@ -148,6 +161,7 @@ class Daemon:
             loop.add_signal_handler(signal.SIGTTOU, self._scaling.scale_by, -1)
             if until_stdin_closes:
                 loop.add_reader(0, self._stdin)
+            self.endpoint = self._router.endpoint
             self._supervisor.start()
             clock = self._clock()
             clock.start()
@@ -176,22 +190,53 @@ class Daemon:
 
     def drain(self) -> None:
         """Stop when the current epochs have ended, or at once if this is called for the second time."""
-        if self._draining:
+        if self._draining and not self.renewing:
             self.stop()
             return
-        self._draining = True
+        self.renewing = False
         reading = len(self._coordinator.streams)
-        self._dispatch.tell(on.Stop(DaemonStopped("the daemon was stopped")))
+        self._begin_to_drain("the daemon was stopped")
         if not self._stopped.is_set():
             log.info(
-                "stopping when %d streams have come to the end of their epochs; a second signal stops now", reading
+                "stopping when the epochs that are being read have ended (streams: %d); a second signal stops now",
+                reading,
             )
+
+    def renew(self) -> None:
+        """Stop when the current epochs have ended, so that another daemon can take its place with new code."""
+        if not self._draining:
+            log.info("going over to the new code")
+            self.renewing = True
+            self._begin_to_drain("the daemon is restarted with new code")
+
+    def _begin_to_drain(self, why: str) -> None:
+        if not self._draining:
+            self._draining = True
+            self._dispatch.tell(on.Stop(DaemonStopped(why)))
 
     def _stop_asked(self, now: bool) -> None:
         if now:
+            self.renewing = False
             self.stop()
-        elif not self._draining:
+        elif self.renewing or not self._draining:
             self.drain()
+
+    @property
+    def ready(self) -> bool:
+        """Whether all feeds can be consumed."""
+        return len(self._coordinator.feeds) == len(self._feeds)
+
+    @property
+    def draining(self) -> bool:
+        """Whether it stops when the epochs that are being read have ended."""
+        return self._draining
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether no consumer reads an epoch that has an end."""
+        read = self._coordinator.stream_read_by
+        consumers = self._coordinator.consumers.values()
+        return not any(consumer.reading and not read(consumer).feed.plan.endless for consumer in consumers)
 
     def status(self) -> dict[str, object]:
         """The answer to `penstock status`, as JSON types."""
@@ -199,7 +244,7 @@ class Daemon:
         coordinator, sessions = self._coordinator, self._sessions
         return {
             **status.of_process(self._router.endpoint, self._listener.name, now),
-            **status.of_service(coordinator, sessions, self._bugs, ready=self._all_ready(), draining=self._draining),
+            **status.of_service(coordinator, sessions, self._bugs, ready=self.ready, draining=self._draining),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
             "feeds": [
                 status.of_feed(
@@ -233,10 +278,10 @@ class Daemon:
         )
         self._sessions = Sessions(
             self._coordinator,
-            dispatch.tell,
+            self._tell_of_consumer,
             self._router,
             self._listener.name,
-            ready=self._all_ready,
+            ready=lambda: self.ready,
             status=self._status_text.get,
             stop=self._stop_asked,
             scale=lambda workers, now: self._scaling.scale(workers, now),
@@ -269,6 +314,7 @@ class Daemon:
             spare=self._log,
             warn_once=self._warn_once,
             fail=self._fail,
+            stale=lambda: self._reloader is not None and self._reloader.stale(),
         )
         self._scaling = Scaling(self._coordinator, dispatch.tell, self._supervisor, self._to_workers)
         if self._state is not None:
@@ -282,6 +328,11 @@ class Daemon:
             to_workers=self._to_workers,
             group_file=self._group_file,
         )
+
+    def _tell_of_consumer(self, event: on.Event) -> None:
+        if isinstance(event, on.Begin) and self._reloader is not None and self._reloader.pending:
+            self.renew()  # before the epoch begins
+        self._dispatch.tell(event)
 
     def _frame(self, routing_id: bytes, data: bytes) -> None:
         self._sessions.frame(routing_id, data)
@@ -308,6 +359,7 @@ class Daemon:
             lambda _: self._listener.look_at_the_clock(time.monotonic()),
             lambda _: self._log.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,
+            lambda _: self._each_second(self),
         ]
         return Clock(parts, self._bugs, lambda error: self._broken_by("the clock stopped", error))
 
@@ -315,7 +367,7 @@ class Daemon:
         failing = self._coordinator.starting.failing
         if seconds % SAY_AGAIN == 0:
             self._from_workers.say_what_fails(failing)
-        if seconds % 10 == 0 and not self._all_ready() and not failing:
+        if seconds % 10 == 0 and not self.ready and not failing:
             log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
 
     def _look_at_the_group_file(self, _: int) -> None:
@@ -333,9 +385,6 @@ class Daemon:
 
     # --- starting ---
 
-    def _all_ready(self) -> bool:
-        return len(self._coordinator.feeds) == len(self._feeds)
-
     def _feed_ready(self, name: str, splits: int) -> None:
         feed = self._coordinator.feeds[name]
         log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes))
@@ -347,7 +396,7 @@ class Daemon:
                 if text:
                     self._warn_once(text)
         self._on_ready(self._url(name))
-        if self._all_ready():
+        if self.ready:
             self._sessions.feeds_ready()
 
     def _url(self, feed: str) -> str:
@@ -389,44 +438,3 @@ def _slots(feeds: int, workers: int) -> int:
             f"daemon may have {limit}: {descriptors.HOW_TO_RAISE}, or run fewer workers"
         )
     return slots
-
-
-def serve(
-    feeds: list[str],
-    *,
-    workers: int,
-    bind: str,
-    memory: int,
-    on_ready: Callable[[str], None],
-    until_stdin_closes: bool = False,
-    hang_timeout: float | None = None,
-    state: str | None = None,
-    advertise: str | None = None,
-    environment: m.Environment | None = None,
-    http: tuple[str, int] | None = None,
-) -> None:
-    """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
-
-    Raises:
-        PenstockError: it could not start; the message says why.
-    """
-    import uvloop
-
-    descriptors.raise_limit()
-
-    async def main() -> None:
-        daemon = Daemon(
-            feeds,
-            workers=workers,
-            bind=bind,
-            memory=memory,
-            on_ready=on_ready,
-            hang_timeout=hang_timeout,
-            state=state,
-            advertise=advertise,
-            environment=environment,
-            http=http,
-        )
-        await daemon.run(until_stdin_closes)
-
-    uvloop.run(main())

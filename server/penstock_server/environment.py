@@ -48,6 +48,10 @@ DEFAULTS: dict[str, str | None] = {
 MOST_BYTES = 64 * 1024
 """Bytes that the variables of all feeds may take."""
 
+OPTIONS = "PENSTOCK_SERVE_"
+"""Variables with this prefix stand for options of `penstock serve`: for this daemon, and not for one that user code
+starts."""
+
 _STARTED_WITH = "PENSTOCK_ENVIRONMENT"
 """The variable that tells a worker what it was started with: the names that the command line sets, and a digest."""
 
@@ -104,7 +108,8 @@ def merged(feeds: Iterable[tuple[str, Environment]]) -> Environment:
 def of_workers(feeds: Environment, serve: Environment) -> dict[str, str]:
     """Return the whole environment of workers: `feeds` is what their feeds want, `serve` what the command line says."""
     wanted = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"), **DEFAULTS, **feeds, **serve}
-    result = {name: value for name, value in {**os.environ, **wanted}.items() if value is not None}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
+    result = {name: value for name, value in {**inherited, **wanted}.items() if value is not None}
     result[_STARTED_WITH] = json.dumps([sorted(serve), _digest(feeds, serve)])
     return result
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from .file_target import is_data_file, make_target
-
 
 class Rows(click.ParamType[tuple[int, int | None]]):
     """A range of rows: 100:200, 100: or :200."""
@@ -33,9 +31,13 @@ _OPTIONS = (
         help="With FILE: a leaf of the samples and the dataset, array, column or extension that holds it; once for "
         "each leaf. DATASET without a name, for all leaves, makes samples tuples.",
     ),
-    click.option("--batch-size", type=click.IntRange(1), default=None, help="With FILE: samples in a batch."),
-    click.option("--shuffle", type=click.IntRange(0), default=None, help="With FILE: number of samples to mix."),
-    click.option("--seed", type=click.IntRange(0), default=None, help="With FILE: seed of the order."),
+    click.option(
+        "--batch-size", type=click.IntRange(1), default=None, metavar="N", help="With FILE: samples in a batch."
+    ),
+    click.option(
+        "--shuffle", type=click.IntRange(0), default=None, metavar="N", help="With FILE: number of samples to mix."
+    ),
+    click.option("--seed", type=click.IntRange(0), default=None, metavar="N", help="With FILE: seed of the order."),
     click.option(
         "--rows",
         type=Rows(),
@@ -57,7 +59,9 @@ _OPTIONS = (
         metavar="DIR",
         help="With FILE: a directory in which splits are kept as they were read, for later epochs and daemons.",
     ),
-    click.option("--name", default=None, show_default="the first file's", help="With FILE: the feed's name."),
+    click.option(
+        "--name", default=None, metavar="NAME", show_default="the first file's", help="With FILE: the feed's name."
+    ),
 )
 
 
@@ -74,12 +78,15 @@ def targets_of(arguments: Sequence[str], options: dict[str, Any]) -> list[str]:
     Raises:
         click.UsageError: arguments and options contradict each other.
     """
+    from .file_target import is_data_file, make_target
+
     files = [argument for argument in arguments if is_data_file(argument)]
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if not files:
         if given:
             named = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--leaves", "--leaf")
-            raise click.UsageError(f"{named} are for data files: a feed has them in its module, as Feed(...)")
+            verb = "is" if len(given) == 1 else "are"
+            raise click.UsageError(f"{named} {verb} for data files: a feed has them in its module, as Feed(...)")
         return list(arguments)
     if len(files) < len(arguments):
         raise click.UsageError("serve either data files or MODULE:ATTR feeds, or start a second daemon on another port")

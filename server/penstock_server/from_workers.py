@@ -35,6 +35,7 @@ class FromWorkers:
         spare: the log for messages that workers may cause often.
         warn_once: logs a warning unless it was logged before.
         fail: called with the error that keeps the daemon from serving.
+        stale: whether the feeds' code has changed since the daemon was started, if it looks for that.
 
     Attributes:
         caches: how the caches of feeds are used.
@@ -50,6 +51,7 @@ class FromWorkers:
         spare: RateLimitedLog,
         warn_once: Callable[[str], None],
         fail: Callable[[PenstockError], None],
+        stale: Callable[[], bool],
     ) -> None:
         self._coordinator = coordinator
         self._dispatch = dispatch
@@ -58,6 +60,7 @@ class FromWorkers:
         self._log = spare
         self._warn_once = warn_once
         self._fail = fail
+        self._stale = stale
         self.caches = CacheUsages(warn_once)
         self._imports: dict[int, m.Imported] = {}
 
@@ -160,6 +163,11 @@ class FromWorkers:
                 if message.warning:
                     self._warn_once(message.warning)
                 log.debug("a first sample was compared with another worker's")
+            case m.Imported() if self._stale():
+                log.error(
+                    "worker %d is not used: its code is newer than that of the epochs that are being read", worker
+                )
+                self._to_workers.say(worker, m.Shutdown())
             case m.Imported():
                 self._imports[worker] = message
                 tell(on.Imported(worker, message.feeds))

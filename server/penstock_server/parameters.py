@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from .environment import checked
-
 
 class Bytes(click.ParamType[int]):
     """A size in bytes: 500000000, 500M, 4G (powers of 1024)."""
@@ -36,6 +34,8 @@ class Variable(click.ParamType[tuple[str, str | None]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
         """Return the name and the value."""
+        from .environment import checked
+
         if isinstance(value, tuple):
             return value
         name, equals, text = str(value).partition("=")

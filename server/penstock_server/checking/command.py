@@ -7,35 +7,36 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
+from ..command_group import complete_files
 from ..file_options import file_options, targets_of
 from ..parameters import Bytes, Variable
+from ..terminal import bar
 
 if TYPE_CHECKING:
-    from .collecting import Tell
     from .connection import ReadFeed
     from .findings import Finding
 
 
 @click.command()
-@click.argument("feed", metavar="[MODULE:ATTR|FILE...|URL]", nargs=-1)
+@click.argument("feed", metavar="[MODULE:ATTR|FILE...|URL]", nargs=-1, shell_complete=complete_files)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=5.0,
+    metavar="SECONDS",
     show_default=True,
-    help="Seconds to read the feed; a second run reads the same samples.",
+    help="Time to read the feed; a second run reads the same samples.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 4096),
     default=lambda: len(os.sched_getaffinity(0)),
+    metavar="N",
     show_default="the number of CPUs",
     help="Worker processes for which memory and speed are estimated. None is started.",
 )
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     "allowed",
     type=Bytes(),
     default=None,
+    metavar="SIZE",
     show_default="a quarter of what is free, at most 8G",
     help="Memory that the daemon will have, such as 4G: too little is an error.",
 )
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
     help="Set an environment variable, as --env of penstock serve does.",
 )
 @click.option("--pdb", "debugs", is_flag=True, help="Start pdb in your code where a sample or an import fails.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 for warnings too.")
+@click.option("--strict", is_flag=True, help="Exit with code 1 for warnings too.")
 @click.option("--json", "prints_json", is_flag=True, help="Print JSON.")
 @file_options
 @click.pass_context
@@ -94,7 +96,7 @@ def check(
     With the URL of a daemon or a feed: looks at the connection: whether the daemon can be reached, which transport is
     used and why, the round trip, and the batches that come within a second (or --seconds).
 
-    The exit status is 0 if there is no error, otherwise 1.
+    The exit code is 0 if there is no error, otherwise 1.
 
     \b
     Examples:
@@ -128,7 +130,7 @@ def check(
     if len(targets) > 1:
         raise click.UsageError("check one feed at a time")
     options = Options(targets[0], seconds, dict(environment), hang_timeout, debugs)
-    with _progress() as tell:
+    with bar(shown=not debugs) as tell:
         facts = collect(options, tell)
     needed = None
     if facts.first.imported is not None and facts.first.looked is not None:
@@ -153,7 +155,7 @@ def _check_machine(*, strict: bool, prints_json: bool) -> NoReturn:
     from .machine import look
     from .report import shown
 
-    with _progress() as tell:
+    with bar() as tell:
         tell("looking at this machine", 0.1)
         seen = look()
     findings = machine_findings.judged(seen)
@@ -167,7 +169,7 @@ def _check_connection(url: str, seconds: float, read: ReadFeed | None, *, strict
     from .connection import attempt
     from .report import shown
 
-    with _progress() as tell:
+    with bar() as tell:
         seen = attempt(url, seconds, read, tell)
     findings = connection_findings.judged(seen)
     if prints_json:
@@ -180,26 +182,8 @@ def _with(facts: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
 
 
 def _finish(text: str, findings: list[Finding], *, strict: bool) -> NoReturn:
-    """Print the report, and end with the exit status that follows from the findings."""
+    """Print the report, and end with the exit code that follows from the findings."""
     from .findings import failed
 
     click.echo(text)
     sys.exit(1 if failed(findings, strict=strict) else 0)
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """Show a progress bar meanwhile, if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda doing, part: None
-        return
-    with click.progressbar(
-        length=1000, file=sys.stderr, show_eta=False, show_percent=False, item_show_func=lambda doing: doing
-    ) as bar:
-
-        def tell(doing: str, part: float) -> None:
-            if doing:
-                bar.update(max(0, int(1000 * part) - bar.pos), doing)
-
-        yield tell
-        bar.update(1000 - bar.pos, "")

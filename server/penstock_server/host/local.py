@@ -131,6 +131,7 @@ class Listener:
         self._waiting: dict[LocalPeer, float] = {}
         """By connection: since when it has had no session."""
         self._said = False
+        self._users = _users()
         self._on_data = on_data
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -170,7 +171,7 @@ class Listener:
             self._pause(error)
             return
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid not in (0, os.geteuid()):
+        if uid not in self._users:
             log.debug("refused a connection on this host from user %d: the daemon runs as %d", uid, os.geteuid())
             connection.close()
             return
@@ -204,3 +205,15 @@ class Listener:
         peer.forsake()
         self._on_end(peer)
         self.drop(peer)
+
+
+def _users() -> set[int]:
+    """Return the ids of the users that are admitted: root and our own.
+
+    In a user namespace each user who has no id there appears as the overflow id, which is the id of nobody as well. So
+    where our own is that, it identifies no one.
+    """
+    users = {0, os.geteuid()}
+    with open("/proc/self/uid_map") as mapped, open("/proc/sys/kernel/overflowuid") as overflow:
+        everybody = mapped.read().split() == ["0", "0", "4294967295"]  # the first namespace, in which all have ids
+        return users if everybody else users - {int(overflow.read())}

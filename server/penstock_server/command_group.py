@@ -1,0 +1,106 @@
+"""What all commands of `penstock` have in common: errors, exit codes, environment variables, and examples in the help.
+
+A command gets its part of this when it is added to the group. Its own file only describes its options.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock_proto import PenstockError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+class PenstockGroup(click.Group):
+    """Penstock's own errors end a command with one message and exit code 1, and Ctrl-C ends it with 130.
+
+    Every option can be set by an environment variable: `--hang-timeout` of `serve` by PENSTOCK_SERVE_HANG_TIMEOUT. The
+    examples that end a command's docstring end its help.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _end_in_examples(self)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command."""
+        for option, variable in variables(name or cmd.name or "", cmd):
+            option.envvar = variable
+        _end_in_examples(cmd)
+        super().add_command(cmd, name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; warn of variables that look like a misspelt one of its variables."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name and command is not None and not ctx.resilient_parsing:
+            for warning in _misspelt(name, command):
+                click.echo(f"penstock: warning: {warning}", err=True)
+        return name, command, rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except click.BadParameter as error:
+            raise _with_variable(error) from None
+        except PenstockError as error:
+            click.echo(f"penstock: {error}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # ends the terminal's line with ^C
+            ctx.exit(_INTERRUPTED)
+
+
+def variables(name: str, command: click.Command) -> Iterator[tuple[click.Option, str]]:
+    """Yield the options of the command with this name, each with its environment variable."""
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            flag = max(option.opts, key=len)
+            yield option, f"PENSTOCK_{name}_{flag.lstrip('-')}".replace("-", "_").upper()
+
+
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete the names of files, for an argument that may be one."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _end_in_examples(command: click.Command) -> None:
+    """Move the examples in the command's description to the end of its help, after the options."""
+    described, examples, given = inspect.cleandoc(command.help or "").partition("\b\nExamples:")
+    if examples:
+        command.help, command.epilog = described.rstrip(), examples + given
+
+
+def _with_variable(error: click.BadParameter) -> click.BadParameter:
+    """Return the error; if the wrong value came from an environment variable, one that says so."""
+    option, ctx = error.param, error.ctx
+    if option is None or ctx is None or option.name is None:
+        return error
+    if ctx.get_parameter_source(option.name) is not click.core.ParameterSource.ENVIRONMENT:
+        return error
+    return click.BadParameter(f"{error.message} (from the environment variable {option.envvar})", ctx, option)
+
+
+def _misspelt(name: str, command: click.Command) -> Iterator[str]:
+    known = [variable for _, variable in variables(name, command)]
+    prefix = f"PENSTOCK_{name}_".replace("-", "_").upper()
+    for given in sorted(os.environ):
+        if given.startswith(prefix) and given not in known:
+            # Kubernetes sets variables with such names too, so only those that are close to one of ours.
+            for meant in difflib.get_close_matches(given, known, n=1, cutoff=0.85):
+                yield f"{given} sets nothing; did you mean {meant}?"

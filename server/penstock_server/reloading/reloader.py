@@ -1,0 +1,123 @@
+"""Decides when the daemon goes over to changed code."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from penstock_proto import PenstockError
+
+from .sources import Contents, Sources, changed
+from .trial import Trial
+
+log = logging.getLogger(__name__)
+
+
+class Renewable(Protocol):
+    """The part of the daemon that this file uses."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def between_epochs(self) -> bool: ...
+
+    def renew(self) -> None: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class Reloader:
+    """See the file's head. The daemon calls `look` every second.
+
+    Args:
+        targets: MODULE:ATTR of each feed, or the strings of data files.
+        trial: starts a trial of the code as it is now.
+
+    Attributes:
+        pending: whether the next epoch has to be read from new code.
+    """
+
+    def __init__(self, targets: Sequence[str], trial: Callable[[], Trial]) -> None:
+        self._sources = Sources(targets)
+        self._new_trial = trial
+        self._trial: Trial | None = None
+        self._specs: dict[str, str] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A daemon is about to start: what it serves is the code as it is now."""
+        self._served: Contents = self._sources.contents()
+        self._seen = self._served
+        self._tried: Contents | None = None
+        self._compared = False
+        self.pending = False
+
+    @property
+    def watches(self) -> bool:
+        """Whether there are files that may change: data files alone have no code."""
+        return bool(self._served)
+
+    def stale(self) -> bool:
+        """Whether a worker that imports the feeds now may get other code than those before it."""
+        return self._sources.contents() != self._served
+
+    def look(self, daemon: Renewable) -> None:
+        """Look for changed code, and for the time to go over to it."""
+        if daemon.ready and not self._compared:
+            self._compare_specs(daemon)
+        if daemon.draining:
+            return
+        now = self._sources.contents()
+        if now == self._served:
+            self.stop()
+            self._seen, self._tried, self.pending = now, None, False
+        elif now != self._seen:
+            self.stop()  # somebody is writing: wait until nothing changes for a second
+            self._seen, self.pending = now, False
+        elif now != self._tried:
+            log.info("trying new code: %s", changed(self._served, now))
+            self._trial, self._tried = self._new_trial(), now
+        elif self._trial is not None:
+            self._judge(self._trial.outcome())
+        if self.pending and daemon.between_epochs:
+            daemon.renew()
+
+    def wait(self) -> None:
+        """The daemon could not be started: wait until its code changes."""
+        log.info("waiting for a change of %s", ", ".join(sorted(path.name for path in self._served)))
+        while not self.stale():
+            time.sleep(0.3)
+
+    def stop(self) -> None:
+        """End a trial that is going on."""
+        if self._trial is not None:
+            self._trial.stop()
+            self._trial = None
+
+    def _judge(self, outcome: bool | PenstockError) -> None:
+        if outcome is False:
+            return
+        self.stop()
+        self.pending = outcome is True
+        if outcome is True:
+            log.info("the next epoch is read from the new code; epochs that are being read finish with the old code")
+        else:
+            log.error("the new code cannot be served, so the old code goes on: %s", outcome)
+
+    def _compare_specs(self, daemon: Renewable) -> None:
+        self._compared = True
+        specs = {feed["name"]: feed["spec"] for feed in daemon.status()["feeds"]}
+        for name, spec in specs.items():
+            before = self._specs.get(name, spec)
+            if spec != before:
+                log.warning(
+                    "feed %s: samples are now %s and were %s: trainers that read it get an error, start them again",
+                    *(name, spec, before),
+                )
+        self._specs = specs

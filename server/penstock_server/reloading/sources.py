@@ -1,0 +1,97 @@
+"""The user's files that make up the code of feeds: their modules, and what these import from the same directory tree.
+
+Imports are read from the source and nothing is run, so imports inside functions are found, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from ..file_target import is_file_target, transforms_of
+from ..importing import is_installed, place_of
+
+Contents: TypeAlias = dict[Path, bytes]
+"""A digest of each file; empty for one that cannot be read."""
+
+_Import: TypeAlias = tuple[int, str]
+"""How many dots come first, and the name of a module."""
+
+
+class Sources:
+    """See the file's head.
+
+    Args:
+        targets: MODULE:ATTR of each feed, or the strings of data files.
+    """
+
+    def __init__(self, targets: Sequence[str]) -> None:
+        modules = [
+            module for target in targets for module in (transforms_of(target) if is_file_target(target) else [target])
+        ]
+        self._places = [place_of(module) for module in modules]
+        self._imports: dict[bytes, list[_Import]] = {}
+        """By digest of a file, so that each version is parsed once."""
+
+    def contents(self) -> Contents:
+        """Return which files these are now, and what is in them."""
+        found: Contents = {}
+        for name, path in self._places:
+            root = Path(os.getcwd() if path is None else os.path.dirname(path))
+            todo = [Path(path)] if path is not None else list(_files(root, name))
+            while todo:
+                file = todo.pop()
+                if file in found:
+                    continue
+                data = _read(file)
+                found[file] = digest = hashlib.blake2b(data, digest_size=16).digest() if data else b""
+                if digest not in self._imports:
+                    self._imports[digest] = list(_imported(data))
+                for dots, module in self._imports[digest]:
+                    base = file.parents[dots - 1] if dots else root
+                    if base.is_relative_to(root):
+                        todo += _files(base, module)
+        return found
+
+
+def changed(before: Contents, now: Contents) -> str:
+    """Name the files that differ, in words."""
+    names = sorted({path.name for path in before.keys() | now.keys() if before.get(path) != now.get(path)})
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def _imported(data: bytes) -> Iterator[_Import]:
+    """Yield what this source imports; with `from x import y` that may be the module x.y, too."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError):
+        return  # a worker says what is wrong
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield 0, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            module = f"{node.module}." if node.module else ""
+            for alias in node.names:
+                yield node.level, f"{module}{alias.name}"
+
+
+def _files(base: Path, module: str) -> Iterator[Path]:
+    """Yield the files that are run when the module is imported: those of its packages, and its own."""
+    place = base
+    for part in module.split("."):
+        for file in (place / part / "__init__.py", place / f"{part}.py"):
+            if file.is_file() and not is_installed(str(file)):
+                yield file
+        place = place / part

@@ -1,0 +1,68 @@
+"""Tells systemd, or another service manager, how far the daemon is: sd_notify(3).
+
+The manager names a datagram socket in NOTIFY_SOCKET. Without it nothing is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+
+PATIENCE = 15
+"""Seconds that the manager should wait for the next message before it takes the daemon for stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """How far the daemon is: `ready` once all feeds can be consumed, `draining` when it is about to stop."""
+
+    ready: bool
+    draining: bool
+    text: str
+
+
+class ServiceManager:
+    """See the file's head. The variables of sd_notify are taken out of the environment, so that workers lack them.
+
+    Args:
+        private: whether the daemon belongs to a trainer, for which alone the manager waits; then nothing is said.
+    """
+
+    def __init__(self, *, private: bool = False) -> None:
+        address = os.environ.pop("NOTIFY_SOCKET", "")
+        self._address = "" if private else address
+        self._watched = "WATCHDOG_USEC" in os.environ
+        for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
+            os.environ.pop(name, None)
+        self._said: set[str] = set()
+
+    @property
+    def listens(self) -> bool:
+        """Whether there is one."""
+        return bool(self._address)
+
+    def tell(self, phase: Phase) -> None:
+        """Say how far the daemon is. Call it every second: the time for the start or the stop begins again each time,
+        so that neither ends while the daemon makes progress."""
+        lines = {f"STATUS={phase.text}"}
+        if phase.draining:
+            lines.add("STOPPING=1")
+        elif phase.ready:
+            lines.add("READY=1")
+        again = [line for line in sorted(lines) if line not in self._said]
+        if phase.draining or not phase.ready:
+            again.append(f"EXTEND_TIMEOUT_USEC={PATIENCE * 1_000_000}")
+        if self._watched:
+            again.append("WATCHDOG=1")
+        if self._address and again:
+            with contextlib.suppress(OSError):  # it may listen again in a second
+                self._send("\n".join(again))
+                self._said = lines
+
+    def _send(self, text: str) -> None:
+        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.setblocking(False)
+            connection.sendto(text.encode(), address)

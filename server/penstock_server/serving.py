@@ -1,0 +1,78 @@
+"""Runs daemons in this process: one, or with `--reload` one after another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from penstock_proto import PenstockError
+
+from .daemon import Daemon
+from .host import descriptors
+from .reloading.reloader import Reloader
+from .reloading.trial import Trial
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    feeds: list[str],
+    *,
+    until_stdin_closes: bool = False,
+    reload: bool = False,
+    each_second: Callable[[Daemon], None] = lambda daemon: None,
+    **options: Any,
+) -> None:
+    """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        until_stdin_closes: stop at the end of standard input, too.
+        reload: read the next epoch from the feeds' code if that changes.
+        each_second: called once a second with the daemon.
+        options: as for `Daemon`.
+
+    Raises:
+        PenstockError: it could not start; the message says why. With `reload` this is logged.
+    """
+    import uvloop
+
+    descriptors.raise_limit()
+    if not reload:
+        _, error = uvloop.run(_run(feeds, until_stdin_closes, each_second=each_second, **options))
+        if error is not None:
+            raise error
+        return
+    # A .pyc file counts as fresh if the second and the size of its source are the same: two quick changes would pass.
+    options["environment"] = {"PYTHONDONTWRITEBYTECODE": "1", **(options["environment"] or {})}
+    reloader = Reloader(feeds, lambda: Trial(feeds, options["memory"], options["environment"]))
+
+    def look(daemon: Daemon) -> None:
+        each_second(daemon)
+        reloader.look(daemon)
+
+    try:
+        while True:
+            daemon, error = uvloop.run(_run(feeds, until_stdin_closes, each_second=look, reloader=reloader, **options))
+            if error is not None and not (daemon.endpoint and reloader.watches):  # the code is not the reason
+                raise error
+            options["bind"] = daemon.endpoint
+            if error is not None:
+                log.error("%s", error)
+                reloader.wait()
+            elif not daemon.renewing:
+                return
+            reloader.begin()
+    finally:
+        reloader.stop()
+
+
+async def _run(feeds: list[str], until_stdin_closes: bool, **options: Any) -> tuple[Daemon, PenstockError | None]:
+    """Run a daemon; return it, and the error with which it ended."""
+    daemon = Daemon(feeds, **options)
+    try:
+        await daemon.run(until_stdin_closes)
+    except PenstockError as error:
+        return daemon, error
+    return daemon, None
