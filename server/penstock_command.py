@@ -77,7 +77,7 @@ def bench(
     """  # noqa: D301 (click wants a real \b)
     from penstock._bench import measure
     from penstock._bench_report import lines
-    from penstock._bench_verdict import judged
+    from penstock_proto.verdict import judged
     from penstock_server import control
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:
@@ -124,8 +124,8 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
       penstock top tcp://loader:5555
       penstock top tcp://loader:5555 --once
     """  # noqa: D301
-    from penstock._top_screen import as_json as figures
     from penstock._top_screen import show, watch
+    from penstock_proto.history import as_json as figures
     from penstock_server import control
 
     def status() -> dict[str, object]:
