@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,7 +215,7 @@ def _rounded(shares: WorkerShares | None) -> dict[str, float] | None:
     return None if shares is None else {name: round(getattr(shares, name), 4) for name in STATES}
 
 
-def has_nothing_to_take(stream: dict[str, Any]) -> bool:
+def has_nothing_to_take(stream: Mapping[str, Any]) -> bool:
     """Whether the consumer of a stream of the status waits: it has taken everything that it was sent, or its connection
     takes no more for now."""
     return not _queued(stream) or bool(stream["unsent"])
@@ -230,7 +230,7 @@ def _streams(status: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str
         yield (*same, counts[same]), stream
 
 
-def _queued(stream: dict[str, Any]) -> int:
+def _queued(stream: Mapping[str, Any]) -> int:
     count: int = stream["sent"] - stream["handed"]
     return count
 
