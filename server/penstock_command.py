@@ -22,7 +22,7 @@ from penstock_server.command_group import complete_files
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock._bench_figures import Figures
+    from penstock_proto.figures import Figures
     from penstock_server.checking.connection import Read
     from penstock_server.peeking.show import SeenFeed
     from penstock_server.profiling.profile import Profile
@@ -121,7 +121,7 @@ def bench(
     """  # noqa: D301 (click wants a real \b)
     from penstock._bench import measure
     from penstock._bench_report import lines
-    from penstock._bench_verdict import judged
+    from penstock_proto.verdict import judged
     from penstock_server import control
     from penstock_server.terminal import bar
 
@@ -184,9 +184,9 @@ class _Profiler:
 
 
 def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> None:
-    from penstock._bench_figures import number
     from penstock._bench_report import parts, rows
-    from penstock._bench_verdict import judged
+    from penstock_proto.figures import number
+    from penstock_proto.verdict import judged
     from penstock_server.profiling.bench_page import Measured, bench_page
     from penstock_server.profiling.show import write
 
@@ -284,8 +284,8 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
       penstock top tcp://loader:5555
       penstock top tcp://loader:5555 --once
     """  # noqa: D301
-    from penstock._top_screen import as_json as figures
     from penstock._top_screen import show, watch
+    from penstock_proto.history import as_json as figures
     from penstock_server import control
 
     def status() -> dict[str, object]:

@@ -239,7 +239,7 @@ assert not {"aiohttp", "prometheus_client"} & {*sys.modules}
 sys.modules["aiohttp"] = None
 from penstock_server import http
 try:
-    http.service("127.0.0.1", 0, str)
+    http.server("127.0.0.1", 0, None)
 except Exception as error:
     print(type(error).__name__, error)
 """

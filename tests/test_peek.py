@@ -29,7 +29,8 @@ from conftest import Daemon, Serve
 
 import penstock
 from penstock_command import main
-from penstock_server.peeking.contact_sheet import contact_sheet, write_png
+from penstock_server.peeking.contact_sheet import contact_sheet
+from penstock_server.peeking.contact_sheet import png as png_file
 from penstock_server.peeking.histogram import bars
 from penstock_server.peeking.leaf_report import leaf_lines, leaves_json
 from penstock_server.peeking.proposal import MODULE
@@ -536,7 +537,7 @@ def test_the_range_of_a_leaf_decides_how_bright_it_is(
     if image.max() == 16:
         summary.add({"x": rng.integers(0, 17, image.shape, dtype=np.uint8)})
     picture, _ = contact_sheet([summary.leaves["x"].tiles])
-    write_png(tmp_path / "sheet.png", picture)
+    (tmp_path / "sheet.png").write_bytes(png_file(picture))
     assert pixels_of(tmp_path / "sheet.png")[8 + pixel[0], 8 + pixel[1], 0] == shown
 
 

@@ -1,6 +1,7 @@
 """Measures a feed for `penstock bench`: reads it for a while as a trainer does, and collects figures.
 
-`_bench_verdict.py` interprets them. The daemon's status tells how workers spend their time; the caller fetches it.
+`penstock_proto/verdict.py` interprets them. The daemon's status tells how workers spend their time; the caller fetches
+it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from penstock_proto import EndOfStream
+from penstock_proto.figures import Figures, joined, lanes_of, worker_shares
 from penstock_proto.spec import leaf_list
 
-from ._bench_figures import Figures, WorkerShares, joined
 from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
 from ._ragged import Ragged
@@ -255,24 +256,3 @@ def _copied(batch: Any) -> Any:
     if hasattr(batch, "row_splits"):  # of a ragged leaf, in NumPy or TensorFlow
         return Ragged(np.array(batch.values), np.array(batch.row_splits))
     return np.array(batch)
-
-
-def worker_shares(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
-    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
-    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
-    for worker in after["workers"]:
-        now, then = worker["spent"], spent.get(worker["pid"])
-        if now and then and now["seconds"] > then["seconds"]:
-            share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
-            idle = min(1.0, max(0.0, share["idle_seconds"]))
-            user = min(1 - idle, max(0.0, share["user_seconds"]))
-            lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
-            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
-
-
-def lanes_of(feed: dict[str, Any]) -> int | None:
-    """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
-    if feed["indexable"]:
-        return None
-    lanes: int = feed["lanes"]
-    return min(lanes, feed["splits"] or lanes)

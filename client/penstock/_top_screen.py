@@ -1,9 +1,8 @@
-"""The screen of `penstock top`, drawn with Rich. `_top.py` has the figures."""
+"""The screen of `penstock top`, drawn with Rich. `penstock_proto/history.py` has the figures."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_proto import PenstockError
-
-from ._bench_figures import WorkerShares, count, number, percent
-from ._top import FEWEST_LOOKS, ConsumerState, History
+from penstock_proto.figures import WorkerShares, count, number, percent
+from penstock_proto.history import FEWEST_LOOKS, ConsumerState, History
 
 _STATES = (("generating", "green"), ("collating", "yellow"), ("cpu_wait", "red"), ("idle", "bright_black"))
 _BAR = 16
@@ -76,26 +74,6 @@ def screen(history: History, unicode: bool = True) -> RenderableType:
         if consumer.verdict:
             parts += ["", Text.assemble((f"{_name(consumer)}: ", "bold"), consumer.verdict)]
     return Group(*parts)
-
-
-def as_json(history: History) -> dict[str, Any]:
-    """Return the figures of the screen as JSON types."""
-    status = history.latest
-    return {
-        "endpoint": status["endpoint"],
-        "seconds": round(history.seconds, 3),
-        "feeds": [dataclasses.asdict(feed) for feed in history.feeds()],
-        "workers": [
-            {"number": worker["number"], "restarts": worker["restarts"], "shares": _shares(history, worker["number"])}
-            for worker in status["workers"]
-        ],
-        "consumers": [dataclasses.asdict(consumer) for consumer in history.consumers()],
-    }
-
-
-def _shares(history: History, number: int) -> dict[str, float] | None:
-    shares = history.workers().get(number)
-    return None if shares is None else {name: round(getattr(shares, name), 4) for name, _ in _STATES}
 
 
 def _head(status: dict[str, Any]) -> Text:

@@ -102,7 +102,7 @@ def main() -> None:
     default=None,
     metavar="[HOST:]PORT",
     show_default="none",
-    help="Serve metrics for Prometheus, health checks and the status here; port 0 picks one.",
+    help="Serve a live web page, metrics for Prometheus, health checks and the status here; port 0 picks one.",
 )
 @click.option(
     "--log-level",

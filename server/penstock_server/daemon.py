@@ -1,8 +1,8 @@
 """The loader daemon: one process that serves feeds until it is stopped. This file starts, drains and ends it.
 
-Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, and copy slots.) Events
-from workers (from_workers.py) and consumers (sessions.py) go to the coordinator. Its commands are carried out in order
-(dispatch.py).
+Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, copy slots, and work
+out what takes long for the HTTP server.) Events from workers (from_workers.py) and consumers (sessions.py) go to the
+coordinator. Its commands are carried out in order (dispatch.py).
 
 Nothing that a peer does ends the daemon. A failure costs only what it is about:
 
@@ -48,6 +48,7 @@ from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
+from .http.watched import Watched
 from .rate_limited_log import RateLimitedLog
 from .reloading.reloader import Reloader
 from .scaling import Scaling
@@ -107,7 +108,6 @@ class Daemon:
         self.endpoint = ""
         self._environment = environment
         self._each_second = each_second
-        self._http = None if http is None else http_server.service(*http, lambda: self._status_text.get())
         self._feeds = feeds
         self._advertise = advertise
         self._bind = bind
@@ -128,6 +128,7 @@ class Daemon:
         self._group_file: GroupFile | None = None
         self._log = RateLimitedLog(log)
         self._status_text = status.Text(self.status)
+        self._http = None if http is None else http_server.server(*http, self._watched())
 
     async def run(self, until_stdin_closes: bool = False) -> None:
         """Serve until SIGTERM, SIGINT, a stop request, or (if asked for) the end of standard input.
@@ -152,9 +153,9 @@ class Daemon:
             self._listener = Listener(
                 self._datagram, self._peer_ended, descriptors.for_local(descriptors.limit(), self._workers)
             )
+            self._connect()
             if self._http is not None:
                 log.info("HTTP server: %s", await self._http.start())
-            self._connect()
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
             loop.add_signal_handler(signal.SIGTTIN, self._scaling.scale_by, 1)
@@ -334,6 +335,26 @@ class Daemon:
             self.renew()  # before the epoch begins
         self._dispatch.tell(event)
 
+    def _watched(self) -> Watched:
+        """What the HTTP server may look at. Most of it is made by `_connect`, before that server starts."""
+        coordinator = self._coordinator
+
+        def feed_of(run: int) -> str:
+            stream = coordinator.streams.get(run // m.IDS_PER_STREAM)
+            return "" if stream is None or len(self._feeds) == 1 else stream.feed.name
+
+        return Watched(
+            status=self.status,
+            status_text=self._status_text.get,
+            streams=lambda: status.streams(self._sessions.table, coordinator, self._router.unsent),
+            seconds=lambda: time.monotonic() - self._started,
+            feeds=coordinator.feeds,
+            workers=lambda: self._supervisor.workers.values(),
+            feed_of=feed_of,
+            look_at_slabs=lambda look: self._sessions.look_at_slabs(look),
+            bugs=self._bugs,
+        )
+
     def _frame(self, routing_id: bytes, data: bytes) -> None:
         self._sessions.frame(routing_id, data)
 
@@ -361,6 +382,8 @@ class Daemon:
             self._look_at_the_group_file,
             lambda _: self._each_second(self),
         ]
+        if self._http is not None:
+            parts.append(self._http.another_second)
         return Clock(parts, self._bugs, lambda error: self._broken_by("the clock stopped", error))
 
     def _say_what_is_not_ready(self, seconds: int) -> None:

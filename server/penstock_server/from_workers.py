@@ -131,7 +131,9 @@ class FromWorkers:
         segments = self._coordinator.feeds[said.feed].plan.segment is not None
         split = said.split if segments else f"split {said.split}"
         log.warning(
-            "feed %s: the rest of %s is left out after %d samples: %s", said.feed, split, said.samples, said.why
+            "feed %s: the rest of %s is left out after %d samples: %s",
+            *(said.feed, split, said.samples, said.why),
+            extra={"traceback": said.traceback},
         )
         if said.traceback:
             log.info("%s", said.traceback)

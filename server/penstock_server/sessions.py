@@ -258,6 +258,10 @@ class Sessions:
         if session is not None:
             self._out.slab(session, slab, memfd)
 
+    def look_at_slabs(self, look: Callable[[str, SendSlab, Memfd], None] | None) -> None:
+        """Call `look` for each slab before it is sent, as `ToConsumers.look`; None: no longer."""
+        self._out.look = look
+
     def send(self, consumer: int, message: m.Message) -> None:
         """Send a message to a consumer."""
         session = self.table.by_consumer.get(consumer)

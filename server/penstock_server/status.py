@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from penstock_proto import PenstockError
 from penstock_proto.messages import VERSION
@@ -152,18 +153,22 @@ def of_streams(
 
     `unsent` tells whether bytes wait until a connection over TCP takes them.
     """
+    found = list(streams(sessions, coordinator, unsent))
+    more = sum(session.consumer in coordinator.consumers for session in sessions) - len(found)
+    return {"streams": found, "more_streams": more}
+
+
+def streams(
+    sessions: Iterable[Session], coordinator: Coordinator, unsent: Callable[[bytes], bool]
+) -> Iterator[dict[str, object]]:
+    """Describe the first `_MOST_STREAMS` consumers that read a stream. For the arguments, see `of_streams`."""
     consumers = coordinator.consumers
-    reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
-    return {
-        "streams": [
-            {
-                **_stream(session, consumer, coordinator.stream_read_by(consumer)),
-                "unsent": session.peer is None and unsent(session.routing_id),
-            }
-            for session, consumer in reading[:_MOST_STREAMS]
-        ],
-        "more_streams": max(0, len(reading) - _MOST_STREAMS),
-    }
+    reading = ((session, consumers[session.consumer]) for session in sessions if session.consumer in consumers)
+    for session, consumer in itertools.islice(reading, _MOST_STREAMS):
+        yield {
+            **_stream(session, consumer, coordinator.stream_read_by(consumer)),
+            "unsent": session.peer is None and unsent(session.routing_id),
+        }
 
 
 def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, object]:

@@ -27,7 +27,12 @@ class ToConsumers:
         coordinator: what decides; to look at.
         tell: tells the coordinator of an event.
         router: consumers over ZeroMQ.
+
+    Attributes:
+        look: called with the feed, a slab that is about to be sent, and its memory; or None. It must not raise.
     """
+
+    look: Callable[[str, SendSlab, Memfd], None] | None = None
 
     def __init__(self, coordinator: Coordinator, tell: Callable[[on.Event], None], router: Router) -> None:
         self._coordinator = coordinator
@@ -36,6 +41,8 @@ class ToConsumers:
 
     def slab(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
         """Send one slab."""
+        if self.look is not None:
+            self.look(session.feed, slab, memfd)
         local = session.peer is not None
         message = wire.slab(slab, memfd.number if local else 0)
         if session.peer is not None and not session.muted:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import activity, stacks
-from ..activity import Activity
+from ..activity import Activity, Spent
 from .peer import Peer
 from .process import Process
 
@@ -104,8 +104,7 @@ class WorkerHandle:
     @property
     def spent(self) -> dict[str, float] | None:
         """For status: where the process's time went since it was ready, and how long it had a CPU or waited for one."""
-        page, pid = self._page, self.pid
-        spent = None if page is None else activity.spent(page)
+        spent, pid = self.time_spent(), self.pid
         if spent is None or pid is None:
             return None
         had, wanted = _cpu_seconds(pid)
@@ -115,6 +114,10 @@ class WorkerHandle:
     def stacks(self) -> tuple[int, int] | None:
         """The id of the process and the fd of its stacks file, if it is ready."""
         return None if self.pid is None or not self.ready else (self.pid, self._stacks)
+
+    def time_spent(self) -> Spent | None:
+        """Read where the process's time went, from its activity page."""
+        return None if self._page is None else activity.spent(self._page)
 
     def look(self) -> Activity | None:
         """Read the process's activity page."""

@@ -1,20 +1,21 @@
-"""The daemon's HTTP server (`penstock serve --http`): metrics for Prometheus, health checks, and the status as JSON.
+"""The daemon's HTTP server (`penstock serve --http`): a live page, metrics for Prometheus, health checks, and the
+status as JSON.
 
 It only reads. Its packages are imported only if it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock_proto import StartError
 
 if TYPE_CHECKING:
     from .service import HttpService
+    from .watched import Watched
 
 
-def service(host: str, port: int, status: Callable[[], str]) -> HttpService:
+def server(host: str, port: int, watched: Watched) -> HttpService:
     """Return an HTTP server that is not started yet. For the arguments, see `HttpService`.
 
     Raises:
@@ -24,4 +25,4 @@ def service(host: str, port: int, status: Callable[[], str]) -> HttpService:
         from .service import HttpService
     except ImportError as error:
         raise StartError(f"--http needs further packages ({error}): pip install 'penstock[http]'") from None
-    return HttpService(host, port, status)
+    return HttpService(host, port, watched)

@@ -1,8 +1,8 @@
 """Answers HTTP requests on the daemon's event loop.
 
-It only reads, and answers with figures that the daemon has anyway. It has a limit of connections, so that whoever
-connects here takes no file descriptors from consumers. A page of another site must not read from a browser on this host
-what only this host may see, so a server on a loopback address answers only requests that name one.
+It only reads. Without an open page it answers with figures that the daemon has anyway. It has a limit of connections,
+so that whoever connects here takes no file descriptors from consumers. A page of another site must not read from a
+browser on this host what only this host may see, so a server on a loopback address answers only requests that name one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from aiohttp import web
 from penstock_proto import StartError
 
 from . import metrics
+from .files import HEADERS, File, files
+from .live import Live
 from .memory import pss_of
+from .previews import Previews
+from .watched import Watched
 
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
 """Further ones are closed at once."""
 
-_PATHS = "Penstock's HTTP server. See /metrics, /healthz, /readyz, /api/status\n"
+MOST_ANSWERS = 40
+"""Answers to pages a second: 30 pages that show everything. Further questions are refused."""
 
 
 class HttpService:
@@ -36,13 +41,18 @@ class HttpService:
     Args:
         host: name or address to listen on.
         port: 0 picks one.
-        status: returns the daemon's status as JSON text. It is called for each request.
+        watched: what it may look at in the daemon.
     """
 
-    def __init__(self, host: str, port: int, status: Callable[[], str]) -> None:
+    def __init__(self, host: str, port: int, watched: Watched) -> None:
         self._host = host
         self._port = port
-        self._status = status
+        self._watched = watched
+        self._live = Live(watched)
+        self._previews = Previews(watched)
+        self._files = files()
+        self._answers = 0
+        """How many were given to pages in this second."""
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
 
@@ -55,7 +65,10 @@ class HttpService:
         app = web.Application(middlewares=[self._check])
         app.add_routes(
             [
-                web.get("/", _index),
+                web.get("/", self._page),
+                web.get("/static/{path:.+}", self._file),
+                web.get("/api/live", self._news),
+                web.get("/api/preview", self._preview),
                 web.get("/metrics", self._metrics),
                 web.get("/healthz", _alive),
                 web.get("/readyz", self._ready),
@@ -74,22 +87,32 @@ class HttpService:
                 f"--http: cannot listen on {self._host}:{self._port} ({error}): use an address of this host and a free "
                 "port; port 0 picks one"
             ) from None
+        self._live.start()
         host, port = self._server.sockets[0].getsockname()[:2]
         self._loopback = ipaddress.ip_address(host).is_loopback
         if not self._loopback:
             log.warning(
                 "the HTTP server listens on %s: anyone who reaches it can read the names of feeds and splits, the "
-                "addresses of consumers, and the errors of user code. Use it only in a trusted network",
+                "addresses of consumers, the errors of user code, and samples of the data. Use it only in a trusted "
+                "network",
                 host,
             )
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def stop(self) -> None:
         """Close all connections."""
+        self._previews.stop()
+        await self._live.stop()
         if self._server is not None:
             self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    def another_second(self, _: int) -> None:
+        """Note what is noted at all times. The daemon's clock calls this once a second."""
+        self._answers = 0
+        self._live.another_second()
+        self._previews.forget_old()
 
     def _protocol(self) -> asyncio.Protocol:
         assert self._runner is not None
@@ -101,12 +124,39 @@ class HttpService:
     async def _check(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if self._loopback and not _is_local(request.host):
-            raise web.HTTPForbidden(text=f"the server is for this host alone, and was asked for as {request.host!r}\n")
-        response = await handler(request)
-        response.headers["Cache-Control"] = "no-store"
-        response.headers["X-Content-Type-Options"] = "nosniff"
+        try:
+            if self._loopback and not _is_local(request.host):
+                said = f"the server is for this host alone, and was asked for as {request.host!r}\n"
+                raise web.HTTPForbidden(text=said)
+            response = await handler(request)
+        except web.HTTPException as error:
+            error.headers.update(HEADERS)
+            raise
+        response.headers.update(HEADERS)
         return response
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return _answer(self._files["page.html"])
+
+    async def _file(self, request: web.Request) -> web.Response:
+        file = self._files.get(request.match_info["path"])
+        if file is None:
+            raise web.HTTPNotFound(text="no such file\n")
+        return _answer(file)
+
+    async def _news(self, request: web.Request) -> web.Response:
+        self._count_answer()
+        names = ("seconds", "minutes", "looks", "changes")
+        seconds, minutes, looks, changes = (_number(request, name) for name in names)
+        text = self._live.ask(seconds=seconds, minutes=minutes, looks=looks, changes=changes)
+        return web.json_response(text=text)
+
+    async def _preview(self, request: web.Request) -> web.Response:
+        self._count_answer()
+        feed = request.query.get("feed", "")
+        if feed not in self._watched.feeds:
+            raise web.HTTPNotFound(text="there is no such feed, or it is still being started\n")
+        return web.json_response(text=self._previews.ask(feed, _number(request, "number")))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         status = self._read()
@@ -124,11 +174,16 @@ class HttpService:
             return web.Response(status=503, text="\n".join(failing or ["the feeds are being started"]) + "\n")
         return web.Response(text="ready\n")
 
+    def _count_answer(self) -> None:
+        self._answers += 1
+        if self._answers > MOST_ANSWERS:
+            raise web.HTTPTooManyRequests(text="too many pages ask: close some\n")
+
     async def _state(self, request: web.Request) -> web.Response:
-        return web.json_response(text=self._status())
+        return web.json_response(text=self._watched.status_text())
 
     def _read(self) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(self._status())
+        status: dict[str, Any] = json.loads(self._watched.status_text())
         return status
 
 
@@ -151,8 +206,14 @@ def _is_local(host: str) -> bool:
         return False
 
 
-async def _index(request: web.Request) -> web.Response:
-    return web.Response(text=_PATHS)
+def _answer(file: File) -> web.Response:
+    return web.Response(body=file.data, headers={"Content-Type": file.content_type})
+
+
+def _number(request: web.Request, name: str) -> int:
+    """The number of this name in the query; 0 if there is none."""
+    text = request.query.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
 async def _alive(request: web.Request) -> web.Response:

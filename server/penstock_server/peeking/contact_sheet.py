@@ -1,4 +1,4 @@
-"""A contact sheet: the images of some samples on one picture, written as a PNG file.
+"""A contact sheet: the images of some samples on one picture, as a PNG file.
 
 Each sample is a group of tiles, one for each leaf that is an image, so that a mask stands beside its image. PNG needs
 only zlib, which Python has. Pillow would do it too, but it is no dependency of the server.
@@ -11,7 +11,6 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +38,9 @@ def contact_sheet(leaves: Sequence[Sequence[Tile | None]]) -> tuple[Picture, int
     Args:
         leaves: for each leaf that is an image the tiles of the same samples.
     """
-    painted = [_magnified(_painted(tiles)) for tiles in leaves]
-    count = min(len(tiles) for tiles in painted)
-    sizes = [tuple(max(one.shape[axis] for one in tiles) for axis in (0, 1)) for tiles in painted]
+    pictures = [_magnified(painted(tiles)) for tiles in leaves]
+    count = min(len(tiles) for tiles in pictures)
+    sizes = [tuple(max(one.shape[axis] for one in tiles) for axis in (0, 1)) for tiles in pictures]
     height = max(size[0] for size in sizes)
     width = sum(size[1] for size in sizes) + _GAP * (len(sizes) - 1)
     most = max(1, (_WIDEST - _GROUP_GAP) // (width + _GROUP_GAP))
@@ -55,7 +54,7 @@ def contact_sheet(leaves: Sequence[Sequence[Tile | None]]) -> tuple[Picture, int
     for number in range(count):
         top = _GROUP_GAP + number // columns * (height + _GROUP_GAP)
         left = _GROUP_GAP + number % columns * (width + _GROUP_GAP)
-        for tiles, size in zip(painted, sizes, strict=True):
+        for tiles, size in zip(pictures, sizes, strict=True):
             one = tiles[number]
             sheet[top : top + one.shape[0], left : left + one.shape[1]] = one
             left += size[1] + _GAP
@@ -73,27 +72,24 @@ def are_classes(tiles: Sequence[Tile | None]) -> bool:
     return equal >= _CALM * sum(tile[:, 1:].size for tile in found)
 
 
-def write_png(path: Path, picture: Picture) -> None:
-    """Write a picture as a PNG file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+def png(picture: Picture, level: int = 6) -> bytes:
+    """Return a picture as a PNG file. `level`: of zlib's compression."""
     height, width, _ = picture.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), picture.reshape(height, -1)], axis=1)  # 0: no filter
     parts = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits a channel, RGB
-        (b"IDAT", zlib.compress(lines.tobytes(), 6)),
+        (b"IDAT", zlib.compress(lines.tobytes(), level)),
         (b"IEND", b""),
     )
     chunks = [
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     ]
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def _painted(tiles: Sequence[Tile | None]) -> list[Picture]:
-    """Return tiles in colours of the screen. The range of all of them decides how bright each is."""
+def painted(tiles: Sequence[Tile | None]) -> list[Picture]:
+    """Return tiles in colours of the screen. The range of all of them decides how bright each is, and whether they are
+    the classes of a mask."""
     if are_classes(tiles):
         palette = _palette()
         return [_blank() if tile is None else palette[tile.astype(np.int64) % 256] for tile in tiles]

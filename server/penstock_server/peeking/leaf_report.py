@@ -24,7 +24,7 @@ def leaf_lines(summary: Summary, notes: dict[str, str], *, blocks: bool) -> Iter
     """Yield what there is to say about each leaf, and the note on it, by path."""
     for path, leaf in summary.leaves.items():
         yield ""
-        yield from wrapped(f"{plain(path)}: {_kind(leaf)}", "")
+        yield from wrapped(f"{plain(path)}: {kind_of(leaf)}", "")
         for line in _about(leaf):
             yield from wrapped(line, "  ")
         if note := notes.get(path):
@@ -67,7 +67,8 @@ def is_image(leaf: LeafSummary) -> bool:
     return any(tile is not None for tile in tiles) and (not may_be_mask_only(leaf.dtype) or are_classes(tiles))
 
 
-def _kind(leaf: LeafSummary) -> str:
+def kind_of(leaf: LeafSummary) -> str:
+    """Return what a leaf is, such as "uint8[28, 28], an image"."""
     if leaf.low is None or leaf.high is None:
         shape = "[shapes of several dimensions]"
     else:
@@ -84,7 +85,7 @@ def _kind(leaf: LeafSummary) -> str:
 
 def _about(leaf: LeafSummary) -> Iterator[str]:
     if leaf.numbers is not None and not (leaf.values and len(leaf.values) == 1):
-        yield _range(leaf.numbers, leaf.dtype)
+        yield range_of(leaf.numbers, leaf.dtype)
     pictures = [array for array in leaf.pictures if array is not None]
     if pictures:
         shown = ", ".join(array for array, _ in leaf.pictures.most_common(3) if array is not None)
@@ -102,7 +103,8 @@ def _about(leaf: LeafSummary) -> Iterator[str]:
         yield f"such as {', '.join(_examples(leaf))}"
 
 
-def _range(numbers: Numbers, dtype: str) -> str:
+def range_of(numbers: Numbers, dtype: str) -> str:
+    """Return the range of numbers of this dtype in words, and what is strange about them."""
     if not numbers.count:
         return "always empty"
     strange = [

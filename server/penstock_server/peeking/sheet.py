@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock_proto import StartError
 
-from .contact_sheet import contact_sheet, write_png
+from .contact_sheet import contact_sheet, png
 from .leaf_report import is_image
 from .summary import Summary
 
@@ -25,7 +25,7 @@ def write_sheet(path: Path, summary: Summary) -> str:
         )
     picture, columns = contact_sheet(list(found.values()))
     try:
-        write_png(path, picture)
+        path.write_bytes(png(picture))
     except OSError as error:
         raise StartError(f"cannot write {path}: {error.strerror or error}") from None
     count = min(len(tiles) for tiles in found.values())

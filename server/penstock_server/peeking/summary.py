@@ -109,7 +109,7 @@ class LeafSummary:
             self._count_length(len(array))
         elif array.dtype.kind != "c":
             self._count_value(array.item())
-        self._examples.offer(lambda: _shown_numbers(array))
+        self._examples.offer(lambda: shown_numbers(array))
         self._tiles.offer(lambda: tile(images.channels_last(array)) if images.is_pixels(array) else None)
 
     def _add_shape(self, shape: tuple[int, ...], first: bool) -> None:
@@ -125,13 +125,13 @@ class LeafSummary:
     def _add_text(self, text: npt.NDArray[Any]) -> None:
         if text.ndim:
             for item in text.reshape(-1)[:_EXAMPLES]:
-                self._examples.offer(lambda item=item: _shown_text(item))  # type: ignore[misc]
+                self._examples.offer(lambda item=item: shown_text(item))  # type: ignore[misc]
             for item in text.reshape(-1):
                 self._count_length(len(item))
             return
         data = text.item()
         self._count_length(len(data))
-        self._examples.offer(lambda: _shown_text(data))
+        self._examples.offer(lambda: shown_text(data))
         if name := images.encoding(data):
             self.values = None
             self.encoded[name] += 1
@@ -208,7 +208,8 @@ def _decoded_tile(data: bytes) -> Tile | None:
     return None if pixels is None or not images.is_pixels(pixels) else tile(images.channels_last(pixels))
 
 
-def _shown_numbers(array: npt.NDArray[Any]) -> str:
+def shown_numbers(array: npt.NDArray[Any]) -> str:
+    """Show an array of numbers by its first values."""
     if not array.ndim:
         return _shown_number(array.item())
     first = array.reshape(-1)[:8] if array.flags.c_contiguous else np.array(array[tuple([0] * (array.ndim - 1))][:8])
@@ -220,7 +221,7 @@ def _shown_number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _shown_text(data: bytes) -> str:
+def shown_text(data: bytes) -> str:
     """Show bytes as text on one line; those that are no text by their number and their beginning."""
     try:
         text = data[:_SHOWN].decode("utf-8", "strict" if len(data) <= _SHOWN else "ignore")

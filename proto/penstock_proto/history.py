@@ -1,4 +1,5 @@
-"""The figures of `penstock top`: rates, worker states and verdicts, from a series of a daemon's statuses. No I/O.
+"""The figures of `penstock top` and of the web page: rates, worker states and verdicts, from a series of a daemon's
+statuses. No I/O.
 
 The daemon sees when a consumer has nothing to take: everything that it was sent is handed over, or its connection takes
 no more for now. So the share of such looks stands for the share of its time that a consumer waits, and the verdict is
@@ -7,15 +8,15 @@ that of `penstock bench`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._bench import lanes_of, worker_shares
-from ._bench_figures import Figures, WorkerShares
-from ._bench_verdict import verdict
+from .figures import Figures, WorkerShares, lanes_of, worker_shares
+from .verdict import verdict
 
 WINDOW = 10.0
 """Seconds that the figures are averaged over."""
@@ -25,6 +26,10 @@ HISTORY = 60
 
 FEWEST_LOOKS = 4
 """Fewest looks at a reading consumer before there is a verdict on it."""
+
+
+STATES = ("generating", "collating", "cpu_wait", "idle")
+"""The shares of a worker's time, by their names in `WorkerShares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class History:
         for status in self._kept:
             for key, stream in _streams(status):
                 if stream["reading"]:
-                    looks.setdefault(key, []).append(not _queued(stream) or stream["unsent"])
+                    looks.setdefault(key, []).append(has_nothing_to_take(stream))
         found = []
         for key, stream in _streams(self.latest):
             seen = looks.get(key, [])
@@ -187,6 +192,35 @@ class History:
         return text
 
 
+def as_json(history: History) -> dict[str, Any]:
+    """Return the figures as JSON types."""
+    shares = history.workers()
+    return {
+        "endpoint": history.latest["endpoint"],
+        "seconds": round(history.seconds, 3),
+        "feeds": [dataclasses.asdict(feed) for feed in history.feeds()],
+        "workers": [
+            {
+                "number": worker["number"],
+                "restarts": worker["restarts"],
+                "shares": _rounded(shares.get(worker["number"])),
+            }
+            for worker in history.latest["workers"]
+        ],
+        "consumers": [dataclasses.asdict(consumer) for consumer in history.consumers()],
+    }
+
+
+def _rounded(shares: WorkerShares | None) -> dict[str, float] | None:
+    return None if shares is None else {name: round(getattr(shares, name), 4) for name in STATES}
+
+
+def has_nothing_to_take(stream: Mapping[str, Any]) -> bool:
+    """Whether the consumer of a stream of the status waits: it has taken everything that it was sent, or its connection
+    takes no more for now."""
+    return not _queued(stream) or bool(stream["unsent"])
+
+
 def _streams(status: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the streams of a status, with a key that is the same in the next status."""
     counts: dict[tuple[Any, ...], int] = {}
@@ -196,7 +230,7 @@ def _streams(status: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str
         yield (*same, counts[same]), stream
 
 
-def _queued(stream: dict[str, Any]) -> int:
+def _queued(stream: Mapping[str, Any]) -> int:
     count: int = stream["sent"] - stream["handed"]
     return count
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,27 @@ def joined(slices: Sequence[Figures]) -> Figures:
         workers=tuple(map(worker, sorted(lived))),
         slices=(),
     )
+
+
+def worker_shares(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
+    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
+    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
+    for worker in after["workers"]:
+        now, then = worker["spent"], spent.get(worker["pid"])
+        if now and then and now["seconds"] > then["seconds"]:
+            share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
+            idle = min(1.0, max(0.0, share["idle_seconds"]))
+            user = min(1 - idle, max(0.0, share["user_seconds"]))
+            lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
+            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
+
+
+def lanes_of(feed: dict[str, Any]) -> int | None:
+    """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
+    if feed["indexable"]:
+        return None
+    lanes: int = feed["lanes"]
+    return min(lanes, feed["splits"] or lanes)
 
 
 def count(number: int, word: str) -> str:

@@ -1,4 +1,4 @@
-"""The verdict on a measured feed: says in words what limits it. `_bench.py` measures; this module decides, without I/O.
+"""The verdict on a measured feed: says in words what limits it. It decides on figures that others measured; no I/O.
 
 `verdict` interprets one set of figures. `judged` also says whether the verdict holds for other moments of the same
 measurement, by resampling its slices.
@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._bench_figures import Figures, count, joined, number, percent
+from .figures import Figures, count, joined, number, percent
 
 WAITS = 0.1
 """A consumer that waits for less than this share of its time counts as not waiting."""

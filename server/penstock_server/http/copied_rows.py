@@ -1,0 +1,157 @@
+"""Copies the first rows of a batch out of its slot, before it is sent: a consumer may write there later.
+
+The event loop does this, so little is copied: a few whole samples, and more rows only of leaves that are small.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto.columns import TEXT, Column
+from penstock_proto.layout import LeafPlace
+
+from ..coordinator.commands import SendSlab
+from ..coordinator.feeds import ServedFeed
+from ..host.arena import Memfd
+
+MOST_SAMPLES = 12
+"""Samples that are copied with all their leaves."""
+
+MOST_LEAVES = 64
+"""Leaves that are copied, of a sample that has more."""
+
+_MOST_NBYTES = 8 << 20
+"""Bytes of these samples together; but one sample is copied in any case if it is smaller than `_LARGEST`."""
+
+_LARGEST = 32 << 20
+
+_SMALL = 256 << 10
+"""Bytes of a leaf up to which rows of further samples are copied, for its histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows of one leaf.
+
+    Attributes:
+        values: their array; of text and of ragged rows all of them one behind the other.
+        ends: where each ends in `values`, from 0 on; None if each is a row of an array.
+        strings: of text the strings in a row; None: it is no text.
+    """
+
+    values: npt.NDArray[Any]
+    ends: list[int] | None = None
+    strings: int | None = None
+
+    def row(self, number: int, shape: tuple[int | None, ...]) -> Any:
+        """Return a row; of text an array of bytes objects, or one of them if `shape`, that of a row, is empty."""
+        if self.ends is None:
+            return self.values[number]
+        if self.strings is None:
+            return self.values[self.ends[number] : self.ends[number + 1]]
+        found = np.empty(self.strings, object)
+        for place in range(self.strings):
+            at = number * self.strings + place
+            found[place] = self.values[self.ends[at] : self.ends[at + 1]].tobytes()
+        if not shape:
+            return found[0]
+        return found if None in shape else found.reshape([dim or 0 for dim in shape])
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedBatch:
+    """The first rows of a batch.
+
+    Attributes:
+        epoch, lane, index: the batch: its number in the lane of the epoch.
+        rows: that the batch has; 1 if its leaves have no rows in common, and it counts as one sample.
+        samples: rows that were copied of all leaves.
+        nbytes: of the whole batch.
+        leaves: the first `MOST_LEAVES` in the order of the spec; None if a row of it is too large to be shown.
+        one: whether the batch counts as one sample.
+    """
+
+    epoch: int
+    lane: int
+    index: int
+    rows: int
+    samples: int
+    nbytes: int
+    leaves: list[CopiedRows | None]
+    one: bool
+
+
+def copy_batch(feed: ServedFeed, slab: SendSlab, memfd: Memfd) -> CopiedBatch:
+    """Copy rows of the first batch of a slab.
+
+    Raises:
+        OSError: the memory cannot be read.
+        ValueError: what lies there does not fit the feed.
+    """
+    layout = feed.layout(slab.shapes)
+    places = iter(layout.places)
+    stored = [
+        _Stored(column, next(places), next(places) if column.arrays == 2 else None) for column in feed.columns.columns
+    ]
+    rows, one = slab.rows // slab.batches, False
+    if feed.plan.batch_size is None:
+        counts = {leaf.ready_rows() for leaf in stored}
+        one = len(counts) != 1 or None in counts
+        rows = 1 if one else counts.pop() or 0
+    shown = stored[:MOST_LEAVES]
+    nbytes = [leaf.row_nbytes(rows) for leaf in shown]
+    samples = min(rows, MOST_SAMPLES, max(1, _MOST_NBYTES // max(1, sum(each for each in nbytes if each <= _LARGEST))))
+    leaves = [
+        leaf.rows(memfd.fd, slab.first, rows, min(rows, max(samples, _SMALL // max(1, each))), one=one)
+        if each <= _LARGEST
+        else None
+        for leaf, each in zip(shown, nbytes, strict=True)
+    ]
+    return CopiedBatch(slab.epoch, slab.lane, slab.index, rows, samples, slab.nbytes // slab.batches, leaves, one)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A leaf as it lies in a slot: its values, and where each row or string ends in them."""
+
+    column: Column
+    values: LeafPlace
+    ends: LeafPlace | None
+
+    def ready_rows(self) -> int | None:
+        """How many rows it has in a batch that user code has made; None if it has no dimension."""
+        if self.ends is None:
+            return self.values.shape[0] if self.values.shape else None
+        shape = self.column.leaf.shape
+        if not shape or shape[0] is not None:
+            return shape[0] if shape else None
+        return (self.ends.shape[0] - 1) // max(1, math.prod(dim or 1 for dim in shape[1:]))
+
+    def row_nbytes(self, rows: int) -> int:
+        """Bytes of a row, on average."""
+        return -(-(self.values.nbytes + (self.ends.nbytes if self.ends else 0)) // max(1, rows))
+
+    def rows(self, fd: int, number: int, rows: int, count: int, *, one: bool) -> CopiedRows:
+        """Read `count` of the `rows` rows of batch `number`; with `one` all of it as one row."""
+        shape = self.values.shape
+        if self.ends is None:
+            shape = (1, *shape) if one else (count, *shape[1:])
+            return CopiedRows(_read(fd, self.values, number, math.prod(shape)).reshape(shape))
+        strings = (self.ends.shape[0] - 1) // max(1, rows) if self.column.kind is TEXT else None
+        ends = _read(fd, self.ends, number, count * (1 if strings is None else strings) + 1).tolist()
+        shape = (ends[-1], *(() if strings is not None else shape[1:]))
+        return CopiedRows(_read(fd, self.values, number, math.prod(shape)).reshape(shape), ends, strings)
+
+
+def _read(fd: int, place: LeafPlace, number: int, count: int) -> npt.NDArray[Any]:
+    """Read the first `count` values of an array of batch `number`."""
+    nbytes = count * place.dtype.itemsize
+    if not 0 <= nbytes <= place.nbytes:
+        raise ValueError(f"{count} values of an array of {place.nbytes} bytes")
+    return np.frombuffer(os.pread(fd, nbytes, place.offset + number * place.nbytes), place.dtype)

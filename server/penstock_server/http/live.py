@@ -1,0 +1,145 @@
+"""What the page shows, in one answer a second. While nobody asks for it, only the rates of feeds are noted.
+
+The page asks once a second, and says how much of each history it has. (Events pushed by the server would have to be
+stopped for tabs that nobody sees, to be found again after a loss, and to be ended with the daemon. A question that does
+not come costs nothing.) Whoever asks is answered from the same looks, so ten open pages cost little more than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock_proto.history import History, as_json, has_nothing_to_take
+
+from .memory import pss_of
+from .notices import Notices
+from .rates import FeedLook, Rates
+from .timeline import Timeline
+from .watched import Watched
+
+_IDLE = 5.0
+"""Seconds without a question after which nobody looks."""
+
+_EVERY = 0.2
+"""Seconds between two looks at what workers do."""
+
+_MEMORY_EVERY = 5.0
+"""Seconds between two looks at the memory of the workers, for which the kernel walks over their pages."""
+
+
+class Live:
+    """See the file's head."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._rates = Rates()
+        self._notices = Notices()
+        self._timeline = Timeline(watched.feed_of)
+        self._history = History()
+        self._figures: dict[str, Any] = {}
+        self._memory: dict[int, int] = {}
+        self._memory_at = 0.0
+        self._memory_task: asyncio.Task[None] | None = None
+        self._asked = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with what is noted at all times."""
+        self._notices.begin()
+
+    async def stop(self) -> None:
+        """End."""
+        self._notices.end()
+        for task in (self._task, self._memory_task):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    def another_second(self) -> None:
+        """Look at the rates of all feeds, and at everything else if somebody asks for it."""
+        if self._task is None:
+            self._note_rates(self._watched.streams(), self._watched.seconds())
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        """Look at everything. Rates and verdicts are of the same looks, so that they never contradict each other."""
+        status = self._watched.status()
+        self._note_rates(status["streams"], status["seconds"])
+        self._history.add(status)
+        self._figures = as_json(self._history)
+        if time.monotonic() - self._memory_at > _MEMORY_EVERY and self._memory_task is None:
+            self._memory_at = time.monotonic()
+            pids = [worker.pid for worker in self._watched.workers() if worker.pid is not None]
+            self._memory_task = asyncio.get_running_loop().create_task(self._look_at_memory(pids))
+
+    def _note_rates(self, streams: Iterable[Mapping[str, Any]], seconds: float) -> None:
+        reading: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
+        for stream in streams:
+            if stream["reading"]:
+                reading[stream["feed"]] += 1
+                waiting[stream["feed"]] += has_nothing_to_take(stream)
+        looks = {}
+        for name, feed in self._watched.feeds.items():
+            sent = feed.sent
+            looks[name] = FeedLook(sent.batches, sent.samples, sent.nbytes, reading[name], waiting[name])
+        self._rates.look(seconds, looks)
+
+    def ask(self, *, seconds: int, minutes: int, looks: int, changes: int) -> str:
+        """Return everything that is new, as JSON.
+
+        Args:
+            seconds: how many points of `rates` by the second the page has had.
+            minutes: those by the minute.
+            looks: how many looks of the `timeline`.
+            changes: the `changes` of the `notices` that it has.
+        """
+        self._asked = time.monotonic()
+        if self._task is None:
+            self._look()
+            self._look_at_workers()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._nobody_looks)
+        return json.dumps(
+            {
+                "now": self._watched.seconds(),
+                "status": self._history.latest,
+                "figures": self._figures,
+                "memory": self._memory,
+                "rates": self._rates.since(seconds, minutes),
+                "timeline": self._timeline.since(looks),
+                "notices": self._notices.since(changes),
+            }
+        )
+
+    async def _run(self) -> None:
+        """Look at what workers do, until nobody asks any longer."""
+        while time.monotonic() - self._asked < _IDLE:
+            await asyncio.sleep(_EVERY)
+            self._look_at_workers()
+
+    def _look_at_workers(self) -> None:
+        self._timeline.look(self._watched.seconds(), self._watched.workers())
+
+    async def _look_at_memory(self, pids: list[int]) -> None:
+        try:
+            self._memory = await asyncio.to_thread(pss_of, pids)
+        except Exception as error:
+            self._watched.bugs.note(error)
+        finally:
+            self._memory_task = None
+
+    def _nobody_looks(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        self._timeline.forget()
+        self._history = History()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._watched.bugs.note(error)

@@ -1,0 +1,105 @@
+"""Previews of what is being fed: a batch is copied aside before it is sent, when somebody asks for one.
+
+While nobody asks, slabs pass by with one `if` each. A question makes the next slab of the feed be looked at, and then
+slabs pass by again. So however often somebody asks, a feed is copied from at most once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+
+from ..coordinator.commands import SendSlab
+from ..host.arena import Memfd
+from .copied_rows import CopiedBatch, copy_batch
+from .preview import preview
+from .watched import Watched
+
+AT_MOST_EVERY = 1.0
+"""Seconds between two copies of one feed."""
+
+_KEPT = 30.0
+"""Seconds for which a preview is kept after somebody asked last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The latest preview of a feed: its number, and the answer."""
+
+    number: int
+    text: str
+
+
+class Previews:
+    """See the file's head."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._wanted: set[str] = set()
+        self._taken: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        self._made: dict[str, _Made] = {}
+        self._number = 0
+        self._making: dict[str, asyncio.Task[None]] = {}
+
+    def ask(self, feed: str, number: int) -> str:
+        """Return the latest preview of a feed as JSON, `null` if it is preview `number`, and want a new one.
+
+        Besides what `preview` gives it has a `number`, and at which second of the daemon it was `taken`.
+        """
+        now = time.monotonic()
+        self._asked[feed] = now
+        if feed not in self._making and now - self._taken.get(feed, 0.0) >= AT_MOST_EVERY:
+            self._wanted.add(feed)
+            self._watched.look_at_slabs(self._look)
+        made = self._made.get(feed)
+        return "null" if made is None or made.number == number else made.text
+
+    def forget_old(self) -> None:
+        """Forget what nobody asks for any longer. Called once a second."""
+        now = time.monotonic()
+        for feed in [feed for feed, asked in self._asked.items() if now - asked > _KEPT]:
+            del self._asked[feed]
+            self._made.pop(feed, None)
+            self._want_no_more(feed)
+
+    def stop(self) -> None:
+        """Look at nothing more."""
+        self._wanted.clear()
+        self._watched.look_at_slabs(None)
+        for task in self._making.values():
+            task.cancel()
+
+    def _look(self, feed: str, slab: SendSlab, memfd: Memfd) -> None:
+        """A slab is about to be sent. A failure here must not harm its stream."""
+        if feed not in self._wanted:
+            return
+        self._want_no_more(feed)
+        self._taken[feed] = time.monotonic()
+        try:
+            batch = copy_batch(self._watched.feeds[feed], slab, memfd)
+        except Exception as error:
+            self._watched.bugs.note(error)
+            return
+        task = asyncio.get_running_loop().create_task(self._make(feed, batch, self._watched.seconds()))
+        self._making[feed] = task
+        task.add_done_callback(lambda _: self._making.pop(feed, None))
+
+    def _want_no_more(self, feed: str) -> None:
+        self._wanted.discard(feed)
+        if not self._wanted:
+            self._watched.look_at_slabs(None)
+
+    async def _make(self, feed: str, batch: CopiedBatch, seconds: float) -> None:
+        self._number += 1
+        number = self._number
+
+        def text() -> str:
+            return json.dumps({"number": number, "taken": seconds, **preview(self._watched.feeds[feed], batch)})
+
+        try:
+            self._made[feed] = _Made(number, await asyncio.to_thread(text))
+        except Exception as error:
+            self._watched.bugs.note(error)

@@ -1,0 +1,121 @@
+"""How fast each feed was, and how often its consumers had a batch ready, since the daemon was started. No I/O.
+
+Each second of the last 15 minutes and each minute of the last day is kept, in some 100 KB for each feed. That costs so
+little that it is done whether somebody looks or not: who opens the page sees how it came to this.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock_proto.history import WINDOW
+
+_COLUMNS = ("batches", "samples", "bytes", "ready")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLook:
+    """A feed at one moment.
+
+    Attributes:
+        batches, samples, nbytes: sent so far.
+        reading: consumers that read an epoch now.
+        waiting: those of them that have nothing to take.
+    """
+
+    batches: int
+    samples: int
+    nbytes: int
+    reading: int
+    waiting: int
+
+
+Looks: TypeAlias = Mapping[str, FeedLook]
+"""All feeds, by their names."""
+
+
+class Rates:
+    """See the file's head. `look` is called at least once a second."""
+
+    def __init__(self) -> None:
+        self._seconds = _Track(1, 900)
+        self._minutes = _Track(60, 1440)
+
+    def look(self, at: float, feeds: Looks) -> None:
+        """Note what the feeds have sent by second `at` of the daemon."""
+        self._seconds.look(at, feeds)
+        self._minutes.look(at, feeds)
+
+    def since(self, seconds: int, minutes: int) -> dict[str, Any]:
+        """Return the points after the first `seconds` and `minutes` ones that were ever made, as JSON types.
+
+        Each of the two has the `count` of points so far, when each point was taken (`at`, in seconds of the daemon),
+        and for each feed batches, samples and bytes a second, and the share of the looks at which consumers had
+        something to take. None: there is no such figure.
+        """
+        return {"seconds": self._seconds.since(seconds), "minutes": self._minutes.since(minutes)}
+
+
+class _Track:
+    """A point each `every` seconds; the last `most` are kept."""
+
+    def __init__(self, every: int, most: int) -> None:
+        self._every = every
+        self._most = most
+        self._count = 0
+        self._times = np.zeros(most)
+        self._rows: dict[str, npt.NDArray[np.float64]] = {}
+        self._looks: dict[str, deque[tuple[float, FeedLook]]] = {}
+        self._before: tuple[float, Looks] | None = None
+
+    def look(self, at: float, feeds: Looks) -> None:
+        for name, feed in feeds.items():
+            if name not in self._rows:
+                self._rows[name] = np.full((self._most, len(_COLUMNS)), np.nan)
+                self._looks[name] = deque()
+            looks = self._looks[name]
+            looks.append((at, feed))
+            while at - looks[0][0] > max(self._every, WINDOW):
+                looks.popleft()
+        if self._before is None:
+            self._before = at, dict(feeds)
+        elif at - self._before[0] > self._every - 0.5:
+            self._add(at, feeds, *self._before)
+            self._before = at, dict(feeds)
+
+    def _add(self, at: float, feeds: Looks, then: float, before: Looks) -> None:
+        place = self._count % self._most
+        self._count += 1
+        self._times[place] = at
+        for name, rows in self._rows.items():
+            rows[place] = np.nan
+            now, earlier = feeds.get(name), before.get(name)
+            if now is not None and earlier is not None:
+                for column, key in enumerate(("batches", "samples", "nbytes")):
+                    rows[place, column] = (getattr(now, key) - getattr(earlier, key)) / (at - then)
+            looks = [look for _, look in self._looks[name]]
+            if reading := sum(look.reading for look in looks):
+                rows[place, 3] = 1 - sum(look.waiting for look in looks) / reading
+
+    def since(self, count: int) -> dict[str, Any]:
+        first = max(0, self._count - self._most, min(count, self._count))
+        places = np.arange(first, self._count) % self._most
+        return {
+            "count": self._count,
+            "at": [round(at, 2) for at in self._times[places].tolist()],
+            "feeds": {
+                name: {key: _short(rows[places, column]) for column, key in enumerate(_COLUMNS)}
+                for name, rows in self._rows.items()
+            },
+        }
+
+
+def _short(values: npt.NDArray[np.float64]) -> list[float | None]:
+    """Numbers of four digits; None for NaN, which JSON does not have."""
+    return [None if value != value else float(f"{value:.4g}") for value in values.tolist()]

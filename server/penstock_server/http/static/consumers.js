@@ -1,0 +1,48 @@
+// The consumers: what they wait for, in words.
+
+import {byId, keyed, make, percent, setText} from "./dom.js";
+
+const MOST = 32;
+
+export function show({status, figures}) {
+  const seen = new Map();
+  const found = figures.consumers.slice(0, MOST).map((consumer) => {
+    const name = [consumer.feed, consumer.client, consumer.transport, consumer.rank].join("\n");
+    seen.set(name, (seen.get(name) ?? 0) + 1);
+    return {...consumer, key: `${name}\n${seen.get(name)}`};
+  });
+  const more = figures.consumers.length - found.length + status.more_streams;
+  const rest = more
+    ? [`and ${more} more`]
+    : found.length
+      ? []
+      : ["Nobody reads. Trainers connect to:", ...status.feeds.map((feed) => feed.url)];
+  const items = [...found, ...rest.map((text) => ({key: `\n${text}`, text}))];
+  keyed(byId("consumer-list"), items, (item) => item.key, create, update);
+}
+
+function create(item) {
+  if (item.text !== undefined) return make("p", "quiet");
+  const bar = make("div", "share", make("i", "waits"));
+  const head = make("div", "row", make("b"), make("span", "quiet"), make("span", "right"), bar);
+  return make("div", "consumer", head, make("p"));
+}
+
+function update(element, item) {
+  if (item.text !== undefined) {
+    setText(element, item.text);
+    return;
+  }
+  const [name, about, waits, bar] = element.firstChild.children;
+  const wait = item.reading ? item.waiting : null;
+  setText(name, item.rank === null ? item.client : `${item.client}, rank ${item.rank}`);
+  const epoch = item.epoch < 0 ? "not begun" : item.reading ? `epoch ${item.epoch}` : `epoch ${item.epoch} is over`;
+  setText(about, `${item.feed}, ${item.transport}, ${epoch}, ${item.queued} queued`);
+  setText(waits, wait === null ? "" : `waits ${percent(wait)}`);
+  element.dataset.state = wait === null ? "" : wait >= 0.5 ? "bad" : wait >= 0.1 ? "fair" : "good";
+  bar.firstChild.style.width = `${100 * (wait ?? 0)}%`;
+  setText(
+    element.lastChild,
+    item.verdict || (item.reading ? "Looking for some seconds before there is a verdict." : "It reads no epoch now."),
+  );
+}

@@ -1,0 +1,29 @@
+// The latest warnings and errors of the log, with tracebacks.
+
+import {byId, clock, count, keyed, make, setText} from "./dom.js";
+
+export function show({notices}) {
+  if (notices.kept === null) return;
+  const items = notices.kept.map((one) => ({...one, key: `${one.level}\n${one.text}\n${one.traceback}`})).reverse();
+  setText(byId("notices-about"), `${items.length} different ones, the latest first`);
+  keyed(byId("notice-list"), items, (item) => item.key, create, update);
+}
+
+function create(item) {
+  const lines = item.text.split("\n");
+  const rest = [lines.slice(1).join("\n"), item.traceback].filter((text) => text.trim()).join("\n\n");
+  const first = [
+    make("time"),
+    make("span", `pill ${item.level.toLowerCase()}`, item.level.toLowerCase()),
+    make("span", "text", lines[0]),
+    make("span", "times"),
+  ];
+  if (!rest) return make("div", "notice", ...first);
+  return make("details", "notice", make("summary", "", ...first), make("pre", "", rest));
+}
+
+function update(element, item) {
+  const parts = element.tagName === "DETAILS" ? element.firstChild : element;
+  setText(parts.querySelector("time"), clock(item.at));
+  setText(parts.querySelector(".times"), item.times > 1 ? count(item.times, "time") : "");
+}

@@ -1,0 +1,48 @@
+// The figures of the moment, in large.
+
+import {byId, count, keyed, make, number, percent, setText, size} from "./dom.js";
+import {leastReady} from "./charts.js";
+
+export function show({status, figures, memory}) {
+  const sum = (key) => figures.feeds.reduce((total, feed) => total + feed[key], 0);
+  const ready = leastReady();
+  const running = figures.workers.filter((worker) => worker.shares);
+  const busy = running.reduce((total, worker) => total + 1 - worker.shares.idle, 0);
+  const pss = Object.values(memory).reduce((total, bytes) => total + bytes, 0);
+  const restarts = status.workers.reduce((total, worker) => total + worker.restarts, 0);
+  const reading = figures.consumers.filter((consumer) => consumer.reading).length;
+  const readiness =
+    ready === null
+      ? {value: "-", note: reading ? "too early to tell" : "nobody reads"}
+      : {
+          value: percent(ready.share),
+          note: figures.feeds.length > 1 ? `${ready.name} is the least ready` : "consumers find a batch",
+          state: ready.share <= 0.5 ? "bad" : ready.share <= 0.9 ? "fair" : "good",
+        };
+  const all = [
+    {name: "ready", ...readiness},
+    {name: "batches/s", value: number(sum("batches")), note: `${number(sum("samples"))} samples/s`},
+    {name: "MB/s", value: number(sum("megabytes")), note: `to ${reading} of ${figures.consumers.length} consumers`},
+    {
+      name: "workers busy",
+      value: running.length ? busy.toFixed(1) : "-",
+      note: `of ${running.length}${restarts ? `, ${count(restarts, "restart")}` : ""}`,
+      state: restarts ? "fair" : "",
+    },
+    {name: "batches in memory", value: size(status.memory.arena), note: `of ${size(status.memory.allowed)}`},
+    {name: "workers' memory", value: pss ? size(pss) : "-", note: "shared pages in part"},
+  ];
+  keyed(
+    byId("tiles"),
+    all,
+    (tile) => tile.name,
+    (tile) => {
+      return make("div", "tile", make("span", "name", tile.name), make("strong"), make("span", "quiet"));
+    },
+    (element, tile) => {
+      element.dataset.state = tile.state ?? "";
+      setText(element.children[1], tile.value);
+      setText(element.children[2], tile.note);
+    },
+  );
+}

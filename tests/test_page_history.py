@@ -1,0 +1,179 @@
+"""What the web page shows of the past: rates, the timeline of workers, warnings and errors of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from test_top import status
+
+from penstock_proto import GeneratorError
+from penstock_server.activity import ActivityPage, Spent, read, spent
+from penstock_server.bugs import Bugs
+from penstock_server.coordinator.feeds import Sent
+from penstock_server.http.live import Live
+from penstock_server.http.notices import MOST, Notices
+from penstock_server.http.rates import FeedLook, Rates
+from penstock_server.http.timeline import RUNS, STARTS, Timeline, shares
+from penstock_server.http.watched import Watched
+
+
+def test_rates_are_noted_from_the_start_and_readiness_is_that_of_the_last_looks() -> None:
+    rates = Rates()
+    for second in range(2000):
+        waiting = 1 if second >= 1990 else 0
+        rates.look(second + 0.5, {"feed": FeedLook(3 * second, 30 * second, 300 * second, 2, waiting)})
+    found = rates.since(0, 0)
+    seconds, minutes = found["seconds"], found["minutes"]
+    assert (seconds["count"], len(seconds["at"]), seconds["at"][-1]) == (1999, 900, 1999.5)
+    assert set(seconds["feeds"]["feed"]["batches"]) == {3}
+    assert set(seconds["feeds"]["feed"]["bytes"]) == {300}
+    late = [float(f"{1 - looks / 22:.4g}") for looks in range(11)]  # 11 looks, at two consumers each
+    assert seconds["feeds"]["feed"]["ready"][-11:] == late
+    assert len(minutes["at"]) == 33
+    assert set(minutes["feeds"]["feed"]["samples"]) == {30}
+    later = rates.since(1998, 33)
+    assert later["seconds"]["at"] == [1999.5]
+    assert (later["minutes"]["count"], later["minutes"]["at"]) == (33, [])
+    assert later["minutes"]["feeds"]["feed"]["ready"] == []
+    assert rates.since(5000, 5000)["seconds"]["at"] == []
+
+
+def test_a_feed_that_becomes_ready_late_has_no_rates_before() -> None:
+    rates = Rates()
+    rates.look(0.0, {})
+    rates.look(1.0, {})
+    rates.look(2.0, {"late": FeedLook(0, 0, 0, 0, 0)})
+    rates.look(3.0, {"late": FeedLook(5, 50, 500, 0, 0)})
+    assert rates.since(0, 0)["seconds"]["feeds"]["late"] == {
+        "batches": [None, None, 5],
+        "samples": [None, None, 50],
+        "bytes": [None, None, 500],
+        "ready": [None] * 3,
+    }
+
+
+class Worker:
+    """As much of a worker's handle as the timeline looks at."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pid = 100 + number
+        self.ready = True
+        self.given_up = False
+        self.memory = bytearray(4096)
+        self.page = ActivityPage(self.memory)
+        self.page.ready()
+
+    def look(self) -> Any:
+        return read(self.memory)
+
+    def time_spent(self) -> Spent | None:
+        return spent(self.memory)
+
+
+def test_the_timeline_tells_generating_from_idle_and_notes_another_process() -> None:
+    timeline = Timeline(lambda run: "feed" if run == 7 else "")
+    worker = Worker(3)
+    timeline.look(0.0, [worker])  # type: ignore[list-item]
+    worker.page.enter(7, 0, "'a.h5'")
+    time.sleep(0.05)
+    timeline.look(0.2, [worker])  # type: ignore[list-item]
+    worker.page.leave()
+    timeline.look(0.4, [worker])  # type: ignore[list-item]
+    worker.page.idle(lambda: time.sleep(0.05))
+    timeline.look(0.6, [worker])  # type: ignore[list-item]
+    worker.pid += 1
+    timeline.look(0.8, [worker])  # type: ignore[list-item]
+    found = timeline.since(1)
+    assert found["count"] == 5
+    assert [at for at, _ in found["looks"]] == [0.2, 0.4, 0.6, 0.8]
+    made, _, idle, replaced = (cells[0] for _, cells in found["looks"])
+    assert made[:2] == [3, RUNS]
+    assert made[2] > 900
+    assert found["texts"][made[4]] == "feed: 'a.h5'"
+    assert idle[2] + idle[3] < 100
+    assert replaced[:4] == [3, STARTS, 0, 0]
+    assert timeline.since(5)["looks"] == timeline.since(99)["looks"] == []
+    timeline.forget()
+    assert timeline.since(0)["looks"] == []
+
+
+def test_shares_of_a_time_are_never_more_than_all_of_it() -> None:
+    assert shares(Spent(1.0, 0.0, 0.5), Spent(2.0, 0.5, 0.8)) == (300, 200)
+    assert shares(Spent(1.0, 0.0, 0.0), Spent(2.0, 0.7, 0.9)) == (300, 0)
+    assert shares(Spent(1.0, 0.0, 0.0), Spent(1.0, 0.0, 0.0)) == (0, 0)
+    assert shares(Spent(5.0, 4.0, 1.0), Spent(0.1, 0.0, 0.0)) == (0, 0)
+
+
+def test_notices_keep_the_latest_with_tracebacks_and_count_repeats() -> None:
+    notices = Notices()
+    log = logging.getLogger("penstock_server.test_page")
+    notices.begin()
+    try:
+        log.info("nothing to worry about")
+        assert notices.since(0)["kept"] is None
+        error = GeneratorError("it failed", feed="train", split="'a'", remote_traceback='File "x.py", line 1\n')
+        for _ in range(3):
+            log.error("%s", error)
+        log.warning("left out", extra={"traceback": "File y.py"})
+        try:
+            raise ValueError("a bug")
+        except ValueError:
+            log.critical("unexpected", exc_info=True)
+        first, second, third = notices.since(0)["kept"]
+        assert (first["times"], first["traceback"]) == (3, 'File "x.py", line 1')
+        assert first["text"] == "it failed\n  in feed train, split 'a'"
+        assert (second["level"], second["traceback"]) == ("WARNING", "File y.py")
+        assert third["traceback"].endswith("ValueError: a bug\n")
+        for number in range(2 * MOST):
+            log.warning("number %d", number)
+        kept = notices.since(5)["kept"]
+        assert (len(kept), kept[-1]["text"]) == (MOST, f"number {2 * MOST - 1}")
+        assert notices.since(notices.changes)["kept"] is None
+    finally:
+        notices.end()
+    log.warning("after the end")
+    assert notices.since(0)["kept"][-1]["text"] == f"number {2 * MOST - 1}"
+
+
+def test_readiness_and_the_verdicts_waits_are_of_the_same_looks() -> None:
+    now = [0.0]
+    waits = [False, True, True, False, True, False, False, True, True, True, False, True, True, True, True, True]
+
+    def look() -> dict[str, Any]:
+        return {**status(now[0], 5 * int(now[0]), 0 if waits[int(now[0])] else 3), "workers": []}
+
+    watched = Watched(
+        status=look,
+        status_text=str,
+        streams=lambda: look()["streams"],
+        seconds=lambda: now[0],
+        feeds={"train": SimpleNamespace(sent=Sent(0, 0, 0))},  # type: ignore[dict-item]
+        workers=list,
+        feed_of=str,
+        look_at_slabs=lambda _: None,
+        bugs=Bugs(),
+    )
+
+    async def watch() -> dict[str, Any]:
+        live = Live(watched)
+        for second in range(16):
+            now[0] = second + 0.01 * (second % 3)
+            if second == 3:
+                live.ask(seconds=0, minutes=0, looks=0, changes=0)
+            else:
+                live.another_second()
+        news: dict[str, Any] = json.loads(live.ask(seconds=0, minutes=0, looks=0, changes=0))
+        await live.stop()
+        return news
+
+    news = asyncio.run(watch())
+    (consumer,) = news["figures"]["consumers"]
+    ready = news["rates"]["seconds"]["feeds"]["train"]["ready"]
+    assert len(ready) == 15
+    assert ready[-1] == round(1 - consumer["waiting"], 4) == round(1 - 8 / 11, 4)
