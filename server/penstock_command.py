@@ -204,11 +204,19 @@ def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> 
 
 @main.command()
 @click.argument("feed", metavar="URL|MODULE:ATTR")
-@click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Worker processes of a private daemon.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 4096),
+    default=None,
+    metavar="N",
+    show_default="the number of CPUs",
+    help="Worker processes of a private daemon.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600, min_open=True),
     default=10.0,
+    metavar="SECONDS",
     show_default=True,
     help="How long to look.",
 )

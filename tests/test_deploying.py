@@ -63,7 +63,7 @@ def test_loader_and_trainer_can_share_memory_and_the_loader_may_finish_its_epoch
     loader, trainer = SERVICES["loader"], SERVICES["trainer"]
     assert trainer["network_mode"] == "service:loader"
     assert not any("--bind" in word for word in loader["command"]), "127.0.0.1, which nobody else reaches"
-    assert "ports" not in loader
+    assert loader["ports"] == ["127.0.0.1:8090:8090"], "the web page, for this host"
     assert loader["stop_grace_period"]
     for service in (SERVICES["digits"], loader, trainer):
         assert service["cap_drop"] == ["ALL"]
