@@ -17,6 +17,9 @@ from penstock_server.cli import main
 # isort: split
 import click  # after the server's command line, which says what to install if click is missing
 
+from penstock_proto.keys import client_keys
+from penstock_server.parameters import client_keys_option
+
 if TYPE_CHECKING:
     from penstock_server.peeking.show import SeenFeed
 
@@ -51,6 +54,7 @@ __all__ = ["main"]
 )
 @click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
 @click.option("--transport", type=click.Choice(["auto", "local", "tcp"]), default="auto", show_default=True)
+@client_keys_option
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(
     feed: str,
@@ -62,6 +66,7 @@ def bench(
     cached: int | None,
     tensorflow: bool,
     transport: str,
+    keys: str | None,
     as_json: bool,
 ) -> None:
     """Read a feed for a while, then report its speed, where the time went, and what to do about it.
@@ -82,10 +87,12 @@ def bench(
 
     if tensorflow and importlib.util.find_spec("tensorflow") is None:
         raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
+    own = client_keys(keys) if "://" in feed else None  # a private daemon has none
     seen = measure(
         feed,
-        status=lambda url: dict(json.loads(control.status(url, 5.0))),
+        status=lambda url: dict(json.loads(control.status(url, 5.0, own))),
         workers=workers,
+        keys=keys,
         transport=transport,
         seconds=seconds,
         batches=batches,
@@ -106,6 +113,7 @@ def bench(
 @click.argument("url")
 @click.option("--once", is_flag=True, help="Look for some seconds, print the screen once, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Likewise, but print JSON.")
+@client_keys_option
 @click.option(
     "--every",
     type=click.FloatRange(0.2),
@@ -114,7 +122,7 @@ def bench(
     metavar="SECONDS",
     help="Seconds between two looks.",
 )
-def top(url: str, once: bool, as_json: bool, every: float) -> None:
+def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> None:
     """Show what a daemon does now: feeds, workers, consumers, and what limits each consumer.
 
     URL is a daemon's or a feed's address. The figures are averages of the last ten seconds.
@@ -128,8 +136,10 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
     from penstock._top_screen import show, watch
     from penstock_server import control
 
+    own = client_keys(keys)
+
     def status() -> dict[str, object]:
-        return dict(json.loads(control.status(url, 5.0)))
+        return dict(json.loads(control.status(url, 5.0, own)))
 
     if once or as_json:
         history = watch(status, every)
@@ -154,8 +164,9 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
     metavar="SHEET.png",
     help="Write a contact sheet of the leaves that are images.",
 )
+@client_keys_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def peek(what: tuple[str, ...], samples: int | None, out: Path | None, as_json: bool) -> None:
+def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str | None, as_json: bool) -> None:
     """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
 
     Of data files (HDF5, NumPy, TFRecord, Parquet, tar; a path, a pattern or a URL) it also shows how they are stored,
@@ -181,11 +192,11 @@ def peek(what: tuple[str, ...], samples: int | None, out: Path | None, as_json: 
     elif len(what) > 1:
         raise click.UsageError("give one feed, or data files of one format")
     else:
-        seen = _read_feed(what[0], most, seconds)
+        seen = _read_feed(what[0], most, seconds, keys)
     show.show(seen, out, as_json=as_json)
 
 
-def _read_feed(feed: str, most: int, seconds: float) -> SeenFeed:
+def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFeed:
     """Read samples of one feed, with a stream that belongs to nobody else."""
     import penstock
     from penstock._samples import samples
@@ -196,9 +207,9 @@ def _read_feed(feed: str, most: int, seconds: float) -> SeenFeed:
 
     running = data_files.is_url_of_feed(feed)
     if running:
-        control.status(feed, 5.0)  # says at once if nobody listens there
+        control.status(feed, 5.0, client_keys(keys))  # says at once if nobody listens there
     summary, error = Summary(), ""
-    with penstock.connect(feed, workers=None if running else 0, reconnect=0) as connection:
+    with penstock.connect(feed, workers=None if running else 0, reconnect=0, keys=keys) as connection:
         began = time.monotonic()
         try:
             for sample in limited(samples(connection), most, seconds):

@@ -34,6 +34,7 @@ def measure(
     *,
     status: Callable[[str], dict[str, Any]],
     workers: int | None = None,
+    keys: str | None = None,
     transport: str = "auto",
     seconds: float = 10.0,
     batches: int | None = None,
@@ -48,6 +49,7 @@ def measure(
         url: as in `connect`.
         status: returns the status of the daemon at a URL.
         workers: as in `connect`.
+        keys: as in `connect`.
         transport: as in `connect`.
         seconds: seconds to measure; the measurement ends with a batch.
         batches: end after this many batches, if that is sooner.
@@ -60,7 +62,7 @@ def measure(
         EndOfStream: the feed has too few batches.
         PenstockError: as `connect`, and as reading a feed.
     """
-    with connect(url, workers=workers, transport=transport) as connection:
+    with connect(url, workers=workers, keys=keys, transport=transport) as connection:
         try:
             seen = _measure(connection, status, seconds, batches, warmup, step, cached, tensorflow)
             return dataclasses.replace(seen, tcp_asked=transport == "tcp")

@@ -1,6 +1,7 @@
 """The loader daemon: one process that serves feeds until it is stopped. This file starts, drains and ends it.
 
-Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, and copy slots.) Events
+Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, and copy slots; with
+keys, threads of libzmq encrypt.) Events
 from workers (from_workers.py) and consumers (sessions.py) go to the coordinator. Its commands are carried out in order
 (dispatch.py).
 
@@ -25,7 +26,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
@@ -33,6 +34,7 @@ from penstock_proto import messages as m
 
 from . import http as http_server
 from . import status
+from .access import Access
 from .bugs import Bugs
 from .clock import Clock
 from .coordinator import Coordinator, size
@@ -74,6 +76,8 @@ class Daemon:
         environment: variables of the workers; None as a value removes one.
         http: host and port of the HTTP server, or None for none.
         state: path of the file with which groups outlive the daemon, or None.
+        access: who may connect over TCP.
+        allow_uids: users, besides the daemon's own and root, whose trainers on this host share memory with it.
 
     Raises:
         StartError: the state file cannot be used, or the limit of open files is too low.
@@ -92,7 +96,11 @@ class Daemon:
         advertise: str | None = None,
         environment: m.Environment | None = None,
         http: tuple[str, int] | None = None,
+        access: Access,
+        allow_uids: Collection[int] = (),
     ) -> None:
+        self._access = access
+        self._allow_uids = allow_uids
         self._environment = environment
         self._http = None if http is None else http_server.service(*http, lambda: self._status_text.get())
         self._feeds = feeds
@@ -128,16 +136,14 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._broken)
-        self._router = Router(self._bind, self._frame, self._connection_ended)
-        if not re.match(r"tcp://(127\.|localhost|\[::1\])", self._router.endpoint):
-            log.warning(
-                "listening on %s: batches are not encrypted, and anyone who reaches the port can read them. Use it "
-                "only in a trusted network",
-                self._router.endpoint,
-            )
+        self._router = Router(self._bind, self._frame, self._connection_ended, self._access.keys)
+        self._access.say(self._router.endpoint)
         try:
             self._listener = Listener(
-                self._datagram, self._peer_ended, descriptors.for_local(descriptors.limit(), self._workers)
+                self._datagram,
+                self._peer_ended,
+                descriptors.for_local(descriptors.limit(), self._workers),
+                self._allow_uids,
             )
             if self._http is not None:
                 log.info("HTTP server: %s", await self._http.start())
@@ -146,6 +152,8 @@ class Daemon:
                 loop.add_signal_handler(name, self.drain)
             loop.add_signal_handler(signal.SIGTTIN, self._scaling.scale_by, 1)
             loop.add_signal_handler(signal.SIGTTOU, self._scaling.scale_by, -1)
+            if self._access.keys is not None:
+                loop.add_signal_handler(signal.SIGHUP, self._access.read_again, self._sessions, self._router)
             if until_stdin_closes:
                 loop.add_reader(0, self._stdin)
             self._supervisor.start()
@@ -400,6 +408,9 @@ def serve(
     advertise: str | None = None,
     environment: m.Environment | None = None,
     http: tuple[str, int] | None = None,
+    keys: str | None = None,
+    insecure: bool = False,
+    allow_uids: Collection[int] = (),
 ) -> None:
     """Run a daemon in this process, on uvloop, until it is stopped. Call it on the main thread.
 
@@ -422,6 +433,8 @@ def serve(
             advertise=advertise,
             environment=environment,
             http=http,
+            access=Access(bind, keys, insecure),
+            allow_uids=allow_uids,
         )
         await daemon.run(until_stdin_closes)
 
