@@ -4,9 +4,10 @@
     python benchmarks/transport.py --quick              # fewer sizes, five minutes, wider spread
     python benchmarks/transport.py --batches 1K/1+2+64,256M --reading --latency --repeats 9 --json transport.json
 
-It measures Penstock over shared memory and over TCP, a common hand-written solution (msgpack-numpy over ZMQ), tf.data
-service, and four limits. Two are limits of the machine: one thread's memcpy, and a raw TCP connection over loopback.
-Two are limits of TensorFlow's loops with ready batches: over a constant dataset, and over a bare `from_generator`.
+It measures Penstock over shared memory, over TCP and over TCP with keys, a common hand-written solution (msgpack-numpy
+over ZMQ), tf.data service, and four limits. Two are limits of the machine: one thread's memcpy, and a raw TCP
+connection over loopback. Two are limits of TensorFlow's loops with ready batches: over a constant dataset, and over a
+bare `from_generator`.
 
 How it is measured:
 
@@ -32,7 +33,7 @@ How it is measured:
 - Penstock has its defaults, except for `--memory`, which gives its stream as many slots as memcpy has buffers (twice
   their bytes: a stream may take half of what is free).
 
-Batches of 64 MiB need some 15 GiB of memory for all contestants together, those of 256 MiB 19 GiB.
+Batches of 64 MiB need some 17 GiB of memory for all contestants together, those of 256 MiB 21 GiB.
 """
 
 import argparse
@@ -269,6 +270,8 @@ def figures(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for nbytes in (16 * mib, 64 * mib):
         network = ratios(trials("penstock-tcp", nbytes), trials("loopback", nbytes))
         aims.append((f"TCP, GB/s over raw loopback's, {size_name(nbytes)}", network, ">=", 0.85))
+        encrypted = ratios(trials("penstock-keys", nbytes), trials("penstock-tcp", nbytes))
+        aims.append((f"encrypted, GB/s over unencrypted TCP's, {size_name(nbytes)}", encrypted, ">=", 0.2))
     for way, key in (("eager", "per_second"), ("reduce", "reduce_per_second")):
         aims.append((f"100 KiB, 2 leaves, batches/s over the constant loop's, {way}", ratios(*small, key), ">=", 0.8))
     aims.append(("16 MiB in 64 leaves, time over that of one leaf", ratios(one, many), "<=", 1.5))

@@ -17,12 +17,15 @@ from penstock_server.cli import main
 # isort: split
 import click  # after the server's command line, which says what to install if click is missing
 
+from penstock_proto.keys import client_keys
 from penstock_server.command_group import complete_files
+from penstock_server.parameters import client_keys_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock_proto.figures import Figures
+    from penstock_proto.keys import ClientKeys
     from penstock_server.checking.connection import Read
     from penstock_server.peeking.show import SeenFeed
     from penstock_server.profiling.profile import Profile
@@ -86,6 +89,7 @@ __all__ = ["main"]
     show_default=True,
     help="How batches come: local by shared memory, tcp over the network, auto by the better one that works.",
 )
+@client_keys_option
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -105,6 +109,7 @@ def bench(
     tensorflow: bool,
     transport: str,
     report: Path | None,
+    keys: str | None,
     as_json: bool,
 ) -> None:
     """Read a feed for a while, then report its speed, where the time went, and what to do about it.
@@ -129,12 +134,14 @@ def bench(
         raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
     if report is not None and report.suffix.lower() != ".html":
         raise click.UsageError(f"--report writes a page: its name must end in .html, got {str(report)!r}")
-    profiler = _Profiler(min(seconds, 10.0))
+    own = client_keys(keys) if "://" in feed else None  # a private daemon has none
+    profiler = _Profiler(min(seconds, 10.0), own)
     with bar() as tell:
         seen = measure(
             feed,
-            status=lambda url: dict(json.loads(control.status(url, 5.0))),
+            status=lambda url: dict(json.loads(control.status(url, 5.0, own))),
             workers=workers,
+            keys=keys,
             transport=transport,
             seconds=seconds,
             batches=batches,
@@ -165,10 +172,11 @@ class _Profiler:
         why_not: why it is None.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, keys: ClientKeys | None) -> None:
         self.profile: Profile | None = None
         self.why_not = ""
         self._seconds = seconds
+        self._keys = keys
 
     def sample(self, url: str, goes_on: Callable[[], bool]) -> None:
         """Sample the stacks of the workers of the daemon at this URL."""
@@ -178,7 +186,7 @@ class _Profiler:
 
         try:
             with progress() as tell:
-                self.profile = sampled(url, self._seconds, tell=tell, may_go_on=goes_on)
+                self.profile = sampled(url, self._seconds, tell=tell, may_go_on=goes_on, keys=self._keys)
         except PenstockError as error:
             self.why_not = error.message
 
@@ -227,8 +235,11 @@ def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> 
     metavar="FILE",
     help="Write a flame graph: a page (.html), or a file for speedscope.app (.json). May be given twice.",
 )
+@client_keys_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def profile(feed: str, workers: int | None, seconds: float, out: tuple[Path, ...], as_json: bool) -> None:
+def profile(
+    feed: str, workers: int | None, seconds: float, out: tuple[Path, ...], keys: str | None, as_json: bool
+) -> None:
     """Show which lines of your code take the workers' time.
 
     Samples the stacks of all workers 100 times a second. No right to trace processes is needed, and workers that nobody
@@ -255,7 +266,7 @@ def profile(feed: str, workers: int | None, seconds: float, out: tuple[Path, ...
     error = None
     if running:
         with progress() as tell:
-            seen = sampled(feed, seconds, tell=tell, may_go_on=lambda: True)
+            seen = sampled(feed, seconds, tell=tell, may_go_on=lambda: True, keys=client_keys(keys))
     else:
         import penstock
         from penstock._reading import Reading, epochs
@@ -274,6 +285,7 @@ def profile(feed: str, workers: int | None, seconds: float, out: tuple[Path, ...
 @click.argument("url")
 @click.option("--once", is_flag=True, help="Look for some seconds, print the screen once, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Likewise, but print JSON.")
+@client_keys_option
 @click.option(
     "--every",
     type=click.FloatRange(0.2),
@@ -282,7 +294,7 @@ def profile(feed: str, workers: int | None, seconds: float, out: tuple[Path, ...
     metavar="SECONDS",
     help="Time between two looks.",
 )
-def top(url: str, once: bool, as_json: bool, every: float) -> None:
+def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> None:
     """Show what a daemon does now: feeds, workers, consumers, and what limits each consumer.
 
     URL is a daemon's or a feed's address. The figures are averages of the last ten seconds.
@@ -296,8 +308,10 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
     from penstock_proto.history import as_json as figures
     from penstock_server import control
 
+    own = client_keys(keys)
+
     def status() -> dict[str, object]:
-        return dict(json.loads(control.status(url, 5.0)))
+        return dict(json.loads(control.status(url, 5.0, own)))
 
     if once or as_json:
         history = watch(status, every)
@@ -323,8 +337,9 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
     metavar="SHEET.png",
     help="Write a contact sheet of the leaves that are images.",
 )
+@client_keys_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def peek(what: tuple[str, ...], samples: int | None, out: Path | None, as_json: bool) -> None:
+def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str | None, as_json: bool) -> None:
     """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
 
     Of data files (HDF5, NumPy, TFRecord, Parquet, tar; a path, a pattern or a URL) it also shows how they are stored,
@@ -350,11 +365,11 @@ def peek(what: tuple[str, ...], samples: int | None, out: Path | None, as_json: 
     elif len(what) > 1:
         raise click.UsageError("give one feed, or data files of one format")
     else:
-        seen = _read_feed(what[0], most, seconds)
+        seen = _read_feed(what[0], most, seconds, keys)
     show.show(seen, out, as_json=as_json)
 
 
-def _read_feed(feed: str, most: int, seconds: float) -> SeenFeed:
+def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFeed:
     """Read samples of one feed, with a stream that belongs to nobody else."""
     import penstock
     from penstock._samples import samples
@@ -365,9 +380,9 @@ def _read_feed(feed: str, most: int, seconds: float) -> SeenFeed:
 
     running = data_files.is_url_of_feed(feed)
     if running:
-        control.status(feed, 5.0)  # says at once if nobody listens there
+        control.status(feed, 5.0, client_keys(keys))  # says at once if nobody listens there
     summary, error = Summary(), ""
-    with penstock.connect(feed, workers=None if running else 0, reconnect=0) as connection:
+    with penstock.connect(feed, workers=None if running else 0, reconnect=0, keys=keys) as connection:
         began = time.monotonic()
         try:
             for sample in limited(samples(connection), most, seconds):
@@ -379,14 +394,14 @@ def _read_feed(feed: str, most: int, seconds: float) -> SeenFeed:
         return show.SeenFeed(feed, connection.info, summary, time.monotonic() - began, error)
 
 
-def _read_for_check(url: str, seconds: float) -> Read:
+def _read_for_check(url: str, seconds: float, keys: str | None) -> Read:
     """Read a feed for some seconds from its first batch on, which may take 10 s, as a trainer does."""
     import penstock
     from penstock._reading import Reading, epochs
     from penstock_server import control
     from penstock_server.checking.connection import Read
 
-    with penstock.connect(url, reconnect=0, timeout=10) as connection:
+    with penstock.connect(url, reconnect=0, timeout=10, keys=keys) as connection:
         with Reading(connection, epochs(connection)) as reading:
             deadline = time.monotonic() + 10
             while not connection.stats()["batches"] and reading.goes_on() and time.monotonic() < deadline:
@@ -395,7 +410,7 @@ def _read_for_check(url: str, seconds: float) -> Read:
             while reading.goes_on() and time.monotonic() < began + seconds:
                 time.sleep(0.05)
             after, took = connection.stats(), time.monotonic() - began
-            state = json.loads(control.status(url, 5.0))
+            state = json.loads(control.status(url, 5.0, client_keys(keys)))
         if reading.error is not None:
             raise reading.error
     feed = url.rpartition("/")[2]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -34,11 +35,11 @@ MIB = 1 << 20
 
 
 @contextmanager
-def victim(daemon: Daemon) -> Iterator[None]:
+def victim(daemon: Daemon, keys: Path | None = None) -> Iterator[None]:
     """A client that reads epochs over TCP, checks each batch, and still reads at the end."""
     over, failed = threading.Event(), []
     read = itertools.count()
-    with penstock.connect(daemon.url, transport="tcp") as connection:
+    with penstock.connect(daemon.url, transport="tcp", keys=keys) as connection:
 
         def reading() -> None:
             try:

@@ -98,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "serve",
             *(f"feeds.py:{feed}" for feed in feeds),
         ]
-        command += ["--bind", f"tcp://{at}", "--workers", "2", "--memory", "256M"]
+        command += ["--bind", f"tcp://{at}", "--insecure", "--workers", "2", "--memory", "256M"]
         daemon = Daemon(command, tmp_path, tmp_path / f"log{len(daemons)}", dict(os.environ))
         daemons.append(daemon)
         if not (tmp_path / "import").exists():

@@ -43,6 +43,7 @@ CONTESTANTS = {
         "Penstock, shared memory", "contestants.penstock_service", "batches_local", required=True
     ),
     "penstock-tcp": Contestant("Penstock, TCP", "contestants.penstock_service", "batches_tcp", required=True),
+    "penstock-keys": Contestant("Penstock, TCP, encrypted", "contestants.penstock_service", "batches_encrypted"),
     "msgpack-zmq": Contestant("msgpack-numpy over ZMQ", "contestants.msgpack_zmq"),
     "tfdata-service": Contestant("tf.data service, gRPC", "contestants.tfdata_service", paced=False),
 }

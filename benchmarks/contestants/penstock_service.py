@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -44,14 +45,16 @@ def daemon(module: Path, variables: Mapping[str, str], *options: str) -> Iterato
 
 
 @contextmanager
-def _batches(load: prebuilt.Load, transport: Literal["local", "tcp"]) -> Iterator[Iterable[Any]]:
+def _batches(
+    load: prebuilt.Load, transport: Literal["local", "tcp"], *extra: str, keys: Path | None = None
+) -> Iterator[Iterable[Any]]:
     import penstock
 
     memory = 2 * load.pool * max(load.nbytes + ROOM, LEAST_SLOT)  # a stream gets half: a slot for each batch
-    options = ("--workers", "1", "--memory", str(memory))
+    options = ("--workers", "1", "--memory", str(memory), *extra)
     with (
         daemon(FEED, {"TRANSPORT_LOAD": load.text()}, *options) as url,
-        penstock.connect(url, transport=transport) as connection,
+        penstock.connect(url, transport=transport, keys=keys) as connection,
     ):
         yield connection.dataset()
 
@@ -62,3 +65,13 @@ def batches_local(load: prebuilt.Load) -> AbstractContextManager[Iterable[Any]]:
 
 def batches_tcp(load: prebuilt.Load) -> AbstractContextManager[Iterable[Any]]:
     return _batches(load, "tcp")
+
+
+@contextmanager
+def batches_encrypted(load: prebuilt.Load) -> Iterator[Iterable[Any]]:
+    from penstock_server.keygen import generate
+
+    with tempfile.TemporaryDirectory() as folder:
+        _, client = generate(Path(folder))
+        with _batches(load, "tcp", "--keys", folder, keys=client) as batches:
+            yield batches

@@ -36,6 +36,7 @@ def measure(
     *,
     status: Callable[[str], dict[str, Any]],
     workers: int | None = None,
+    keys: str | None = None,
     transport: str = "auto",
     seconds: float = 10.0,
     batches: int | None = None,
@@ -52,6 +53,7 @@ def measure(
         url: as in `connect`.
         status: returns the status of the daemon at a URL.
         workers: as in `connect`.
+        keys: as in `connect`.
         transport: as in `connect`.
         seconds: seconds to measure; the measurement ends with a batch.
         batches: end after this many batches, if that is sooner.
@@ -68,7 +70,7 @@ def measure(
         PenstockError: as `connect`, and as reading a feed.
     """
     tell("connecting", None)
-    with connect(url, workers=workers, transport=transport) as connection:
+    with connect(url, workers=workers, keys=keys, transport=transport) as connection:
         try:
             stream = epochs(connection, tensorflow=tensorflow)
             seen = _measure(connection, stream, status, seconds, batches, warmup, step, cached, tensorflow, tell)

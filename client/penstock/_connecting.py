@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError, RankTaken, Unreachable
+from penstock_proto.keys import ClientKeys
 from penstock_proto.messages import FeedInfo, Had, Open
 from penstock_proto.position import Position, pack
 
@@ -124,8 +125,10 @@ class Connector:
         timeout: float,
         identity: Identity,
         directory: str | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
-        """`directory`: where a private daemon finds the module. Raises StartError if the URL has the wrong form."""
+        """`directory`: where a private daemon finds the module. `keys`: this client's keys, for a daemon that wants
+        them. Raises StartError if the URL has the wrong form."""
         self.url = url
         self.identity = identity
         self.daemon: PrivateDaemon | None = None
@@ -134,6 +137,7 @@ class Connector:
         self._memory = memory
         self._transport = transport
         self._directory = directory
+        self._keys = keys
         self._private = _address.is_private(url)
         self._address = None if self._private else _address.parse(url)
 
@@ -167,7 +171,7 @@ class Connector:
         address = self._start(watch)
         watch = watch and self._watching(watch)
         opening = self.identity.opening(watch is not None, lost or LostSession())
-        tcp = TcpTransport(address, mailbox)
+        tcp = TcpTransport(address, mailbox, self._keys)
         try:
             welcome = tcp.hello(min(first_answer or timeout, timeout), watch)
             if welcome.feed.name != address.feed:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock_proto import PenstockError, Spec, StartError
+from penstock_proto.keys import client_keys
 from penstock_proto.messages import MAX_WORLD, FeedInfo
 
 from ._address import is_private
@@ -182,6 +184,7 @@ def connect(
     world_size: int | None = None,
     group: str = "",
     last_round: str = "drop",
+    keys: str | os.PathLike[str] | None = None,
 ) -> Connection:
     """Connect to a feed.
 
@@ -212,13 +215,19 @@ def connect(
         last_round: with `rank`: what happens to the last k batches of an epoch if k is less than `world_size`. "drop":
             no rank gets them. "pad": ranks 0 to k - 1 get them, and every other rank r gets a copy of the batch of rank
             r mod k, so no batch is left out. All ranks must give the same value.
+        keys: this client's folder of keys, for a daemon that was started with `--keys`: what crosses the network is
+            then encrypted, and both sides prove who they are. None: the folder that the environment variable
+            PENSTOCK_KEYS names; without that, no keys. (`penstock keygen` makes such folders.)
 
     Raises:
         Unreachable: no daemon answered, or (with "local") it is not on this host.
+        KeyRefused: the daemon requires a key, does not know this one, is not the one that the keys are for, or uses
+            none.
         UnknownFeed: the daemon has no such feed; the message lists those it has.
         ProtocolError: the daemon speaks another version of the protocol.
         RankTaken: another process reads as this rank, or this rank has left the stream that the others still read.
-        StartError: the URL has the wrong form, the private daemon did not start, or workers cannot import the Feed.
+        StartError: the URL has the wrong form, the private daemon did not start, workers cannot import the Feed, or
+            the keys cannot be read.
         StateMismatch: `state` was taken from another feed.
         ValueError: an option or `state` is invalid.
         PenstockError: any other error that the daemon reported.
@@ -237,6 +246,10 @@ def connect(
             f"workers=0 runs a feed in this process, and {url} is served by a daemon: give MODULE:ATTR or the Feed, or "
             "leave workers= out"
         )
+    if keys is not None and private:
+        raise StartError(
+            "keys= is for the daemon at a URL: a private daemon, or workers=0, can be reached from this host only"
+        )
     alone = ""
     if private:
         feed = repr(url) if isinstance(url, str) else "a Feed"
@@ -245,7 +258,9 @@ def connect(
     if workers == 0:
         return Connection(StreamHandle(InProcessConnector(url, memory), reconnect, state))
     if isinstance(url, str):
-        return Connection(StreamHandle(Connector(url, workers, memory, transport, timeout, identity), reconnect, state))
+        own = None if private else client_keys(keys)
+        connector = Connector(url, workers, memory, transport, timeout, identity, keys=own)
+        return Connection(StreamHandle(connector, reconnect, state))
     target = find(url)
     connector = Connector(target.name, workers, memory, transport, timeout, identity, target.directory)
     connection = Connection(StreamHandle(connector, reconnect, state))
@@ -272,6 +287,7 @@ def dataset(
     world_size: int | None = None,
     group: str = "",
     last_round: str = "drop",
+    keys: str | os.PathLike[str] | None = None,
 ) -> tf.data.Dataset:
     """Connect to a feed and return a dataset of it: each iteration is one epoch, in order.
 
@@ -291,6 +307,7 @@ def dataset(
         world_size=world_size,
         group=group,
         last_round=last_round,
+        keys=keys,
     )
     return connection.dataset(prefetch, cached=cached)
 

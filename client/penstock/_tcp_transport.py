@@ -1,20 +1,23 @@
 """ZeroMQ over TCP: the handshake of every session, and the transport of sessions from other hosts.
 
 A slab arrives as its message and then in chunks, each received straight into the slab's aligned buffer (_zmtp.py).
+With keys libzmq receives and decrypts them, and they are copied there (penstock_proto/libzmq.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable
+from penstock_proto import VERSION, ConnectionLost, KeyRefused, ProtocolError, Unreachable
 from penstock_proto.codec import MAX_CHUNK, MAX_MESSAGE, encode, from_server
+from penstock_proto.keys import ClientKeys, needs_key
 from penstock_proto.messages import (
     Chunk,
     ClientMessage,
@@ -29,13 +32,17 @@ from penstock_proto.messages import (
     Slab,
     Welcome,
 )
+from penstock_proto.zmtp import Silent
 
 from ._address import Address
 from ._consumer_state import Received
 from ._mailbox import Mailbox
 from ._memory import Pool
 from ._slab_views import SlabViews
-from ._zmtp import Dealer, Silent, connected
+from ._zmtp import Dealer, connected
+
+if TYPE_CHECKING:
+    from penstock_proto.libzmq import LibzmqDealer
 
 CREDIT = 16
 CREDIT_BYTES = 64 << 20
@@ -79,15 +86,13 @@ class TcpTransport:
     quota = None
     """Nothing is aliased: every slab lies in private memory."""
 
-    def __init__(self, address: Address, mailbox: Mailbox) -> None:
+    def __init__(self, address: Address, mailbox: Mailbox, keys: ClientKeys | None = None) -> None:
         self._address = address
         self._mailbox = mailbox
-        self._dealer: Dealer | None = None
+        self._keys = keys
+        self._dealer: Dealer | LibzmqDealer | None = None
         self._views: SlabViews | None = None
         self._pool = Pool(keep=CREDIT)
-        self._poll = select.poll()
-        if mailbox.wakeup is not None:
-            self._poll.register(mailbox.wakeup, select.POLLIN)
         self._filling: memoryview | None = None
         self._more = False
         self._slab: _Arriving | None = None
@@ -104,6 +109,7 @@ class TcpTransport:
 
         Raises:
             Unreachable: no daemon answered within `timeout` seconds.
+            KeyRefused: the daemon requires a key, does not know this one, or uses none.
             ConnectionLost: with `watch`, the connection broke.
             PenstockError: the daemon refused: no such feed, another version.
         """
@@ -128,6 +134,8 @@ class TcpTransport:
                 if time.monotonic() + _AGAIN > deadline:
                     raise Unreachable(self._unanswered(where)) from None
                 time.sleep(_AGAIN)
+            except KeyRefused as error:
+                raise KeyRefused(f"{self._address.endpoint}: {error}") from None
             except ProtocolError as error:
                 if asked:
                     raise
@@ -137,7 +145,7 @@ class TcpTransport:
             raise ProtocolError(f"the daemon at {where} answered Hello with {type(answer).__name__}")
         return answer
 
-    def _connected(self, deadline: float, watch: Callable[[], None] | None) -> Dealer:
+    def _connected(self, deadline: float, watch: Callable[[], None] | None) -> Dealer | LibzmqDealer:
         """Return a connection; try until `deadline`."""
         host, port = self._address.host.strip("[]"), self._address.port
         if self._dealer is not None:  # which broke
@@ -145,13 +153,23 @@ class TcpTransport:
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
-                return connected(host, port, min(left, _CONNECT), watch or (lambda: None))
+                return self._connect(host, port, min(left, _CONNECT), watch or (lambda: None))
             except OSError:
                 if left <= _AGAIN:
                     raise
             if watch is not None:
                 watch()
             time.sleep(_AGAIN)
+
+    def _connect(self, host: str, port: int, timeout: float, watch: Callable[[], None]) -> Dealer | LibzmqDealer:
+        if self._keys is not None:
+            from penstock_proto import libzmq
+
+            return libzmq.dealer(self._keys, host, port, timeout, watch)
+        try:
+            return connected(host, port, timeout, watch)
+        except KeyRefused:
+            raise KeyRefused(needs_key("the daemon")) from None
 
     def _unanswered(self, where: str) -> str:
         return (
@@ -235,7 +253,7 @@ class TcpTransport:
         return ConnectionLost(f"the connection to the daemon at {self._address.endpoint} broke again")
 
     @property
-    def _there(self) -> Dealer:
+    def _there(self) -> Dealer | LibzmqDealer:
         assert self._dealer is not None  # `hello` was called
         return self._dealer
 
@@ -253,18 +271,12 @@ class TcpTransport:
                 f"the daemon at {self._address.endpoint} was silent for {LOST_AFTER:g} s: it hangs, the network is "
                 "down, or this process stood still"
             )
-        dealer = self._there
-        dealer.flush()
-        self._poll.register(dealer, select.POLLIN | (select.POLLOUT if for_room or dealer.unsent else 0))
-        dealer.wake_at(dealer.left)
-        ready = dict(self._poll.poll(timeout * 1000))
-        if dealer.fileno() not in ready:  # bytes that arrive slowly are a sign of life too
-            dealer.wake_at(1)
-            ready.update(self._poll.poll(0))
-        if self._mailbox.wakeup is not None and self._mailbox.wakeup.fileno() in ready:
-            self._mailbox.wakeup.clear()
+        wakeup = self._mailbox.wakeup
+        came, woken = self._there.wait_beside(None if wakeup is None else wakeup.fileno(), timeout, for_room)
+        if wakeup is not None and woken:
+            wakeup.clear()
         now = time.monotonic()
-        if ready.get(dealer.fileno(), 0) & select.POLLIN:
+        if came:
             self._heard = now
         if now - min(self._said, max(self._heard, self._pinged)) >= PING_AFTER:  # each side must hear of the other
             self.send(encode(Ping()))
@@ -375,8 +387,22 @@ class TcpTransport:
 
     def close(self) -> None:
         """Close the connection, after half a second at most to send what is due."""
-        if self._dealer is not None:
-            self._dealer.close(_LINGER)
+        if self._dealer is None:
+            return
+        if not isinstance(self._dealer, Dealer):
+            self._settle(self._dealer)
+        self._dealer.close(_LINGER)
+
+    def _settle(self, dealer: LibzmqDealer) -> None:
+        """Wait until the daemon has read everything: it answers a Ping after all that came before. (libzmq would close
+        the connection with unread bytes, which resets it, and the daemon would lose what it has not read.)"""
+        deadline = time.monotonic() + _LINGER
+        with contextlib.suppress(OSError, ProtocolError):
+            if not dealer.send(encode(Ping())):
+                return
+            while (data := dealer.message(deadline - time.monotonic())) is not None:
+                if isinstance(from_server(data), Pong | Failed):
+                    return
 
     def forget(self) -> None:
         """In a forked child: leave the connection to the parent."""

@@ -15,8 +15,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from penstock_proto import ProtocolError
+from penstock_proto import KeyRefused, ProtocolError
 from penstock_proto import zmtp as codec
+from penstock_proto.zmtp import Silent
 
 _STAGE = 16 * 1024
 """Bytes that are read ahead: those behind a frame whose body goes elsewhere, and small frames. A whole command fits."""
@@ -24,10 +25,6 @@ _AT_ONCE = 1 << 20
 """Most bytes that a poll waits for."""
 _STEP = 0.1
 """Seconds between two calls of `watch` during a wait."""
-
-
-class Silent(TimeoutError):
-    """A peer accepts connections and says nothing."""
 
 
 class Dealer:
@@ -53,10 +50,14 @@ class Dealer:
         Raises:
             Silent: nothing came.
             OSError: the connection broke.
-            ProtocolError: the peer does not speak ZeroMQ, or wants encryption, or refuses the connection.
+            KeyRefused: the peer wants encryption.
+            ProtocolError: the peer does not speak ZeroMQ, or refuses the connection.
         """
         self._unsent = codec.GREETING + codec.ready(b"DEALER")
-        codec.check_greeting(self._waited_for(len(codec.GREETING), deadline, watch))
+        greeting = self._waited_for(len(codec.GREETING), deadline, watch)
+        if codec.mechanism(greeting) == codec.CURVE:
+            raise KeyRefused("it wants encryption")
+        codec.check_greeting(greeting)
         while (head := codec.head(self._stage[self._start : self._end])) is None:
             self._wait_for_bytes(deadline, watch)
         if not head.command:
@@ -163,6 +164,24 @@ class Dealer:
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         return timeout > 0 and bool(self._poll.poll(timeout * 1000))
 
+    def wait_beside(self, other: int | None, timeout: float, for_room: bool) -> tuple[bool, bool]:
+        """Wait until bytes come, there is room to send (with `for_room`), or the descriptor `other` is readable.
+
+        Returns:
+            Whether bytes have come, and whether `other` is readable.
+        """
+        self.flush()
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if for_room or self._unsent else 0))
+        if other is not None:
+            poll.register(other, select.POLLIN)
+        self.wake_at(self.left)
+        ready = dict(poll.poll(timeout * 1000))
+        if self._socket.fileno() not in ready:  # bytes that arrive slowly are a sign of life too
+            self.wake_at(1)
+            ready.update(poll.poll(0))
+        return bool(ready.get(self._socket.fileno(), 0) & select.POLLIN), other in ready
+
     def _waited_for(self, count: int, deadline: float, watch: Callable[[], None]) -> bytes:
         """Wait for the next `count` bytes, and return them."""
         while self._end - self._start < count:
@@ -216,7 +235,8 @@ def connected(host: str, port: int, timeout: float, watch: Callable[[], None]) -
     Raises:
         Silent: the peer accepts connections and says nothing.
         OSError: nobody accepts connections there, or the connection broke; gaierror if `host` has no address.
-        ProtocolError: the peer does not speak ZeroMQ, or wants encryption, or refuses the connection.
+        KeyRefused: the peer wants encryption.
+        ProtocolError: the peer does not speak ZeroMQ, or refuses the connection.
     """
     error = OSError(f"{host} has no address")
     for family, kind, proto, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

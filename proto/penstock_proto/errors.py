@@ -4,6 +4,7 @@
     ├── ProtocolError            a message that breaks the protocol, or a peer that speaks another version
     │   └── RankTaken            that rank reads the feed already, or has left the stream that the others still read
     ├── Unreachable              no daemon answered at that address in time
+    ├── KeyRefused               one side has no key, or a key that the other side does not accept
     ├── ConnectionLost           the daemon, or the way to it, is gone while a stream was open
     ├── DaemonStopped            the daemon said that it stops
     ├── StreamClosed             the connection, or another rank's, was closed, a newer iterator took the stream, or a
@@ -79,6 +80,10 @@ class RankTaken(ProtocolError):
 
 class Unreachable(PenstockError):
     """No daemon answered at the address within the timeout."""
+
+
+class KeyRefused(PenstockError):
+    """One side has no key, or a key that the other side does not accept."""
 
 
 class ConnectionLost(PenstockError):

@@ -16,6 +16,9 @@ MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32)
 """The first bytes that each side sends."""
 
+CURVE = "CURVE"
+"""The security mechanism with keys."""
+
 MAX_COMMAND = 8 * 1024
 """Largest command in bytes that is read. Most have fewer than 50."""
 
@@ -23,9 +26,15 @@ MAX_CONTEXT = 16
 """Most bytes of a PING that its PONG repeats."""
 
 _FLAGS = (0, MORE, LONG, MORE | LONG, COMMAND, COMMAND | LONG)
-_MECHANISM = slice(12, 32)
+VERSION_END = 12
+"""Bytes of a greeting up to the mechanism. libzmq sends the rest only when it has the other side's version."""
+_MECHANISM = slice(VERSION_END, 32)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Silent(TimeoutError):
+    """A peer accepts connections and says nothing."""
 
 
 class Head(NamedTuple):
@@ -50,17 +59,27 @@ class Ping(NamedTuple):
     """The frame with the answer."""
 
 
+def mechanism(greeting: Buffer) -> str:
+    """Return the security mechanism of a greeting, which has as many bytes as ours: NULL, or CURVE with keys.
+
+    Raises:
+        ProtocolError: it is not a greeting of ZMTP 3.
+    """
+    greeting = bytes(greeting)
+    if not (greeting[0] == 0xFF and greeting[9] == 0x7F and greeting[10] >= 3):
+        raise ProtocolError(f"it begins with {greeting[:12]!r}, which is not ZeroMQ")
+    return greeting[_MECHANISM].rstrip(b"\0").decode(errors="replace")
+
+
 def check_greeting(greeting: Buffer) -> None:
     """Check the other side's greeting, which has as many bytes as ours.
 
     Raises:
         ProtocolError: it does not speak ZMTP 3, or wants encryption.
     """
-    greeting = bytes(greeting)
-    if not (greeting[0] == 0xFF and greeting[9] == 0x7F and greeting[10] >= 3):
-        raise ProtocolError(f"it begins with {greeting[:12]!r}, which is not ZeroMQ")
-    if greeting[_MECHANISM] != GREETING[_MECHANISM]:
-        raise ProtocolError(f"it wants ZeroMQ's security mechanism {greeting[_MECHANISM].rstrip(bytes(1))!r}")
+    wanted = mechanism(greeting)
+    if wanted != "NULL":
+        raise ProtocolError(f"it wants ZeroMQ's security mechanism {wanted!r}")
 
 
 def head(data: Buffer) -> Head | None:

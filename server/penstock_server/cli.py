@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock_proto import PenstockError
+from penstock_proto.keys import client_keys
 
 try:
     import click
@@ -19,7 +20,8 @@ except ImportError:
 from .checking.command import check
 from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
-from .parameters import Advertised, Bytes, HttpAddress, Variable
+from .keygen import keygen
+from .parameters import Advertised, Bytes, HttpAddress, Variable, client_keys_option
 
 
 @click.group(cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,6 +56,25 @@ def main() -> None:
     metavar="tcp://HOST:PORT",
     show_default=True,
     help="Address to listen on; port 0 picks one.",
+)
+@click.option(
+    "--keys",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="DIR",
+    show_default="none",
+    help="Admit only clients with keys, and encrypt; DIR is what `penstock keygen` made.",
+)
+@click.option(
+    "--insecure", is_flag=True, help="Let other hosts connect without keys, when --bind is more than this host."
+)
+@click.option(
+    "--allow-uid",
+    "allow_uids",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="UID",
+    help="Let trainers of this user, on this host, share memory with the daemon; they can then change its batches.",
 )
 @click.option(
     "--advertise",
@@ -122,6 +143,9 @@ def serve(
     feeds: tuple[str, ...],
     workers: int,
     bind: str,
+    keys: str | None,
+    insecure: bool,
+    allow_uids: tuple[int, ...],
     advertise: str | None,
     memory: int | None,
     hang_timeout: float | None,
@@ -145,11 +169,12 @@ def serve(
     Signals:
       SIGTERM, Ctrl-C   let the epochs that are being read finish, then stop; a second one stops at once
       SIGTTIN, SIGTTOU  add a worker, remove a worker
+      SIGHUP            with --keys: read again which clients may connect
 
     \b
     Examples:
       penstock serve scenes:feed --workers 8
-      penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --advertise loader.lan
+      penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --keys keys
       penstock serve scenes:feed --hang-timeout 60
       penstock serve scenes:feed --state groups.sqlite
       penstock serve scenes.py:feed --reload
@@ -168,6 +193,8 @@ def serve(
         level=log_level.upper(), handlers=[handler], format="%(asctime)s %(levelname)-7s penstock: %(message)s"
     )
     targets = targets_of(feeds, of_files)
+    if keys is not None and insecure:
+        raise click.UsageError("--insecure lets clients connect without keys: give --keys or --insecure, not both")
 
     def on_ready(url: str) -> None:
         with line.aside():
@@ -178,6 +205,9 @@ def serve(
             targets,
             workers=workers,
             bind=bind,
+            keys=keys,
+            insecure=insecure,
+            allow_uids=allow_uids,
             advertise=advertise,
             memory=default_memory() if memory is None else memory,
             on_ready=on_ready,
@@ -203,13 +233,15 @@ def serve(
 
 
 main.add_command(check)
+main.add_command(keygen)
 
 
 @main.command()
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@client_keys_option
 @click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
-def status(url: str, as_json: bool, timeout: float) -> None:
+def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
     """Show a daemon's feeds, workers, memory and consumers.
 
     URL is a daemon's or a feed's address.
@@ -221,7 +253,7 @@ def status(url: str, as_json: bool, timeout: float) -> None:
     """  # noqa: D301
     from . import control
 
-    state = json.loads(control.status(url, timeout))
+    state = json.loads(control.status(url, timeout, client_keys(keys)))
     click.echo(json.dumps(state, indent=2) if as_json else "\n".join(_lines(state)))
 
 
@@ -229,8 +261,9 @@ def status(url: str, as_json: bool, timeout: float) -> None:
 @click.argument("url")
 @click.argument("workers", metavar="N", type=click.IntRange(1, 4096))
 @click.option("--now", is_flag=True, help="Stop surplus workers at once; the others redo their work.")
+@client_keys_option
 @click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
-def scale(url: str, workers: int, now: bool, timeout: float) -> None:
+def scale(url: str, workers: int, now: bool, keys: str | None, timeout: float) -> None:
     """Change the number of workers of a daemon on this host to N.
 
     URL is a daemon's or a feed's address. Trainers keep reading the same data. Surplus workers stop as soon as they
@@ -243,13 +276,14 @@ def scale(url: str, workers: int, now: bool, timeout: float) -> None:
     """  # noqa: D301
     from . import control
 
-    scaled = control.scale(url, workers, now=now, timeout=timeout)
+    scaled = control.scale(url, workers, now=now, timeout=timeout, keys=client_keys(keys))
     click.echo(f"workers: {scaled.before} -> {scaled.after}")
 
 
 @main.command()
 @click.argument("url")
 @click.option("--now", is_flag=True, help="Do not wait for epochs to finish; their trainers get an error.")
+@client_keys_option
 @click.option(
     "--timeout",
     type=float,
@@ -258,7 +292,7 @@ def scale(url: str, workers: int, now: bool, timeout: float) -> None:
     show_default="no limit; 10 with --now",
     help="Time to wait for the daemon to stop.",
 )
-def stop(url: str, now: bool, timeout: float | None) -> None:
+def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
     """Stop a daemon on this host.
 
     URL is a daemon's or a feed's address. The daemon lets the epochs that are being read finish, begins no new ones,
@@ -287,7 +321,14 @@ def stop(url: str, now: bool, timeout: float | None) -> None:
     if now and timeout is None:
         timeout = 10.0
     try:
-        control.stop(url, now=now, timeout=timeout, still_waiting=still_waiting, every=1.0 if line.drawn else 10.0)
+        control.stop(
+            url,
+            now=now,
+            timeout=timeout,
+            still_waiting=still_waiting,
+            every=1.0 if line.drawn else 10.0,
+            keys=client_keys(keys),
+        )
     finally:
         line.show("")
     click.echo("stopped")
@@ -376,7 +417,8 @@ def _stream(stream: dict[str, Any]) -> str:
     words.append(_count(stream.get("slots", 0), "slot"))
     if stream.get("error"):
         words.append(f"FAILED: {_word(stream['error'])}")
-    return f"{stream['feed']} to {_word(stream['client'])} ({stream['transport']}): {', '.join(words)}"
+    key = f" with the key {_word(stream['key'])}" if stream.get("key") else ""
+    return f"{stream['feed']} to {_word(stream['client'])}{key} ({stream['transport']}): {', '.join(words)}"
 
 
 def _count(number: int, word: str, words: str = "") -> str:

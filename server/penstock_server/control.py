@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import zmq
-
-from penstock_proto import ProtocolError, StartError, UnknownFeed, Unreachable, codec, seqpacket
+from penstock_proto import KeyRefused, ProtocolError, StartError, UnknownFeed, Unreachable, codec, libzmq, seqpacket
 from penstock_proto import messages as m
+from penstock_proto.keys import ClientKeys
 
 _ANSWER = 5.0
 """Seconds that a daemon may take to answer."""
+
+_AGAIN = 0.1
+"""Seconds between two attempts to connect."""
 
 _FEED = re.compile(r"(/[A-Za-z0-9_.-]{1,128})?/?")
 """The part of a URL after HOST:PORT: nothing, or a feed."""
@@ -48,29 +50,36 @@ def _parsed(url: str) -> tuple[str, str]:
     )
 
 
-def status(url: str, timeout: float) -> str:
+def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
     """Return the daemon's status as JSON text.
+
+    Args:
+        url: the daemon's or a feed's address.
+        timeout: seconds that it may take to answer.
+        keys: a client's keys, for a daemon with keys.
 
     Raises:
         Unreachable: no answer within `timeout` seconds.
+        KeyRefused: the daemon requires a key, does not know this one, or uses none.
         UnknownFeed: the URL names a feed that the daemon does not serve.
         PenstockError: the daemon's answer, if it was an error.
     """
-    reply = _ask(url, m.StatusRequest(m.VERSION), timeout)
+    reply = _ask(url, m.StatusRequest(m.VERSION), timeout, keys)
     if isinstance(reply, m.Status):
         _check_feed(url, reply.json)
         return reply.json
     raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
 
 
-def scale(url: str, workers: int, *, now: bool, timeout: float) -> m.Scaled:
-    """Have the daemon run `workers` workers. It answers at once, before surplus workers have stopped.
+def scale(url: str, workers: int, *, now: bool, timeout: float, keys: ClientKeys | None = None) -> m.Scaled:
+    """Have the daemon run `workers` workers. It answers at once, before surplus workers have stopped. `keys`: as for
+    `status`.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or does not answer in `timeout` seconds.
         PenstockError: the daemon's answer, if it was an error.
     """
-    state = json.loads(status(url, timeout))
+    state = json.loads(status(url, timeout, keys))
     with _beside(url, state, "scale", "SIGTTIN or SIGTTOU (add or remove one worker)", timeout) as connection:
         seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now)))
         data, _ = seqpacket.receive(connection)
@@ -91,6 +100,7 @@ def stop(
     timeout: float | None,
     still_waiting: Callable[[dict[str, Any]], None],
     every: float = 10.0,
+    keys: ClientKeys | None = None,
 ) -> None:
     """Ask the daemon to stop, and wait until its process has ended.
 
@@ -100,25 +110,26 @@ def stop(
         timeout: seconds to wait; None: no limit.
         still_waiting: called every `every` seconds with the daemon's status.
         every: seconds.
+        keys: as for `status`.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or has not ended in time.
     """
     patience = _ANSWER if timeout is None else min(timeout, _ANSWER)
-    state = json.loads(status(url, patience))
+    state = json.loads(status(url, patience, keys))
     with (
         _beside(url, state, "stop", "SIGTERM", patience) as connection,
         _process_behind(connection) as process,
     ):
         seqpacket.send(connection, codec.encode(m.StopRequest(now)))
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not _ended(process, every if deadline is None else min(every, deadline - time.monotonic())):
+        while not _ended(process, connection, every if deadline is None else min(every, deadline - time.monotonic())):
             if deadline is not None and time.monotonic() >= deadline:
                 hint = "" if now else ": it lets epochs that are being read finish, `penstock stop --now` does not wait"
                 raise Unreachable(f"the daemon at {url} (pid {state['pid']}) did not stop within {timeout:g} s{hint}")
             with contextlib.suppress(Unreachable):  # it may be stopping just now
-                state = json.loads(status(url, patience))
-            if not _ended(process, 0):
+                state = json.loads(status(url, patience, keys))
+            if not _ended(process, connection, 0):
                 still_waiting(state)
 
 
@@ -180,9 +191,25 @@ def _check_feed(url: str, text: str) -> None:
         raise UnknownFeed(f"no feed {feed!r} is served at {endpoint}; there are: {', '.join(sorted(served))}")
 
 
-def _ended(process: int, timeout: float) -> bool:
-    ended, _, _ = select.select([process], [], [], max(0.0, timeout))
-    return bool(ended)
+def _ended(process: int, connection: socket.socket, timeout: float) -> bool:
+    """Return whether the daemon's process ends within `timeout` seconds.
+
+    Raises:
+        PenstockError: the daemon refuses to stop, and says why on the connection.
+    """
+    deadline = time.monotonic() + timeout
+    heard: list[Any] = [connection]
+    while True:
+        ready, _, _ = select.select([process, *heard], [], [], max(0.0, deadline - time.monotonic()))
+        if process in ready:
+            return True
+        if not ready:
+            return False
+        data, _ = seqpacket.receive(connection)
+        if not data:  # it closes its connections before it ends
+            heard = []
+        elif isinstance(reply := codec.from_server(data), m.Failed):
+            raise reply.error.error()
 
 
 @contextlib.contextmanager
@@ -219,22 +246,36 @@ def _process_behind(connection: socket.socket) -> Iterator[int]:
         os.close(process)
 
 
-def _ask(url: str, message: m.Message, timeout: float) -> m.ServerMessage:
+def _ask(url: str, message: m.Message, timeout: float, keys: ClientKeys | None) -> m.ServerMessage:
     endpoint = endpoint_of(url)
-    context = zmq.Context()
-    connection = context.socket(zmq.DEALER)
-    connection.setsockopt(zmq.LINGER, 0)
-    try:
-        connection.connect(endpoint)
-        connection.send(codec.encode(message))
-        if not connection.poll(int(timeout * 1000)):
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    deadline = time.monotonic() + timeout
+    while (reply := _asked(keys, host.strip("[]"), int(port), message, deadline, endpoint)) is None:
+        if time.monotonic() + _AGAIN > deadline:
             raise Unreachable(f"no daemon answered at {endpoint} within {timeout:g} s: is it running?")
-        reply = codec.from_server(connection.recv())
-    except zmq.ZMQError as error:
-        raise Unreachable(f"{endpoint}: {error}") from None
-    finally:
-        connection.close()
-        context.term()
+        time.sleep(_AGAIN)
     if isinstance(reply, m.Failed):
         raise reply.error.error()
     return reply
+
+
+def _asked(
+    keys: ClientKeys | None, host: str, port: int, message: m.Message, deadline: float, endpoint: str
+) -> m.ServerMessage | None:
+    """Return the daemon's answer, or None if it cannot be reached now or breaks the connection."""
+    try:
+        dealer = libzmq.dealer(keys, host, port, max(0.0, deadline - time.monotonic()), lambda: None)
+        try:
+            dealer.send(codec.encode(message))
+            data = dealer.message(deadline - time.monotonic())
+        finally:
+            dealer.close(0)
+    except socket.gaierror as error:
+        raise Unreachable(f"{endpoint}: the host name is unknown ({error})") from None
+    except OSError:
+        return None
+    except KeyRefused as error:
+        raise KeyRefused(f"{endpoint}: {error}") from None
+    except ProtocolError as error:
+        raise Unreachable(f"{endpoint} is not a Penstock daemon: {error}") from None
+    return None if data is None else codec.from_server(data)

@@ -1,8 +1,8 @@
 """The loader daemon: one process that serves feeds until it is stopped. This file starts, drains and ends it.
 
 Everything runs on one event loop and one thread. (Other threads reserve the pages of new slots, copy slots, and work
-out what takes long for the HTTP server.) Events from workers (from_workers.py) and consumers (sessions.py) go to the
-coordinator. Its commands are carried out in order (dispatch.py).
+out what takes long for the HTTP server; with keys, threads of libzmq encrypt.) Events from workers (from_workers.py)
+and consumers (sessions.py) go to the coordinator. Its commands are carried out in order (dispatch.py).
 
 Nothing that a peer does ends the daemon. A failure costs only what it is about:
 
@@ -25,7 +25,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
@@ -33,6 +33,7 @@ from penstock_proto import messages as m
 
 from . import http as http_server
 from . import status
+from .access import Access
 from .bugs import Bugs
 from .clock import Clock
 from .coordinator import Coordinator, size
@@ -76,6 +77,8 @@ class Daemon:
         environment: variables of the workers; None as a value removes one.
         http: host and port of the HTTP server, or None for none.
         state: path of the file with which groups outlive the daemon, or None.
+        access: who may connect over TCP.
+        allow_uids: users, besides the daemon's own and root, whose trainers on this host share memory with it.
         each_second: called once a second with this object.
         reloader: knows whether the feeds' code has changed, or None.
 
@@ -100,9 +103,13 @@ class Daemon:
         advertise: str | None = None,
         environment: m.Environment | None = None,
         http: tuple[str, int] | None = None,
+        access: Access,
+        allow_uids: Collection[int] = (),
         each_second: Callable[[Daemon], None] = lambda daemon: None,
         reloader: Reloader | None = None,
     ) -> None:
+        self._access = access
+        self._allow_uids = allow_uids
         self._reloader = reloader
         self.renewing = False
         self.endpoint = ""
@@ -142,16 +149,14 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._broken)
-        self._router = Router(self._bind, self._frame, self._connection_ended)
-        if not re.match(r"tcp://(127\.|localhost|\[::1\])", self._router.endpoint):
-            log.warning(
-                "listening on %s: batches are not encrypted, and anyone who reaches the port can read them. Use it "
-                "only in a trusted network",
-                self._router.endpoint,
-            )
+        self._router = Router(self._bind, self._frame, self._connection_ended, self._access.keys)
+        self._access.say(self._router.endpoint)
         try:
             self._listener = Listener(
-                self._datagram, self._peer_ended, descriptors.for_local(descriptors.limit(), self._workers)
+                self._datagram,
+                self._peer_ended,
+                descriptors.for_local(descriptors.limit(), self._workers),
+                self._allow_uids,
             )
             self._connect()
             if self._http is not None:
@@ -160,6 +165,8 @@ class Daemon:
                 loop.add_signal_handler(name, self.drain)
             loop.add_signal_handler(signal.SIGTTIN, self._scaling.scale_by, 1)
             loop.add_signal_handler(signal.SIGTTOU, self._scaling.scale_by, -1)
+            if self._access.keys is not None:
+                loop.add_signal_handler(signal.SIGHUP, self._access.read_again, self._sessions, self._router)
             if until_stdin_closes:
                 loop.add_reader(0, self._stdin)
             self.endpoint = self._router.endpoint

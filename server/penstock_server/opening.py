@@ -92,7 +92,7 @@ class Opening:
             return
         token = secrets.token_bytes(16)
         client = "".join(letter for letter in hello.client if letter.isprintable())[:128]
-        session = Session(token, hello.feed, client, routing_id, time.monotonic())
+        session = Session(token, hello.feed, client, routing_id, time.monotonic(), self._out.key(routing_id))
         welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
         if self._out.answer(routing_id, welcome):
             self._table.greet(session)
@@ -155,7 +155,7 @@ class Opening:
         self._table.opened(session)
         if peer is not None:
             peer.opened()
-        self._log.info("feed %s: %s reads it (%s)", session.feed, session.client, session.transport)
+        self._log.info("feed %s: %s reads it (%s)", session.feed, session.who, session.transport)
 
     def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> Ask:
         info = self._coordinator.feeds[session.feed].info

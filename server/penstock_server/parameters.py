@@ -8,6 +8,15 @@ from typing import Any
 
 import click
 
+client_keys_option = click.option(
+    "--keys",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="DIR",
+    show_default="PENSTOCK_KEYS, or none",
+    help="A client's folder of keys, for a daemon with --keys.",
+)
+
 
 class Bytes(click.ParamType[int]):
     """A size in bytes: 500000000, 500M, 4G (powers of 1024)."""

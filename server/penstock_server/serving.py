@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock_proto import PenstockError
 
+from .access import Access
 from .daemon import Daemon
 from .host import descriptors
 from .reloading.reloader import Reloader
@@ -31,7 +32,7 @@ def serve(
         until_stdin_closes: stop at the end of standard input, too.
         reload: read the next epoch from the feeds' code if that changes.
         each_second: called once a second with the daemon.
-        options: as for `Daemon`.
+        options: as for `Daemon`; `keys` and `insecure` in place of `access`, as for `Access`.
 
     Raises:
         PenstockError: it could not start; the message says why. With `reload` this is logged.
@@ -68,9 +69,11 @@ def serve(
         reloader.stop()
 
 
-async def _run(feeds: list[str], until_stdin_closes: bool, **options: Any) -> tuple[Daemon, PenstockError | None]:
+async def _run(
+    feeds: list[str], until_stdin_closes: bool, *, keys: str | None = None, insecure: bool = False, **options: Any
+) -> tuple[Daemon, PenstockError | None]:
     """Run a daemon; return it, and the error with which it ended."""
-    daemon = Daemon(feeds, **options)
+    daemon = Daemon(feeds, access=Access(options["bind"], keys, insecure), **options)
     try:
         await daemon.run(until_stdin_closes)
     except PenstockError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .host.arena import Memfd
 from .host.local import LocalPeer
+from .keys import ClientKey
 
 
 @dataclass(eq=False)
@@ -18,6 +19,8 @@ class Session:
     client: str
     routing_id: bytes
     heard: float
+    key: ClientKey | None = None
+    """The client's key; None without keys."""
     peer: LocalPeer | None = None
     consumer: int | None = None
     """Its number, by which the coordinator knows the consumer; None until it is opened."""
@@ -36,6 +39,11 @@ class Session:
     file."""
     muted: bool = False
     """Nothing more is sent to it, except why it failed."""
+
+    @property
+    def who(self) -> str:
+        """The client, for the log."""
+        return f"{self.client} with the key {self.key.name}" if self.key else self.client
 
     @property
     def transport(self) -> str:

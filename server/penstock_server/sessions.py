@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import msgspec
 
-from penstock_proto import ConnectionLost, PenstockError, ProtocolError, codec
+from penstock_proto import ConnectionLost, KeyRefused, PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
 
 from .bugs import Bugs
@@ -182,6 +182,10 @@ class Sessions:
                 self.opening.position_part(message, self.table.by_token.get(message.session))
             case m.Open() if session is None:
                 self.opening.open(message, b"", peer)
+            case m.StopRequest() | m.ScaleRequest() if not peer.trusted:
+                self._out.answer(
+                    peer, failed(ProtocolError("only the daemon's own user and root may stop or scale it"))
+                )
             case m.StopRequest():
                 self._stop(message.now)
             case m.ScaleRequest():
@@ -242,7 +246,7 @@ class Sessions:
     def _look_for(self, session: Session, now: float) -> None:
         if now - session.heard > PATIENCE:
             if session.consumer is not None:
-                self._log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.client, PATIENCE)
+                self._log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.who, PATIENCE)
                 said = f"the daemon ended this session after {PATIENCE:.0f} s of silence: connect again"
                 error = ConnectionLost(said)
                 self._out.answer(session.routing_id, failed(error))
@@ -296,6 +300,12 @@ class Sessions:
         for peer in list(self.table.by_peer):
             peer.gone(memfd)
 
+    def revoke(self, keys: Collection[bytes]) -> None:
+        """End the sessions of clients with these public keys, over a connection on this host too."""
+        for session in self.table:
+            if session.key is not None and session.key.public in keys:
+                self._end(session, KeyRefused(f"the key {session.key.name} was removed from the daemon's keys"))
+
     def stop(self, error: PenstockError) -> None:
         """Tell every consumer why nothing more comes."""
         for session in self.table:
@@ -340,7 +350,7 @@ class Sessions:
         """Fail the session: tell its consumer why, and nothing more. Others that share its stream go on."""
         error.feed = error.feed or session.feed
         if session.consumer is not None:
-            self._log.warning("feed %s: the session of %s failed: %s", session.feed, session.client, error.message)
+            self._log.warning("feed %s: the session of %s failed: %s", session.feed, session.who, error.message)
         self._out.send(session, failed(error))
         if session.peer is None or session.consumer is None:
             self._gone(session, self._handed(session))
@@ -353,7 +363,7 @@ class Sessions:
         self.opening.greeted.remove(session)
         consumer = self.table.remove(session)
         if consumer is not None:
-            self._log.info("feed %s: %s is gone", session.feed, session.client)
+            self._log.info("feed %s: %s is gone", session.feed, session.who)
             self._out.drop(session)
             self._tell(on.Lost(consumer, handed))
 

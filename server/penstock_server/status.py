@@ -175,6 +175,7 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
     return {
         "feed": session.feed,
         "client": session.client,
+        "key": None if session.key is None else session.key.name,
         "transport": session.transport,
         "epoch": consumer.begun,
         "reading": consumer.reading,

@@ -17,6 +17,7 @@ from .coordinator.commands import SendSlab
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
+from .keys import ClientKey
 from .session import Session
 
 
@@ -72,6 +73,10 @@ class ToConsumers:
         except ProtocolError as error:
             self._put(to, failed(error))  # which has room in a message
             return False
+
+    def key(self, routing_id: bytes) -> ClientKey | None:
+        """Return the key with which a connection over ZeroMQ was made; None without keys."""
+        return self._router.key(routing_id)
 
     def drop(self, session: Session) -> None:
         """Drop the bytes that still wait to be sent to the session: otherwise they would keep their slots."""

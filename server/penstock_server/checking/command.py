@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ..command_group import complete_files
 from ..file_options import file_options, targets_of
-from ..parameters import Bytes, Variable
+from ..parameters import Bytes, Variable, client_keys_option
 from ..terminal import bar
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 )
 @click.option("--pdb", "debugs", is_flag=True, help="Start pdb in your code where a sample or an import fails.")
 @click.option("--strict", is_flag=True, help="Exit with code 1 for warnings too.")
+@client_keys_option
 @click.option("--json", "prints_json", is_flag=True, help="Print JSON.")
 @file_options
 @click.pass_context
@@ -81,6 +82,7 @@ def check(
     environment: tuple[tuple[str, str | None], ...],
     debugs: bool,
     strict: bool,
+    keys: str | None,
     prints_json: bool,
     **of_files: Any,
 ) -> None:
@@ -115,9 +117,11 @@ def check(
     if feed[0].startswith("tcp://"):
         if len(feed) > 1:
             raise click.UsageError("check one connection at a time")
-        _refuse_options(context, "with a URL", "strict", "prints_json", "seconds")
+        _refuse_options(context, "with a URL", "strict", "prints_json", "seconds", "keys")
         given = context.get_parameter_source("seconds") is ParameterSource.COMMANDLINE
-        _check_connection(feed[0], seconds if given else 1.0, context.obj, strict=strict, prints_json=prints_json)
+        _check_connection(feed[0], seconds if given else 1.0, context.obj, keys, strict=strict, prints_json=prints_json)
+    if keys is not None and context.get_parameter_source("keys") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--keys means nothing without the URL of a daemon")
 
     from ..host.memory_limits import default_memory
     from .collecting import Options, collect
@@ -164,13 +168,15 @@ def _check_machine(*, strict: bool, prints_json: bool) -> NoReturn:
     _finish("\n".join(shown(machine_findings.rows(seen), findings)), findings, strict=strict)
 
 
-def _check_connection(url: str, seconds: float, read: ReadFeed | None, *, strict: bool, prints_json: bool) -> NoReturn:
+def _check_connection(
+    url: str, seconds: float, read: ReadFeed | None, keys: str | None, *, strict: bool, prints_json: bool
+) -> NoReturn:
     from . import connection_findings
     from .connection import attempt
     from .report import shown
 
     with bar() as tell:
-        seen = attempt(url, seconds, read, tell)
+        seen = attempt(url, seconds, read, tell, keys)
     findings = connection_findings.judged(seen)
     if prints_json:
         _finish(json.dumps(_with(connection_findings.as_json(seen), findings), indent=2), findings, strict=strict)

@@ -21,6 +21,7 @@ import zmq
 
 from penstock_proto import PenstockError, ProtocolError, codec, seqpacket
 from penstock_proto import messages as m
+from penstock_proto.keys import client_keys
 
 from .. import control
 
@@ -53,8 +54,8 @@ class Read:
     unsent: bool
 
 
-ReadFeed = Callable[[str, float], Read]
-"""Reads a feed (its URL) for some seconds, as a trainer does."""
+ReadFeed = Callable[[str, float, "str | None"], Read]
+"""Reads a feed (its URL) for some seconds, as a trainer does, with this folder of keys."""
 
 
 @dataclass(slots=True)
@@ -91,12 +92,15 @@ class Connection:
     error: PenstockError | None = None
     state: dict[str, Any] | None = None
     unix: str = ""
+    encrypted: bool = False
     trips: list[float] = field(default_factory=list)
     read: Read | None = None
     unread: str = ""
 
 
-def attempt(url: str, seconds: float, read: ReadFeed | None, tell: Callable[[str, float], None]) -> Connection:
+def attempt(
+    url: str, seconds: float, read: ReadFeed | None, tell: Callable[[str, float], None], keys: str | None = None
+) -> Connection:
     """Try each step until one fails.
 
     Args:
@@ -104,11 +108,13 @@ def attempt(url: str, seconds: float, read: ReadFeed | None, tell: Callable[[str
         seconds: for which batches are read.
         read: reads them; None: they are not read.
         tell: called with the present step, and the part that is done.
+        keys: a client's folder of keys; None: what PENSTOCK_KEYS says, or none.
 
     Raises:
-        StartError: `url` is not of the form tcp://HOST:PORT[/FEED].
+        StartError: `url` is not of the form tcp://HOST:PORT[/FEED], or the folder of keys is not one.
     """
     control.endpoint_of(url)
+    own = client_keys(keys)
     parts = urlsplit(url)
     seen = Connection(url, parts.hostname or "", parts.port or 0, parts.path.strip("/"))
     tell("looking up the name", 0.0)
@@ -119,7 +125,7 @@ def attempt(url: str, seconds: float, read: ReadFeed | None, tell: Callable[[str
         return seen
     tell("asking the daemon", 0.2)
     try:
-        seen.state = json.loads(control.status(url, CONNECT_SECONDS))
+        seen.state = json.loads(control.status(url, CONNECT_SECONDS, own))
     except PenstockError as error:
         seen.error = error
         return seen
@@ -128,13 +134,15 @@ def attempt(url: str, seconds: float, read: ReadFeed | None, tell: Callable[[str
     if not seen.state["ready"] or not feeds:
         return seen
     feed = seen.feed or feeds[0]
-    tell("measuring the round trip", 0.3)
-    with contextlib.suppress(PenstockError, zmq.ZMQError):
-        seen.trips = _trips(control.endpoint_of(url), feed)
+    seen.encrypted = own is not None
+    if own is None:
+        tell("measuring the round trip", 0.3)
+        with contextlib.suppress(PenstockError, zmq.ZMQError):
+            seen.trips = _trips(control.endpoint_of(url), feed)
     if read is not None:
         tell(f"reading {feed}", 0.4)
         try:
-            seen.read = read(f"{control.endpoint_of(url)}/{feed}", seconds)
+            seen.read = read(f"{control.endpoint_of(url)}/{feed}", seconds, keys)
         except PenstockError as error:
             seen.unread = error.message
     return seen

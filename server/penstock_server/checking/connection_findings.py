@@ -49,6 +49,8 @@ def rows(seen: Connection) -> Iterator[tuple[str, str]]:
             f"process {state['pid']}, up {state['seconds']:,.0f} s, protocol version {state['version']} (here: "
             f"{VERSION}), {len(state['workers'])} workers, feeds: {feeds}",
         )
+        if seen.encrypted:
+            yield "keys", "the daemon accepts them, and TCP is encrypted"
         yield "transport", _transport_in_words(seen)
     if seen.trips:
         yield (

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from penstock_proto import StartError
 
@@ -140,19 +142,46 @@ class Acceptor:
         self._loop.add_reader(self._socket.fileno(), self._accept)
 
 
+def only_this_host(bind: str) -> bool:
+    """Return whether only programs on this host can reach the address `bind`.
+
+    Raises:
+        StartError: it is not an address to listen on.
+    """
+    try:
+        *_, address = _resolved(bind)
+    except OSError as error:
+        raise _cannot(bind, error) from None
+    return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+
+
+def _resolved(bind: str) -> tuple[socket.AddressFamily, socket.SocketKind, int, tuple[Any, ...]]:
+    """Return the family, kind, protocol and address of a socket that listens at `bind`."""
+    scheme, _, place = bind.partition("://")
+    host, _, port = place.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdecimal():
+        raise OSError("Invalid argument")
+    if int(port) > 65535:
+        raise StartError(f"cannot listen on {bind}: a port is a number from 0 (any) to 65535")
+    host = "0.0.0.0" if host == "*" else host.strip("[]")
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return family, kind, protocol, address
+
+
+def _cannot(bind: str, error: OSError) -> StartError:
+    if error.errno == errno.EADDRINUSE:
+        why = "the port is in use, perhaps by another daemon: choose another one, or port 0 for a free one"
+    else:
+        why = f"{error.strerror or error}; an address looks like tcp://127.0.0.1:5555"
+    return StartError(f"cannot listen on {bind}: {why}")
+
+
 def _bound(bind: str) -> socket.socket:
     """Return a socket that listens at this address."""
     try:
-        scheme, _, place = bind.partition("://")
-        host, _, port = place.rpartition(":")
-        if scheme != "tcp" or not host or not port.isdecimal():
-            raise OSError("Invalid argument")
-        if int(port) > 65535:
-            raise StartError(f"cannot listen on {bind}: a port is a number from 0 (any) to 65535")
-        host = "0.0.0.0" if host == "*" else host.strip("[]")
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, protocol, address = _resolved(bind)
         made = socket.socket(family, kind, protocol)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -165,9 +194,5 @@ def _bound(bind: str) -> socket.socket:
             made.close()
             raise
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            why = "the port is in use, perhaps by another daemon: choose another one, or port 0 for a free one"
-        else:
-            why = f"{error.strerror or error}; an address looks like tcp://127.0.0.1:5555"
-        raise StartError(f"cannot listen on {bind}: {why}") from None
+        raise _cannot(bind, error) from None
     return made

@@ -1,8 +1,8 @@
 """The unix listener: consumers on this host, each on one SOCK_SEQPACKET connection.
 
 The address is in the abstract namespace, so no file is left behind. Such an address has no permissions. So the listener
-asks the kernel for the user of each connection (SO_PEERCRED), and accepts only our own user and root. The daemon sends
-first: a ledger whose nonce proves that the other side maps its memory.
+asks the kernel for the user of each connection (SO_PEERCRED), and accepts only our own user, root, and those that
+`--allow-uid` names. The daemon sends first: a ledger whose nonce proves that the other side maps its memory.
 
 Connections without a session are limited in time and number; when there are too many, the oldest is closed. A
 connection that does not read its messages is closed too. So connections that a program leaves open by mistake take no
@@ -20,7 +20,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from penstock_proto import ledger
 from penstock_proto.codec import encode
@@ -42,11 +42,16 @@ MOST_UNREAD = 16 << 20
 
 
 class LocalPeer:
-    """One connection of a consumer on this host: its ledger, and the memfds that it knows."""
+    """One connection of a consumer on this host: its ledger, and the memfds that it knows.
+
+    Attributes:
+        trusted: whether it belongs to the daemon's own user or to root, who may stop and scale the daemon.
+    """
 
     def __init__(
         self,
         connection: socket.socket,
+        trusted: bool,
         on_data: Callable[[LocalPeer, bytes], None],
         on_end: Callable[[LocalPeer], None],
         on_opened: Callable[[LocalPeer], None],
@@ -58,6 +63,7 @@ class LocalPeer:
             self._page = mmap.mmap(fd, ledger.NBYTES)
             self.nonce = secrets.token_bytes(16)
             self._page[ledger.NONCE] = self.nonce
+            self.trusted = trusted
             self._known: dict[int, arena.Memfd] = {}
             self._on_data = on_data
             self._on_opened = on_opened
@@ -120,12 +126,18 @@ class Listener:
         on_data: called with (peer, datagram).
         on_end: called with a peer whose other side is gone.
         most: how many connections there may be.
+        uids: further users who are accepted.
     """
 
     def __init__(
-        self, on_data: Callable[[LocalPeer, bytes], None], on_end: Callable[[LocalPeer], None], most: int
+        self,
+        on_data: Callable[[LocalPeer, bytes], None],
+        on_end: Callable[[LocalPeer], None],
+        most: int,
+        uids: Collection[int] = (),
     ) -> None:
         self._most = most
+        self._uids = uids
         self.name = f"penstock-{secrets.token_hex(16)}"
         self.peers: set[LocalPeer] = set()
         self._waiting: dict[LocalPeer, float] = {}
@@ -171,12 +183,13 @@ class Listener:
             self._pause(error)
             return
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid not in self._users:
+        trusted = uid in self._users
+        if not trusted and uid not in self._uids:
             log.debug("refused a connection on this host from user %d: the daemon runs as %d", uid, os.geteuid())
             connection.close()
             return
         try:
-            peer = LocalPeer(connection, self._on_data, self._ended, self._opened)
+            peer = LocalPeer(connection, trusted, self._on_data, self._ended, self._opened)
             self.peers.add(peer)
             self._waiting[peer] = time.monotonic()
             self._said = False

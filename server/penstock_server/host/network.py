@@ -12,16 +12,23 @@ import resource
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
-from penstock_proto import zmtp
-from penstock_proto.codec import MAX_CHUNK, MAX_MESSAGE, MAX_STATUS, encode
+from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
 from penstock_proto.messages import Chunk, Failed, Message, Pong, Status, Welcome
 
+from ..keys import ClientKey, ServerKeys
 from .accepting import Acceptor
 from .arena import Bytes
 from .tcp_peer import TcpPeer
+
+if TYPE_CHECKING:
+    from .curve import Curve
+    from .curve_peer import CurvePeer
+
+_Peer: TypeAlias = "TcpPeer | CurvePeer"
 
 log = logging.getLogger(__name__)
 
@@ -41,22 +48,30 @@ class Router:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
         on_frame: called with (peer id, frame) for each message of one frame, and with an empty frame for any other.
         on_end: called once, from the loop, with the id of a peer whose connection has ended.
+        keys: the daemon's keys, and which clients it admits; None: it admits every client, and nothing is encrypted.
 
     Raises:
         StartError: the address cannot be bound.
     """
 
-    def __init__(self, bind: str, on_frame: Callable[[bytes, bytes], None], on_end: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        bind: str,
+        on_frame: Callable[[bytes, bytes], None],
+        on_end: Callable[[bytes], None],
+        keys: ServerKeys | None = None,
+    ) -> None:
         self._on_frame = on_frame
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._peers: dict[bytes, TcpPeer] = {}
-        self._half_open: dict[bytes, TcpPeer] = {}  # they have not finished the handshake; the oldest first
-        self._mute: dict[bytes, TcpPeer] = {}  # they have finished it, and sent nothing since; the oldest first
+        self._peers: dict[bytes, _Peer] = {}
+        self._half_open: dict[bytes, _Peer] = {}  # they have not finished the handshake; the oldest first
+        self._mute: dict[bytes, _Peer] = {}  # they have finished it, and sent nothing since; the oldest first
         self._complained = False
         self._closed = False
         self._acceptor = Acceptor(bind, self._full, self._make_room, self._accepted)
+        self._curve = None if keys is None else _curve(keys)
         self._clock = self._loop.call_later(1, self._tick)
 
     @property
@@ -70,7 +85,7 @@ class Router:
         if connection is None:
             return False
         data = encode(message, MAX_STATUS if isinstance(message, Status) else MAX_MESSAGE)
-        return connection.send(zmtp.head_of(len(data)) + data, answer=isinstance(message, _ANSWERS))
+        return connection.send(data, answer=isinstance(message, _ANSWERS))
 
     def send_bytes(self, peer: bytes, seq: int, start: int, data: Bytes) -> bool:
         """Send bytes of slab `seq`, from byte `start` of its slot on, in pieces straight from `data`. Return False if
@@ -82,11 +97,8 @@ class Router:
         if connection is None:
             return False
         whole = data.data
-        for at in range(0, len(whole), MAX_CHUNK):
-            body = whole[at : at + MAX_CHUNK]
-            chunk = encode(Chunk(seq, start + at))
-            frames = zmtp.head_of(len(chunk), more=True) + chunk + zmtp.head_of(len(body))
-            if not connection.send(frames, body):
+        for at in range(0, len(whole), connection.PIECE):
+            if not connection.send(encode(Chunk(seq, start + at)), whole[at : at + connection.PIECE]):
                 return False
         return True
 
@@ -101,6 +113,19 @@ class Router:
         if connection is not None:
             connection.drop()
 
+    def key(self, peer: bytes) -> ClientKey | None:
+        """Return the key of a peer; None without keys, or if the peer is gone."""
+        connection = self._peers.get(peer)
+        return None if connection is None else connection.key
+
+    def admit(self, clients: Mapping[bytes, str]) -> None:
+        """From now on admit only these clients (names by public key), and drop the connections of all others."""
+        assert self._curve is not None
+        self._curve.clients = clients
+        for connection in self._peers.values():
+            if connection.key is not None and connection.key.public not in clients:
+                connection.drop()
+
     def close(self) -> None:
         """Close all connections. Spend up to half a second on sending what still waits."""
         if not self._closed:
@@ -110,27 +135,34 @@ class Router:
             self._linger(time.monotonic() + LINGER)
             for connection in self._peers.values():
                 connection.close()
+            if self._curve is not None:
+                self._curve.close()
 
     def _linger(self, deadline: float) -> None:
         """Send what waits, to all peers in parallel, and let them close their ends. Blocks until `deadline` at most."""
         poll = select.poll()
-        left = {connection.fileno(): connection for connection in self._peers.values() if connection.open}
-        for fd in left:
-            poll.register(fd, select.POLLOUT)
-        while left and (found := poll.poll(max(0.0, deadline - time.monotonic()) * 1000)):
+        left: dict[int, _Peer] = {}
+        again = [connection for connection in self._peers.values() if connection.open]
+        while again:
+            for connection in again:
+                if (waits := connection.finish()) is not None:
+                    fd, events = waits
+                    left[fd] = connection
+                    poll.register(fd, events)
+            found = poll.poll(max(0.0, deadline - time.monotonic()) * 1000) if left else []
             for fd, _ in found:
-                events = left[fd].finish()
-                if events:
-                    poll.modify(fd, events)
-                else:
-                    poll.unregister(fd)
-                    del left[fd]
+                poll.unregister(fd)
+            again = [left.pop(fd) for fd, _ in found]
 
     def _accepted(self, connection: socket.socket) -> None:
         peer = next(self._numbers).to_bytes(8, "big")
-        self._peers[peer] = self._half_open[peer] = TcpPeer(
-            connection, partial(self._ready, peer), partial(self._message, peer), partial(self._ended, peer)
-        )
+        calls = partial(self._ready, peer), partial(self._message, peer), partial(self._ended, peer)
+        if self._curve is None:
+            self._peers[peer] = self._half_open[peer] = TcpPeer(connection, *calls)
+        else:
+            from .curve_peer import CurvePeer
+
+            self._peers[peer] = self._half_open[peer] = CurvePeer(connection, self._curve, *calls)
 
     def _ready(self, peer: bytes) -> None:
         self._mute[peer] = self._half_open.pop(peer)
@@ -152,7 +184,8 @@ class Router:
         """Whether there are as many connections as there may be. Half of the descriptors are kept for workers, slots
         and consumers on this host."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return len(self._peers) >= (_MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft // 2))
+        each = 1 if self._curve is None else self._curve.DESCRIPTORS
+        return len(self._peers) >= (_MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft // 2 // each))
 
     def _make_room(self) -> bool:
         """Close the oldest connection that has not finished the handshake, or else the oldest that has sent nothing
@@ -168,3 +201,11 @@ class Router:
         self._clock = self._loop.call_later(1, self._tick)
         for connection in list(self._peers.values()):
             connection.tick()
+        if self._curve is not None:
+            self._curve.tick()
+
+
+def _curve(keys: ServerKeys) -> Curve:
+    from .curve import Curve  # imports ZeroMQ, which only keys need
+
+    return Curve(keys)

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 
 from penstock_proto import ProtocolError, zmtp
+from penstock_proto.codec import MAX_CHUNK
 
+from ..keys import ClientKey
 from .incoming import READY, Event, Incoming
 from .outgoing import Outgoing
 
@@ -41,7 +43,7 @@ _read = memoryview(bytearray(64 * 1024))
 
 
 class TcpPeer:
-    """A connection.
+    """A connection without encryption.
 
     Args:
         connection: a non-blocking socket, which the peer owns from now on.
@@ -49,6 +51,11 @@ class TcpPeer:
         on_message: called with each message of one frame, and with b"" for any other.
         on_end: called once, from the loop, when the connection has ended; with the reason if the peer broke the rules.
     """
+
+    PIECE = MAX_CHUNK
+    """Bytes of a slab that are sent at once."""
+    key: ClientKey | None = None
+    """Nobody proves who they are."""
 
     def __init__(
         self,
@@ -90,18 +97,19 @@ class TcpPeer:
         """Whether the connection is open."""
         return self._open
 
-    def send(self, data: bytes, body: memoryview | None = None, *, answer: bool = False) -> bool:
+    def send(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> bool:
         """Queue a message. Return False if the peer is gone.
 
         Args:
-            data: the message as frames, up to the bytes of `body`.
-            body: the rest of the last frame. It must not change before it is sent or the peer is gone.
+            message: its first frame.
+            body: its second, if it has two. It must not change before it is sent or the peer is gone.
             answer: whether the peer asked for it. The daemon stops reading from a peer that leaves too much of this
                 unread.
         """
         if not self._open or self._broken or self._dropped:
             return False
-        self._outgoing.put(data, body, answer=answer)
+        frames = zmtp.head_of(len(message), more=body is not None) + message
+        self._outgoing.put(frames if body is None else frames + zmtp.head_of(len(body)), body, answer=answer)
         if self._outgoing.cost > _QUEUED:
             self.close("it reads nothing, and too much waits for it")
             return False
@@ -141,32 +149,28 @@ class TcpPeer:
             if not self._outgoing:
                 self.close()
 
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._fd
-
-    def finish(self) -> int:
+    def finish(self) -> tuple[int, int] | None:
         """Send some of what waits. When all is sent, shut down that direction, and read until the peer closes its end.
         (If the connection were closed with unread bytes, it would be reset, and the peer would lose what it has not
         read.)
 
         Returns:
-            The events of poll(2) at which to call it again; 0 when all is done.
+            What to wait for before it is called again, a descriptor and the events of poll(2); None when all is done.
         """
         try:
             if self._outgoing:
                 self._send_some()
-                return select.POLLOUT
+                return self._fd, select.POLLOUT
             if not self._finishing:
                 self._finishing = True
                 self._socket.shutdown(socket.SHUT_WR)
             elif not self._socket.recv_into(_read):
-                return 0
+                return None
         except BlockingIOError:
             pass
         except OSError:
-            return 0
-        return select.POLLIN
+            return None
+        return self._fd, select.POLLIN
 
     def _soon(self) -> None:
         """Continue in the loop's next step, so that all messages of this one are sent with one system call."""

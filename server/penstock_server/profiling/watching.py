@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from penstock_proto import PenstockError
+from penstock_proto.keys import ClientKeys
 
 from .. import control
 from .folding import Folding
@@ -37,7 +38,14 @@ ANSWER = 5.0
 """Seconds that a daemon may take to answer."""
 
 
-def profile(url: str, seconds: float, *, tell: Callable[[float], None], may_go_on: Callable[[], bool]) -> Profile:
+def profile(
+    url: str,
+    seconds: float,
+    *,
+    tell: Callable[[float], None],
+    may_go_on: Callable[[], bool],
+    keys: ClientKeys | None = None,
+) -> Profile:
     """Sample the stacks of a daemon's workers.
 
     Args:
@@ -45,12 +53,13 @@ def profile(url: str, seconds: float, *, tell: Callable[[float], None], may_go_o
         seconds: for how long.
         tell: called again and again with the part that is done, 0 to 1.
         may_go_on: asked again and again; the profile ends early if it returns False. Ctrl-C ends it early, too.
+        keys: for a daemon with keys.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or does not answer.
         PenstockError: the daemon's answer, if it was an error.
     """
-    state = json.loads(control.status(url, ANSWER))
+    state = json.loads(control.status(url, ANSWER, keys))
     result = Profile(url)
     with _Workers(url, state, result, seconds) as workers:
         began = now = time.monotonic()

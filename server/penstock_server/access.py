@@ -1,0 +1,77 @@
+"""Who may connect over TCP: everybody on this host, clients with keys, or (`--insecure`) everybody."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from penstock_proto import StartError
+
+from .host.accepting import only_this_host
+from .host.network import Router
+from .keys import ServerKeys, admitted, server_keys
+from .sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+_MOST_NAMES = 20
+"""Most clients that a line of the log names."""
+
+
+class Access:
+    """See the file's head.
+
+    Args:
+        bind: the `tcp://address:port` on which the daemon will listen.
+        folder: with the daemon's keys and those of the clients that may connect; None: no keys.
+        insecure: whether other hosts may reach `bind` without keys.
+
+    Attributes:
+        keys: the daemon's keys, or None.
+
+    Raises:
+        StartError: the keys cannot be used, or other hosts could connect without keys.
+    """
+
+    def __init__(self, bind: str, folder: str | None, insecure: bool) -> None:
+        self.keys: ServerKeys | None = None if folder is None else server_keys(folder)
+        self._exposed = not only_this_host(bind)
+        if self._exposed and self.keys is None and not insecure:
+            raise StartError(
+                f"--bind {bind} can be reached from other hosts. Give --keys DIR, so that only clients with keys "
+                "connect and all that crosses the network is encrypted (`penstock keygen DIR` makes them), or, in a "
+                "network that you trust, --insecure"
+            )
+
+    def say(self, endpoint: str) -> None:
+        """Log who may connect to `endpoint`."""
+        if self.keys is not None:
+            log.info("listening on %s with keys: %s", endpoint, _clients(self.keys.clients))
+            if not self.keys.clients:
+                log.warning("no client may connect: there are no keys in %s", self.keys.folder / "clients")
+        elif self._exposed:
+            log.warning(
+                "listening on %s without keys (--insecure): nothing is encrypted, and anyone who reaches the port can "
+                "read the batches",
+                endpoint,
+            )
+
+    def read_again(self, sessions: Sessions, router: Router) -> None:
+        """Read again which clients may connect, and cut off those whose keys were removed."""
+        assert self.keys is not None
+        before = self.keys.clients
+        try:
+            now = admitted(self.keys.folder)
+        except StartError as error:
+            log.error("the keys were not read again, and those from before still count: %s", error)
+            return
+        self.keys = self.keys._replace(clients=now)
+        log.info("read the keys again: %s", _clients(now))
+        sessions.revoke(before.keys() - now.keys())
+        router.admit(now)
+
+
+def _clients(clients: Mapping[bytes, str]) -> str:
+    names = sorted(clients.values())
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES]) or 'nobody'}{more} may connect"
