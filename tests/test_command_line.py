@@ -146,6 +146,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
         "MODULE:FUNCTION": ["a.py:f", "b.py:g"],
         "[HOST:]PORT": ["0.0.0.0:8090"],
         "HOST[:PORT]": ["loader.lan:5"],
+        "UID": ["1000"],
         "START:STOP": ["3:9"],
         "tcp://HOST:PORT": ["tcp://0.0.0.0:1"],
     }
