@@ -49,10 +49,14 @@ class Case:
     seed: int
     asks: Mapping[str, Any]
 
+    @property
+    def memory(self) -> int:
+        """Memory for this many slots, besides those of a pool and its shuffle blocks."""
+        return (self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)) * PAGE
+
     def world(self, *others: SimFeed, **options: Any) -> World:
-        """A world with memory for this many slots, besides those of a pool; plenty if batches grow."""
-        slots = self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)
-        memory = slots * PAGE * (1 + len(others)) if not self.feed.growth else 1 << 22
+        """A world with that memory; plenty if batches grow."""
+        memory = self.memory * (1 + len(others)) if not self.feed.growth else 1 << 22
         return World(self.feed, *others, workers=self.workers, memory=memory, seed=self.seed, **options)
 
 
@@ -228,7 +232,7 @@ class TestOrder:
     @given(st.lists(cases(any_feeds), min_size=2, max_size=3), seeds)
     def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(self, all_: list[Case], seed: int) -> None:
         feeds = [replace(case.feed, name=f"feed{number}", growth=0) for number, case in enumerate(all_)]
-        memory = sum(case.slots for case in all_) * PAGE
+        memory = sum(case.memory for case in all_)
         world = World(*feeds, workers=all_[0].workers, memory=memory, seed=seed)
         consumers = [
             world.open(feed.name, reads=[(0, None), (1, None)], **case.asks)
