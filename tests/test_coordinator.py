@@ -49,10 +49,15 @@ class Case:
     seed: int
     asks: Mapping[str, Any]
 
-    def world(self, *others: SimFeed, **options: Any) -> World:
-        """A world with memory for this many slots, besides those of a pool; plenty if batches grow."""
+    @property
+    def memory(self) -> int:
+        """Bytes of this many slots, besides those of a pool; plenty if batches grow."""
         slots = self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)
-        memory = slots * PAGE * (1 + len(others)) if not self.feed.growth else 1 << 22
+        return slots * PAGE if not self.feed.growth else 1 << 22
+
+    def world(self, *others: SimFeed, **options: Any) -> World:
+        """A world with this memory for each feed."""
+        memory = self.memory * (1 + len(others))
         return World(self.feed, *others, workers=self.workers, memory=memory, seed=self.seed, **options)
 
 
@@ -125,7 +130,17 @@ endless_feeds = st.builds(
     shuffle=shuffles,
     endless=st.just(True),
 ).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # else a lane may have empty segments alone
-any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds)
+pooled_feeds = st.builds(
+    SimFeed,
+    splits=st.lists(st.sampled_from((0, 3, 7, 12, 18)), min_size=2, max_size=9).filter(sum).map(tuple),
+    lanes=st.integers(2, 9),
+    batch_size=st.integers(1, 4),
+    turn=st.integers(1, 3),
+    dynamic=st.booleans(),
+    shuffle=st.just(7),
+)
+"""Whose lanes mix their rows. (Of the feeds above few have pools with turns of several batches.)"""
+any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds, pooled_feeds)
 
 
 def cases(feeds: st.SearchStrategy[SimFeed]) -> st.SearchStrategy[Case]:
@@ -662,7 +677,7 @@ def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves:
 
 
 shared_groups = (
-    cases(st.one_of(lane_feeds, index_feeds)),
+    cases(st.one_of(lane_feeds, index_feeds, pooled_feeds)),
     st.integers(1, 4),
     faults,
     st.none() | st.integers(0, 4),

@@ -103,7 +103,7 @@ def check_deadly(case: Case, other: Case, faults: dict[str, int], attempts: int,
     samples = feed.samples_of(0)
     feed = replace(feed, deadly=frozenset({random.Random(seed).choice(samples)}))
     victim = replace(other.feed, name="victim", growth=0, attempts=1)  # one wrong blame is too many
-    memory = (case.slots + other.slots) * 4096
+    memory = 2 * max(case.memory, other.memory)  # the first stream may take half of it
     faults = {**faults, "restarts": 0, "kills": 0}
     world = World(feed, victim, workers=case.workers, memory=memory, seed=case.seed, **faults)
     doomed = world.open("deadly", **{**case.asks, "hoards": False})
