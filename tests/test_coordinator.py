@@ -65,7 +65,7 @@ class Case:
 def small_pools() -> Iterator[None]:
     """Of the lanes of these feeds, three mix their rows with each other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_sizes, "_POOL", 3 * PAGE)
+        patch.setattr(plan_sizes, "MAX_POOLED", 3)
         yield
 
 
@@ -243,7 +243,7 @@ class TestOrder:
     @given(st.lists(cases(any_feeds), min_size=2, max_size=3), seeds)
     def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(self, all_: list[Case], seed: int) -> None:
         feeds = [replace(case.feed, name=f"feed{number}", growth=0) for number, case in enumerate(all_)]
-        memory = sum(case.slots for case in all_) * PAGE
+        memory = sum(replace(case, feed=feed).memory for case, feed in zip(all_, feeds, strict=True))
         world = World(*feeds, workers=all_[0].workers, memory=memory, seed=seed)
         consumers = [
             world.open(feed.name, reads=[(0, None), (1, None)], **case.asks)
@@ -732,6 +732,13 @@ class TestFaults:
         self, case: Case, world_size: int, faults: dict[str, int]
     ) -> None:
         check_ranks(case, world_size, faults)
+
+    @settings(quick, max_examples=100)
+    @given(cases(pooled_feeds), st.integers(2, 4), st.integers(2, 6))
+    def test_ranks_that_are_cut_off_between_two_pools_see_that_stream_too(
+        self, case: Case, world_size: int, cuts: int
+    ) -> None:
+        check_ranks(case, world_size, {"cuts": cuts})
 
     @settings(quick, max_examples=200)
     @given(cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), seeds)

@@ -251,6 +251,22 @@ def test_an_epoch_that_is_left_while_rows_are_copied_lets_go_of_its_slots_when_t
     assert kinds(machine.tell(m.RowsWritten(mix.run, mix.ticket))) == [do.Free]
 
 
+def test_a_visit_without_a_full_batch_is_no_source_and_a_pool_of_such_visits_needs_no_copy() -> None:
+    machine = Machine(credit=4, **POOL)
+    machine.begin()
+    fills = [filling(machine, ticket) for ticket in machine.tickets[:3]]
+    machine.made(fills[0], 2, record=b"a2")
+    commands = machine.made(fills[1], 0, record=b"b", ended=True, leftover=1)
+    ticket = next(command.ticket for command in commands if isinstance(command, do.FindSlot))
+    (mix,) = machine.tell(on.SlotFound(ticket))
+    assert isinstance(mix, do.PoolRows)
+    assert mix.sources == ((fills[0].ticket, 2),)
+    machine.tell(m.RowsWritten(mix.run, ticket))
+    machine.made(fills[2], 0, record=b"a2", ended=True, leftover=2)
+    (told,) = [one.message for one in machine.tell(on.SlotFound(machine.tickets[3])) if isinstance(one, do.Tell)]
+    assert told == m.PoolBegun(0, 2, 0, 0, (m.LaneInPool(0, 2, b"a2", 1, 2),))
+
+
 def test_restart_records_that_are_large_come_in_several_messages() -> None:
     machine = Machine(credit=4, **POOL)
     machine.begin()

@@ -86,8 +86,7 @@ class Cursor:
         return self.read_pooled(0)
 
     def read_pooled(self, batches: int) -> list[int]:
-        """Move behind so many batches of pools. Behind the last one of a pool all of its lanes have moved: return
-        them."""
+        """Move behind this many batches of pools. Return the lanes that have moved: those of pools now over."""
         self.skip += batches
         moved = []
         while self.pools and not self.pools[0].more and self.skip >= self.pools[0].batches:
