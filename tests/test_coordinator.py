@@ -51,12 +51,13 @@ class Case:
 
     @property
     def memory(self) -> int:
-        """Memory for this many slots, besides those of a pool and its shuffle blocks."""
-        return (self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)) * PAGE
+        """Bytes of this many slots, besides those of a pool; plenty if batches grow."""
+        slots = self.slots + (self.feed.pool if self.feed.pool > 1 else 0) + (self.feed.shuffle > 0)
+        return slots * PAGE if not self.feed.growth else 1 << 22
 
     def world(self, *others: SimFeed, **options: Any) -> World:
-        """A world with that memory; plenty if batches grow."""
-        memory = self.memory * (1 + len(others)) if not self.feed.growth else 1 << 22
+        """A world with this memory for each feed."""
+        memory = self.memory * (1 + len(others))
         return World(self.feed, *others, workers=self.workers, memory=memory, seed=self.seed, **options)
 
 
@@ -64,7 +65,7 @@ class Case:
 def small_pools() -> Iterator[None]:
     """Of the lanes of these feeds, three mix their rows with each other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_sizes, "_POOL", 3 * PAGE)
+        patch.setattr(plan_sizes, "MAX_POOLED", 3)
         yield
 
 
@@ -129,7 +130,17 @@ endless_feeds = st.builds(
     shuffle=shuffles,
     endless=st.just(True),
 ).filter(lambda feed: feed.lanes == 1 or len(feed.splits) % 2 == 1)  # else a lane may have empty segments alone
-any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds)
+pooled_feeds = st.builds(
+    SimFeed,
+    splits=st.lists(st.sampled_from((0, 3, 7, 12, 18)), min_size=2, max_size=9).filter(sum).map(tuple),
+    lanes=st.integers(2, 9),
+    batch_size=st.integers(1, 4),
+    turn=st.integers(1, 3),
+    dynamic=st.booleans(),
+    shuffle=st.just(7),
+)
+"""Whose lanes mix their rows. (Of the feeds above few have pools with turns of several batches.)"""
+any_feeds = st.one_of(lane_feeds, index_feeds, ready_feeds, ragged_feeds, pooled_feeds)
 
 
 def cases(feeds: st.SearchStrategy[SimFeed]) -> st.SearchStrategy[Case]:
@@ -232,7 +243,7 @@ class TestOrder:
     @given(st.lists(cases(any_feeds), min_size=2, max_size=3), seeds)
     def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(self, all_: list[Case], seed: int) -> None:
         feeds = [replace(case.feed, name=f"feed{number}", growth=0) for number, case in enumerate(all_)]
-        memory = sum(case.memory for case in all_)
+        memory = sum(replace(case, feed=feed).memory for case, feed in zip(all_, feeds, strict=True))
         world = World(*feeds, workers=all_[0].workers, memory=memory, seed=seed)
         consumers = [
             world.open(feed.name, reads=[(0, None), (1, None)], **case.asks)
@@ -666,7 +677,7 @@ def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves:
 
 
 shared_groups = (
-    cases(st.one_of(lane_feeds, index_feeds)),
+    cases(st.one_of(lane_feeds, index_feeds, pooled_feeds)),
     st.integers(1, 4),
     faults,
     st.none() | st.integers(0, 4),
@@ -721,6 +732,13 @@ class TestFaults:
         self, case: Case, world_size: int, faults: dict[str, int]
     ) -> None:
         check_ranks(case, world_size, faults)
+
+    @settings(quick, max_examples=100)
+    @given(cases(pooled_feeds), st.integers(2, 4), st.integers(2, 6))
+    def test_ranks_that_are_cut_off_between_two_pools_see_that_stream_too(
+        self, case: Case, world_size: int, cuts: int
+    ) -> None:
+        check_ranks(case, world_size, {"cuts": cuts})
 
     @settings(quick, max_examples=200)
     @given(cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), seeds)

@@ -20,20 +20,24 @@ from test_coordinator import (
     faults,
     index_feeds,
     lane_feeds,
+    pooled_feeds,
     quick,
     ragged_feeds,
     ready_feeds,
+    small_pools,
     uneven_feeds,
 )
 
 from penstock_proto import GeneratorError, IncompleteEpoch, WorkerDied
 from penstock_proto.position import pack, unpack
 
+__all__ = ["small_pools"]
+
 Check = Callable[..., None]
 
 EPOCHS = (0, 1, 2)
 
-failing_cases = cases(st.one_of(lane_feeds, index_feeds, ragged_feeds, ready_feeds, uneven_feeds))
+failing_cases = cases(st.one_of(lane_feeds, index_feeds, ragged_feeds, ready_feeds, uneven_feeds, pooled_feeds))
 failing = (failing_cases, faults, st.sampled_from(("raise", "retry", "skip")), st.integers(0, 2**32))
 
 
@@ -103,7 +107,7 @@ def check_deadly(case: Case, other: Case, faults: dict[str, int], attempts: int,
     samples = feed.samples_of(0)
     feed = replace(feed, deadly=frozenset({random.Random(seed).choice(samples)}))
     victim = replace(other.feed, name="victim", growth=0, attempts=1)  # one wrong blame is too many
-    memory = (case.slots + other.slots) * 4096
+    memory = case.memory + replace(other, feed=victim).memory
     faults = {**faults, "restarts": 0, "kills": 0}
     world = World(feed, victim, workers=case.workers, memory=memory, seed=case.seed, **faults)
     doomed = world.open("deadly", **{**case.asks, "hoards": False})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import batches_of_pools
 from test_coordinator_tables import Machine, filling, kinds
 
+from penstock import _progress
 from penstock._progress import EpochCheck, Progress
 from penstock_proto import GeneratorError, PenstockError, ProtocolError, StateMismatch
 from penstock_proto import messages as m
@@ -19,12 +21,17 @@ from penstock_proto.position import EndedLane, Place, Position, differences, pac
 from penstock_server import Feed, Leaf
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator import events as on
+from penstock_server.coordinator.consumer import Sent
+from penstock_server.coordinator.group_log import GroupLog
 from penstock_server.coordinator.pooled_order import PooledOrder
 from penstock_server.coordinator.positions import check
 from penstock_server.coordinator.turn import Part, Turn, TurnState
 from penstock_server.coordinator.visits import LaneVisits
 from penstock_server.plan_sizes import fixed_slots, pooled_lanes
 from penstock_server.pool_order import source_rows
+from penstock_server.worker import pooling
+from penstock_server.worker.loaded_feed import LoadedFeed
+from penstock_server.worker.slots import Memfds
 
 Row = tuple[int, int]
 
@@ -122,6 +129,47 @@ def test_of_several_visits_that_failed_the_first_in_the_order_is_told_once_those
     assert not second.parts, "its batches belong to a pool that is never formed"
 
 
+@pytest.mark.parametrize("other", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
+def test_each_pool_of_each_epoch_and_seed_has_an_order_of_its_own(other: tuple[int, int, int, int]) -> None:
+    one, another = (source_rows(*key, 100, 0, 100).tolist() for key in ((0, 0, 0, 0), other))
+    assert sorted(one) == sorted(another) == list(range(100))
+    assert one != another
+
+
+# --- what a worker does ---
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small-rows", "large-rows"])
+def test_a_worker_copies_each_row_of_the_pool_to_the_place_that_the_order_gives_it(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(pooling, "_LARGE", 1)
+    declared = Feed(rows, splits=range(9), batch_size=4, shuffle=8, lanes=3, turn=2, seed=5, spec=Leaf("int64", (3,)))
+    feed, memfds = LoadedFeed(declared, declared.plan("train")), Memfds()
+    assert feed.layout is not None
+    for memfd in range(5):
+        memfds.put(memfd, np.full(feed.layout.nbytes, 255, np.uint8))
+    counts = (2, 1, 2)
+    for memfd, batches in enumerate(counts):
+        numbers = 100 * memfd + np.arange(batches * 4).reshape(batches, 4, 1)
+        memfds.batches(feed.layout, memfd).leaves[0][:batches] = numbers
+    sources = tuple(m.PooledVisit(memfd, batches) for memfd, batches in enumerate(counts))
+    mixed, first = [], 0
+    for memfd, batches in ((3, 2), (4, 2), (3, 1)):
+        message = m.PoolRows(
+            run=1, ticket=1, memfd=memfd, nbytes=feed.layout.nbytes, feed="train", epoch=6, visit=7, part=8,
+            sources=sources, first=first, batches=batches, index=50 + first,
+        )  # fmt: skip
+        pooling.pool_rows(message, feed, memfds)
+        target = memfds.batches(feed.layout, memfd)
+        assert target.headers[:batches, :4].tolist() == [[4, 6, POOL_LANE, 50 + first + n] for n in range(batches)]
+        mixed += target.leaves[0][:batches].reshape(-1, 3).tolist()
+        first += batches
+    pool = [[100 * memfd + number] * 3 for memfd, batches in enumerate(counts) for number in range(4 * batches)]
+    assert mixed == [pool[number] for number in source_rows(5, 6, 7, 8, 20, 0, 20)]
+
+
 # --- what the coordinator does ---
 
 POOL = {"shuffle": 8, "lanes": 2, "turn": 2}
@@ -201,6 +249,51 @@ def test_an_epoch_that_is_left_while_rows_are_copied_lets_go_of_its_slots_when_t
     machine.tell(on.Close(1, 0))
     assert do.Free(ticket) not in machine.opened
     assert kinds(machine.tell(m.RowsWritten(mix.run, mix.ticket))) == [do.Free]
+
+
+def test_a_visit_without_a_full_batch_is_no_source_and_a_pool_of_such_visits_needs_no_copy() -> None:
+    machine = Machine(credit=4, **POOL)
+    machine.begin()
+    fills = [filling(machine, ticket) for ticket in machine.tickets[:3]]
+    machine.made(fills[0], 2, record=b"a2")
+    commands = machine.made(fills[1], 0, record=b"b", ended=True, leftover=1)
+    ticket = next(command.ticket for command in commands if isinstance(command, do.FindSlot))
+    (mix,) = machine.tell(on.SlotFound(ticket))
+    assert isinstance(mix, do.PoolRows)
+    assert mix.sources == ((fills[0].ticket, 2),)
+    machine.tell(m.RowsWritten(mix.run, ticket))
+    machine.made(fills[2], 0, record=b"a2", ended=True, leftover=2)
+    (told,) = [one.message for one in machine.tell(on.SlotFound(machine.tickets[3])) if isinstance(one, do.Tell)]
+    assert told == m.PoolBegun(0, 2, 0, 0, (m.LaneInPool(0, 2, b"a2", 1, 2),))
+
+
+def test_restart_records_that_are_large_come_in_several_messages() -> None:
+    machine = Machine(credit=4, **POOL)
+    machine.begin()
+    records = b"a" * 40_000, b"b" * 40_000
+    for ticket, record in zip(machine.tickets[:2], records, strict=True):
+        commands = machine.made(filling(machine, ticket), 2, record=record)
+    ticket = next(command.ticket for command in commands if isinstance(command, do.FindSlot))
+    (mix,) = machine.tell(on.SlotFound(ticket))
+    assert isinstance(mix, do.PoolRows)
+    told = [one.message for one in machine.tell(m.RowsWritten(mix.run, ticket)) if isinstance(one, do.Tell)]
+    assert told == [
+        m.PoolBegun(0, 0, 4, 16, (m.LaneInPool(lane, 2, record),), more=not lane) for lane, record in enumerate(records)
+    ]
+
+
+def test_a_pool_names_the_record_behind_its_own_batches_though_the_lane_is_further() -> None:
+    machine = Machine(credit=4, **POOL)
+    machine.begin()
+    fills = [filling(machine, ticket) for ticket in machine.tickets[:3]]
+    machine.made(fills[0], 2, record=b"a2")
+    machine.made(fills[2], 2, record=b"a4")
+    commands = machine.made(fills[1], 2, record=b"b2")
+    ticket = next(command.ticket for command in commands if isinstance(command, do.FindSlot))
+    (mix,) = machine.tell(on.SlotFound(ticket))
+    assert isinstance(mix, do.PoolRows)
+    (told,) = [one.message for one in machine.tell(m.RowsWritten(mix.run, ticket)) if isinstance(one, do.Tell)]
+    assert told == FIRST
 
 
 # --- which feeds have pools ---
@@ -344,6 +437,39 @@ def test_a_pool_without_batches_moves_its_lanes_at_once() -> None:
     assert [lane.lane for lane in found.ended] == [0, 1]
 
 
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), min_size=1, max_size=12), st.data())
+def test_slabs_of_pools_that_nobody_asks_for_are_thinned_out_and_positions_stay_right(
+    pools: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Each pool has so many batches, and so many merged ones follow."""
+    stream: list[tuple[m.Slab, tuple[m.PoolBegun, ...]]] = []
+    pooled = merged = 0
+    for number, (batches, more) in enumerate(pools):
+        lanes = (m.LaneInPool(0, 2 * number + 2, b"a%d" % number), m.LaneInPool(1, 2 * number + 2, b"b%d" % number))
+        before: tuple[m.PoolBegun, ...] = (m.PoolBegun(0, pooled, batches, 4 * batches, lanes),)
+        for lane, index in [(POOL_LANE, pooled + n) for n in range(batches)] + [
+            (TAIL_LANE, merged + n) for n in range(more)
+        ]:
+            stream.append((m.Slab(len(stream), 0, lane, index, 1, 4, 100), before))
+            before = ()
+        pooled, merged = pooled + batches, merged + more
+    thinned, whole = Progress(INFO), Progress(INFO)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_progress, "SPAN", 6)
+        for slab, before in stream:
+            whole.handed(slab, before)
+        patch.setattr(_progress, "KEEP", 8)
+        for slab, before in stream:
+            thinned.handed(slab, before)
+    assert thinned.newest() == whole.newest()
+    consumed = data.draw(st.integers(thinned._oldest, len(stream)))
+    found, exact = thinned.position(consumed), whole.position(consumed)
+    assert found.batches + found.skip == exact.batches + exact.skip == consumed
+    assert found.places == exact.places
+    assert found.skip <= 7 + 6
+
+
 @pytest.mark.parametrize(
     ("places", "fits"),
     [
@@ -387,3 +513,41 @@ def test_a_state_from_before_there_were_pools_is_refused_with_both_values() -> N
     del before["feed"]["pool"]
     position = unpack(msgspec.msgpack.encode(before))
     assert list(differences(position.feed, INFO)) == ["pool was 1 and is 2 now"]
+
+
+# --- a group with a state file ---
+
+
+def test_the_file_of_a_group_has_lanes_where_their_pool_begins_until_all_of_it_was_handed_over() -> None:
+    saved: list[do.Command] = []
+    log = GroupLog(INFO, "g", None, saved.append)
+    log.begin(0, b"digest")
+    log.pool_begins(FIRST)
+    first, second = Turn(POOL_LANE, 0, 2), Turn(POOL_LANE, 2, 2)
+    for turn in (first, second):
+        log.delivers(0, turn, Part(0, 2, 8, ()))
+    for turn, batch in ((first, 1), (first, 0), (second, 0)):
+        log.handed([Sent(0, 100, 0, turn, Part(batch, 1, 4, ()))])
+        now = saved[-1]
+        assert isinstance(now, do.SaveGroup)
+        assert (now.batches, now.places, now.behind) == (0, (), ())
+        assert now.ahead == ((POOL_LANE, turn.index + batch, 1),)
+    log.handed([Sent(0, 100, 0, second, Part(1, 1, 4, ()))])
+    now = saved[-1]
+    assert isinstance(now, do.SaveGroup)
+    assert (now.batches, now.places, now.ahead) == (4, ((0, 2, b"a2"), (1, 2, b"b2")), ())
+    assert dict(now.behind) == {0: 2, 1: 2, POOL_LANE: 4}
+
+
+def test_the_file_of_a_group_has_the_lanes_that_end_in_a_pool_without_batches() -> None:
+    saved: list[do.Command] = []
+    log = GroupLog(INFO, "g", None, saved.append)
+    log.begin(0, b"digest")
+    log.pool_begins(m.PoolBegun(0, 0, 0, 0, (m.LaneInPool(0, 0, b"a", 0, 3), m.LaneInPool(1, 0, b"b", 1, 1))))
+    merged = Turn(TAIL_LANE, 0, 1)
+    log.delivers(0, merged, Part(0, 1, 4, ()))
+    log.handed([Sent(0, 100, 0, merged, Part(0, 1, 4, ()))])
+    now = saved[-1]
+    assert isinstance(now, do.SaveGroup)
+    assert now.merged == 1
+    assert now.ended == ((0, 0, 0, 3, b"a"), (1, 1, 0, 1, b"b"))

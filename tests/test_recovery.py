@@ -743,6 +743,38 @@ def test_a_split_that_was_left_out_stays_so_behind_a_state(serve: Serve, flags: 
         assert seen == broken, name
 
 
+def test_a_pool_that_is_made_again_leaves_out_what_it_left_out_before_and_nothing_else(
+    serve: Serve, flags: Flags
+) -> None:
+    """The state stands within a pool. Its lanes stand at the pool's start, before the split that fails."""
+    first = serve(FEEDS, "skip_shuffled", workers=2)
+    second = serve(FEEDS, "skip_shuffled", workers=1)
+    url = first.urls["skip_shuffled"]
+    (whole,) = read(first, "skip_shuffled", epochs=1)
+    flags.ask("raise@2")
+    (broken,) = read(first, "skip_shuffled", epochs=1)
+    differs = next(n for n, pair in enumerate(zip(whole, broken, strict=False)) if len(set(pair)) > 1)
+    states = []
+    for stream, faults in ((whole, []), (broken, ["raise@2"])):
+        flags.ask(*faults)
+        with penstock.connect(url) as connection:
+            seen = []
+            for batch in connection.batches():
+                seen.append(digest(batch))
+                state = connection.state_dict()
+                if len(seen) > differs and state["position"]["skip"]:
+                    break
+        assert seen == stream[: len(seen)]
+        states.append((len(seen), state))
+    (_, of_whole), (passed, of_broken) = states
+    with penstock.connect(second.urls["skip_shuffled"], state=of_broken) as connection:
+        assert list(map(digest, connection.batches())) == broken[passed:]
+    flags.ask("raise@2")
+    with penstock.connect(second.urls["skip_shuffled"], state=of_whole) as connection:
+        with pytest.raises(penstock.GeneratorError, match="hiccups"):
+            list(connection.batches())
+
+
 def test_a_state_of_another_feed_is_refused_and_both_sides_are_named(serve: Serve, flags: Flags) -> None:
     daemon = serve(FEEDS, "ordered")
     with penstock.connect(daemon.url) as connection:

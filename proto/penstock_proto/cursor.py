@@ -73,9 +73,9 @@ class Cursor:
                 self.places[some.lane] = (some.index + some.batches, some.record)
                 self.ahead.pop(some.lane, None)
 
-    def begin_pool(self, pool: PoolBegun) -> None:
+    def begin_pool(self, pool: PoolBegun) -> list[int]:
         """Note that a pool begins here. It comes again after a lost connection, and what was read of it then comes as
-        `SentElsewhere`."""
+        `SentElsewhere`. Return the lanes that have moved: those of a pool without a batch."""
         before = tuple(other for other in self.pools if other.index < pool.index)
         begun = self.pools[len(before)] if len(before) < len(self.pools) else None
         if begun is not None and begun.more:
@@ -83,11 +83,10 @@ class Cursor:
         elif not before:
             self.skip = 0
         self.pools = (*before, pool)
-        self.read_pooled(0)
+        return self.read_pooled(0)
 
     def read_pooled(self, batches: int) -> list[int]:
-        """Move behind so many batches of pools. Behind the last one of a pool all of its lanes have moved: return
-        them."""
+        """Move behind this many batches of pools. Return the lanes that have moved: those of pools now over."""
         self.skip += batches
         moved = []
         while self.pools and not self.pools[0].more and self.skip >= self.pools[0].batches:

@@ -196,7 +196,7 @@ class GroupLog:
                 self._cursor.end(item)
                 self._moved[item.lane] = item.index
             elif isinstance(item, PoolBegun):
-                self._cursor.begin_pool(item)
+                self._note_moved(self._cursor.begin_pool(item))
             elif item.left:
                 return
             elif item.batches.lane == POOL_LANE:
@@ -209,10 +209,14 @@ class GroupLog:
     def _read_pooled(self, batches: SentElsewhere) -> None:
         """Move behind batches of a pool. The file has no position within one: it names what was handed over of it."""
         moved = self._cursor.read_pooled(batches.batches)
-        for lane in moved:
-            self._moved[lane] = self._cursor.places.get(lane, (0, b""))[0]
+        self._note_moved(moved)
         if moved:
             self._moved[POOL_LANE] = batches.index + batches.batches
+
+    def _note_moved(self, lanes: Iterable[int]) -> None:
+        """Have the file told where these lanes stand, which a pool has moved."""
+        for lane in lanes:
+            self._moved[lane] = self._cursor.places.get(lane, (0, b""))[0]
 
     def _keep(
         self,

@@ -40,9 +40,11 @@ class Share:
 
 
 def least_slots(quota: int, consumers: int = 1, pool: int = 1) -> int:
-    """Return the fewest slots with which a stream can run: one for the head, one for each lane of a pool if there are
-    pools, and for each consumer one of credit, one of quota if it aliases at all, and one for the round if there are
-    several."""
+    """Return the fewest slots with which a stream can run.
+
+    It needs one for the head, and with pools one for each lane of a pool. Each consumer needs one of credit, one of
+    quota if it aliases at all, and one for the round if there are several consumers.
+    """
     return _least_production(pool) + consumers * (2 if quota else 1) + _round(consumers)
 
 

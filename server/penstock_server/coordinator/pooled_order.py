@@ -1,9 +1,9 @@
 """The order of an epoch whose lanes mix their rows: visits form pools, and the rows of a pool are dealt to new batches.
 
-A pool is one visit to each lane of a part of the lanes. When all of its visits are made it is formed: it is known how
-many full batches it holds. So many batches stand in its place in the order, each with rows of all of its lanes. The
-merged batches that leftovers of these lanes complete come behind them. So the order is a function of the lanes' lengths
-alone, as without pools.
+A pool is one visit to each lane of a part of the lanes. When all of its visits are made it is formed: the number of its
+full batches is known. Turns with as many batches take its place in the order, and each batch has rows of all of its
+lanes. The merged batches that leftovers of these lanes complete come behind them. So the order is a function of the
+lanes' lengths alone, as without pools.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ def check_counts(position: Position, info: FeedInfo) -> None:
         why = f"lane {highest}, and the feed has {info.lanes}"
     elif info.batches is not None and batches > info.batches:
         why = f"{batches} batches, and an epoch of the feed has {info.batches}"
+    elif position.merged > position.batches:
+        why = f"{position.merged} merged batches among {position.batches}"
     else:
         return
     raise StateMismatch(f"{_DAMAGED} ({why})", feed=info.name)
