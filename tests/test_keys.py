@@ -137,8 +137,8 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
     with pytest.raises(StartError, match="keys= is for the daemon at a URL"):
         penstock.connect("feeds.py:feed", keys=alice)
 
-    (tmp_path / "feeds.py").write_text(textwrap.dedent(FEED))
-    with penstock.connect(f"{tmp_path}/feeds.py:feed", workers=0) as private:  # PENSTOCK_KEYS is not for this
+    (tmp_path / "private_feeds.py").write_text(textwrap.dedent(FEED))  # other tests of this process load feeds.py
+    with penstock.connect(f"{tmp_path}/private_feeds.py:feed", workers=0) as private:  # PENSTOCK_KEYS is not for this
         next(private.batches())
 
     assert "To make keys: penstock keygen" in daemon_refused(tmp_path / "none")

@@ -264,7 +264,7 @@ def test_a_visit_without_a_full_batch_is_no_source_and_a_pool_of_such_visits_nee
     machine.tell(m.RowsWritten(mix.run, ticket))
     machine.made(fills[2], 0, record=b"a2", ended=True, leftover=2)
     (told,) = [one.message for one in machine.tell(on.SlotFound(machine.tickets[3])) if isinstance(one, do.Tell)]
-    assert told == m.PoolBegun(0, 2, 0, 0, (m.LaneInPool(0, 2, b"a2", 1, 2),))
+    assert told == m.PoolBegun(0, 1, 0, 0, (m.LaneInPool(0, 2, b"a2", 1, 2),))
 
 
 def test_restart_records_that_are_large_come_in_several_messages() -> None:
@@ -418,6 +418,15 @@ def test_a_merged_batch_of_another_rank_that_comes_before_the_last_batch_of_a_po
     track.handed(slab(1, 3, 1), (m.SentElsewhere(0, POOL_LANE, 2, 1, 4), merged))
     found = track.newest()
     assert (found.batches, found.merged, found.skip) == (5, 1, 0)
+
+
+def test_a_rank_keeps_the_ends_of_all_pools_without_a_batch_that_begin_before_its_own_batch() -> None:
+    track = Progress(INFO)
+    ends = [m.PoolBegun(0, 5 + n, 0, 0, (m.LaneInPool(n, 2, b"r", n, 1),)) for n in range(2)]
+    track.handed(slab(0, 3, 1), (FIRST, m.SentElsewhere(0, POOL_LANE, 0, 3, 12), *ends))
+    found = track.newest()
+    assert (found.batches, found.skip, found.places) == (4, 0, ())
+    assert [lane.lane for lane in found.ended] == [0, 1]
 
 
 def test_the_lanes_of_a_pool_may_come_in_several_messages() -> None:

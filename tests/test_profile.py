@@ -194,7 +194,11 @@ def test_only_the_user_who_runs_a_daemon_may_profile_it(serve: Serve) -> None:
     daemon = serve(FEEDS, "computing")
     state = json.loads(control.status(daemon.url, 60))
     if os.geteuid() == 0:
-        imports = "import os, penstock_command, penstock_server.profiling.show, penstock_server.profiling.watching"
+        # That user may not be able to read this Python, so all that is needed is imported before.
+        imports = (
+            "import os, encodings.idna, penstock_command, penstock_server.profiling.show, "
+            "penstock_server.profiling.watching"
+        )
         code = f"{imports}; os.setuid(65534); penstock_command.main(['profile', '{daemon.url}'])"
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert said.returncode == 1

@@ -76,7 +76,7 @@ class Cursor:
     def begin_pool(self, pool: PoolBegun) -> list[int]:
         """Note that a pool begins here. It comes again after a lost connection, and what was read of it then comes as
         `SentElsewhere`. Return the lanes that have moved: those of a pool without a batch."""
-        before = tuple(other for other in self.pools if other.index < pool.index)
+        before = tuple(other for other in self.pools if other.number < pool.number)
         begun = self.pools[len(before)] if len(before) < len(self.pools) else None
         if begun is not None and begun.more:
             pool = replace(pool, lanes=begun.lanes + pool.lanes)

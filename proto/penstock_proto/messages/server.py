@@ -137,12 +137,12 @@ class PoolBegun(Message, frozen=True):
     """A pool begins: the next `batches` batches, `rows` rows, are those of these lanes, with their rows mixed.
 
     Their slabs have `lane` -2. They move no lane's place one by one: when the last of them was read, all these lanes
-    have moved to their new places at once. `index`: how many batches of the epoch were pooled before. `batches` may be
+    have moved to their new places at once. `number`: larger for each pool of an epoch. `batches` may be
     0. `more`: another message continues the list of lanes.
     """
 
     epoch: Count
-    index: Count
+    number: Count
     batches: Count
     rows: Count
     lanes: Annotated[tuple[LaneInPool, ...], Meta(max_length=MAX_POOLED)]

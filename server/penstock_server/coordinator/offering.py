@@ -103,7 +103,7 @@ class Offering:
         rows = pool.batches * (self._outlet.feed.plan.batch_size or 1)
         parts = list(_in_messages(lanes))
         for part in parts:
-            begun = m.PoolBegun(epoch.number, pool.index, pool.batches, rows, part, more=part is not parts[-1])
+            begun = m.PoolBegun(epoch.number, pool.serial, pool.batches, rows, part, more=part is not parts[-1])
             self._delivery.pool_begins(epoch, begun)
 
     def _end(self, epoch: Epoch) -> None:

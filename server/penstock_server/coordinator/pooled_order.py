@@ -80,7 +80,7 @@ class PooledOrder(ExactOrder):
         super()._visited(turn)
         number, part = self._lane_visits.pool_of(turn.lane, turn.index)
         if not self._pools or (self._pools[-1].number, self._pools[-1].part) != (number, part):
-            self._pools.append(VisitPool(number, part))
+            self._pools.append(VisitPool(number, part, number * self._lane_visits.parts + part))
         turn.pool = self._pools[-1]
         turn.pool.visits.append(turn)
 

@@ -92,6 +92,7 @@ class VisitPool:
     """Visits whose rows are mixed with each other: visit number `number` to each of the lanes of part `part`.
 
     Attributes:
+        serial: larger for each pool of the epoch.
         visits: the visits, by lane.
         formed: whether all of them are made, so that it is known what the pool holds.
         index: the number of its first batch among the pooled batches of the epoch.
@@ -103,6 +104,7 @@ class VisitPool:
 
     number: int
     part: int
+    serial: int
     visits: list[Turn] = field(default_factory=list)
     formed: bool = False
     index: int = 0

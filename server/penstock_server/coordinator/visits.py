@@ -52,6 +52,11 @@ class LaneVisits:
                 return Turn(lane, index, batches)
         return None
 
+    @property
+    def parts(self) -> int:
+        """How many parts of the lanes there are, each of which mixes its rows."""
+        return -(-self._lanes // self._pool)
+
     def pool_of(self, lane: int, index: int) -> tuple[int, int]:
         """Return the pool of the visit to `lane` that has its batch number `index`: the number of the visit, and the
         part of the lanes that mix their rows with each other."""
