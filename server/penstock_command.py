@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-
-@main.command()
-@click.argument("feed", metavar="URL|MODULE:ATTR", shell_complete=complete_files)
-@click.option(
+_workers_option = click.option(
     "--workers",
     type=click.IntRange(1, 4096),
     default=None,
@@ -43,6 +40,11 @@ __all__ = ["main"]
     show_default="the number of CPUs",
     help="Worker processes of a private daemon.",
 )
+
+
+@main.command()
+@click.argument("feed", metavar="URL|MODULE:ATTR", shell_complete=complete_files)
+@_workers_option
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
@@ -211,15 +213,8 @@ def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> 
 
 
 @main.command()
-@click.argument("feed", metavar="URL|MODULE:ATTR")
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 4096),
-    default=None,
-    metavar="N",
-    show_default="the number of CPUs",
-    help="Worker processes of a private daemon.",
-)
+@click.argument("feed", metavar="URL|MODULE:ATTR", shell_complete=complete_files)
+@_workers_option
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600, min_open=True),
