@@ -15,9 +15,10 @@ from conftest import Serve
 import penstock
 from penstock import _host_cpu
 from penstock._bench import measure
-from penstock._bench_figures import Figures, WorkerShares, joined
 from penstock._bench_report import lines
-from penstock._bench_verdict import judged, verdict
+from penstock._bench_verdict import judged
+from penstock_proto.figures import Figures, WorkerShares, joined
+from penstock_proto.verdict import verdict
 from penstock_server import control
 
 FEEDS = """

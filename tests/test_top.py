@@ -20,7 +20,7 @@ from conftest import Daemon, Serve
 from fault_proxy import FaultProxy
 
 import penstock
-from penstock._top import FEWEST_LOOKS, WINDOW, History
+from penstock_proto.status_history import FEWEST_LOOKS, WINDOW, History
 
 FEEDS = """
     import time

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from penstock_proto import EndOfStream
+from penstock_proto.figures import Figures, joined
 from penstock_proto.spec import leaf_list
+from penstock_proto.status_history import lanes_of, worker_shares
 
-from ._bench_figures import Figures, WorkerShares, joined
 from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
 from ._ragged import Ragged
@@ -237,24 +238,3 @@ def _copied(batch: Any) -> Any:
     if hasattr(batch, "row_splits"):  # of a ragged leaf, in NumPy or TensorFlow
         return Ragged(np.array(batch.values), np.array(batch.row_splits))
     return np.array(batch)
-
-
-def worker_shares(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
-    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
-    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
-    for worker in after["workers"]:
-        now, then = worker["spent"], spent.get(worker["pid"])
-        if now and then and now["seconds"] > then["seconds"]:
-            share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
-            idle = min(1.0, max(0.0, share["idle_seconds"]))
-            user = min(1 - idle, max(0.0, share["user_seconds"]))
-            lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
-            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
-
-
-def lanes_of(feed: dict[str, Any]) -> int | None:
-    """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
-    if feed["indexable"]:
-        return None
-    lanes: int = feed["lanes"]
-    return min(lanes, feed["splits"] or lanes)

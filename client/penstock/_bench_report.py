@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ._bench_figures import Figures, count, number, percent
+from penstock_proto.figures import Figures, count, number, percent
+
 from ._bench_verdict import judged
 
 

@@ -14,9 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_proto import PenstockError
-
-from ._bench_figures import WorkerShares, count, number, percent
-from ._top import FEWEST_LOOKS, ConsumerState, History
+from penstock_proto.figures import WorkerShares, count, number, percent
+from penstock_proto.status_history import FEWEST_LOOKS, ConsumerState, History
 
 _STATES = (("generating", "green"), ("collating", "yellow"), ("cpu_wait", "red"), ("idle", "bright_black"))
 _BAR = 16

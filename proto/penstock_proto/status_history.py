@@ -1,4 +1,4 @@
-"""The figures of `penstock top`: rates, worker states and verdicts, from a series of a daemon's statuses. No I/O.
+"""Rates, worker states and verdicts, from a series of a daemon's statuses. No I/O.
 
 The daemon sees when a consumer has nothing to take: everything that it was sent is handed over, or its connection takes
 no more for now. So the share of such looks stands for the share of its time that a consumer waits, and the verdict is
@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ._bench import lanes_of, worker_shares
-from ._bench_figures import Figures, WorkerShares
-from ._bench_verdict import verdict
+from .figures import Figures, WorkerShares
+from .verdict import verdict
 
 WINDOW = 10.0
 """Seconds that the figures are averaged over."""
@@ -209,3 +208,24 @@ def _of(status: dict[str, Any], name: str, thing: str) -> int:
 def _rate(before: dict[str, Any], after: dict[str, Any], name: str, thing: str) -> float:
     seconds = after["seconds"] - before["seconds"]
     return (_of(after, name, thing) - _of(before, name, thing)) / seconds if seconds > 0 else 0.0
+
+
+def worker_shares(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
+    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
+    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
+    for worker in after["workers"]:
+        now, then = worker["spent"], spent.get(worker["pid"])
+        if now and then and now["seconds"] > then["seconds"]:
+            share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
+            idle = min(1.0, max(0.0, share["idle_seconds"]))
+            user = min(1 - idle, max(0.0, share["user_seconds"]))
+            lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
+            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
+
+
+def lanes_of(feed: dict[str, Any]) -> int | None:
+    """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
+    if feed["indexable"]:
+        return None
+    lanes: int = feed["lanes"]
+    return min(lanes, feed["splits"] or lanes)
