@@ -104,7 +104,7 @@ def bench(
 
 @main.command()
 @click.argument("url")
-@click.option("--once", is_flag=True, help="Look for some seconds, print the screen once, and end.")
+@click.option("--once", is_flag=True, help="Look twice, print the screen once, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Likewise, but print JSON.")
 @click.option(
     "--every",
@@ -132,8 +132,8 @@ def top(url: str, once: bool, as_json: bool, every: float) -> None:
         return dict(json.loads(control.status(url, 5.0)))
 
     if once or as_json:
-        history = watch(status, every)
-        click.echo(json.dumps(figures(history), indent=2)) if as_json else show(history)
+        looks = watch(status, every)
+        click.echo(json.dumps(figures(looks), indent=2)) if as_json else show(looks)
     else:
         watch(status, every, live=True)
 

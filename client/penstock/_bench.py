@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -168,6 +170,8 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         other_cpu = max(0.0, here - sum(worker.cpu for worker in workers) - consumer_cpu - daemon_cpu)
         stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
     memory, info = state["memory"], connection.info
+    client = f"{socket.gethostname()}:{os.getpid()}"
+    own = [one for one in state["streams"] if (one["feed"], one["client"]) == (info.name, client)]
     return Figures(
         url=connection._handle.handoff.url,
         transport=stats["transport"],
@@ -192,6 +196,8 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         whole_batches=info.batch_size is None,
         bytes_only=all(leaf.dtype in ("bool", "int8", "uint8") for leaf in leaf_list(info.spec)),
         memory_full=2 * memory["reserved"] >= memory["allowed"],
+        slots=own[0]["production"]["slots"] if own else None,
+        memory=memory["allowed"],
     )
 
 

@@ -55,7 +55,8 @@ def judged(seen: Figures) -> Judgement:
     each other are alike (Künsch, 1989, does the same with blocks of a series). A verdict is sure if `SURE` of the
     resamples agree.
     """
-    limit, text = verdict(seen)
+    likeliest = verdict(seen)
+    limit, text = likeliest.limit, likeliest.text
     shares = _shares(seen.slices)
     others = _others(seen)
     if len(seen.slices) >= FEWEST and shares.get(limit, 0.0) >= SURE:
@@ -79,7 +80,7 @@ def _shares(slices: Sequence[Figures]) -> dict[str, float]:
     if not slices:
         return {}
     draw = random.Random(0)
-    counts = collections.Counter(verdict(joined(draw.choices(slices, k=len(slices))))[0] for _ in range(RESAMPLES))
+    counts = collections.Counter(verdict(joined(draw.choices(slices, k=len(slices)))).limit for _ in range(RESAMPLES))
     return {limit: count / RESAMPLES for limit, count in counts.items()}
 
 

@@ -54,6 +54,12 @@ class Figures:
         bytes_only: whether all dtypes of the feed have one byte.
         memory_full: whether half of the daemon's `--memory` or more is reserved.
         tcp_asked: whether the user asked for TCP.
+        slots: slots in which batches of the stream can be made at once; None if unknown.
+        memory: bytes that the daemon may use for batches; None if unknown.
+        ranks_share, sending_share: the shares of its waits in which the consumer waits for other ranks, and in which
+            its connection takes no more, as far as the daemon sees it.
+        slow_rank: the rank that others wait for most, or None.
+        holding_up: the share of its time in which other ranks wait for this consumer.
         slices: the measurements of consecutive parts of the time, which together are this one.
     """
 
@@ -82,6 +88,12 @@ class Figures:
     bytes_only: bool = False
     memory_full: bool = True
     tcp_asked: bool = False
+    slots: int | None = None
+    memory: int | None = None
+    ranks_share: float = 0.0
+    sending_share: float = 0.0
+    slow_rank: int | None = None
+    holding_up: float = 0.0
     slices: tuple[Figures, ...] = ()
 
     @property
@@ -108,6 +120,16 @@ class Figures:
     def idle(self) -> float:
         """The share of their time in which workers were idle."""
         return sum(worker.idle for worker in self.workers) / len(self.workers)
+
+    @property
+    def usable(self) -> int:
+        """How many workers can work on the feed at once, if there is memory for it."""
+        return len(self.workers) if self.lanes is None else min(len(self.workers), self.lanes)
+
+    @property
+    def short_of_slots(self) -> bool:
+        """Whether fewer batches can be made at once than workers could. One slot is kept for the next in order."""
+        return self.slots is not None and max(1, self.slots - 1) < self.usable
 
     @property
     def cpus_wanted(self) -> float:
@@ -168,3 +190,9 @@ def number(value: float) -> str:
 def percent(share: float) -> str:
     """Return `12 %`."""
     return f"{100 * share:.0f} %"
+
+
+def size(nbytes: float) -> str:
+    """Return `1.5 GiB`."""
+    power = max(power for power in range(5) if nbytes >= 1024**power or not power)
+    return f"{number(nbytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

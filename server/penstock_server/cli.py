@@ -281,6 +281,8 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
             yield f"skipped  {feed['name']}: {_count(more, 'more split' if skipped else 'split')}"
     for stream in state["streams"]:
         yield f"stream   {_stream(stream)}"
+        if stream.get("headline"):
+            yield f"         {_word(stream['headline'])}"
     if more := state.get("more_streams", 0):
         yield f"stream   {more} more"
     elif not state["streams"]:

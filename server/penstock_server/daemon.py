@@ -30,6 +30,7 @@ from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
 from penstock_proto import messages as m
+from penstock_proto.status_history import History
 
 from . import http as http_server
 from . import status
@@ -53,6 +54,7 @@ from .scaling import Scaling
 from .sessions import Sessions
 from .statefile import StateFile
 from .to_workers import ToWorkers
+from .waits import Looks
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ class Daemon:
         self._group_file: GroupFile | None = None
         self._log = RateLimitedLog(log)
         self._status_text = status.Text(self.status)
+        self._history = History()
 
     async def run(self, until_stdin_closes: bool = False) -> None:
         """Serve until SIGTERM, SIGINT, a stop request, or (if asked for) the end of standard input.
@@ -151,8 +154,10 @@ class Daemon:
             self._supervisor.start()
             clock = self._clock()
             clock.start()
+            self._looks.start()
             await self._stopped.wait()
             clock.stop()
+            self._looks.stop()
             if until_stdin_closes:
                 loop.remove_reader(0)
             self._sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
@@ -195,6 +200,10 @@ class Daemon:
 
     def status(self) -> dict[str, object]:
         """The answer to `penstock status`, as JSON types."""
+        return self._history.described(self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        """Return what there is now, and what there was since the start."""
         now = time.monotonic() - self._started
         coordinator, sessions = self._coordinator, self._sessions
         return {
@@ -214,7 +223,7 @@ class Daemon:
                 status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
                 for worker in self._supervisor.workers.values()
             ],
-            **status.of_streams(sessions.table, coordinator, self._router.unsent),
+            **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
         }
 
     # --- parts ---
@@ -242,6 +251,7 @@ class Daemon:
             scale=lambda workers, now: self._scaling.scale(workers, now),
             bugs=self._bugs,
         )
+        self._looks = Looks(self._coordinator, self._sessions.table, self._router.unsent)
         self._slots = Slots(
             self._arena,
             reserved=lambda: (self._coordinator.budget.reserved, self._coordinator.budget.slots_reserved),
@@ -307,6 +317,7 @@ class Daemon:
             lambda _: self._listener.look_at_the_clock(time.monotonic()),
             lambda _: self._log.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,
+            lambda _: self._history.add(self._counts()),
         ]
         return Clock(parts, self._bugs, lambda error: self._broken_by("the clock stopped", error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -21,6 +22,7 @@ from .host.arena import Arena
 from .host.worker_handle import WorkerHandle
 from .session import Session
 from .sessions import Sessions
+from .waits import Waits
 
 _MOST_STREAMS = 200
 _MOST_SPEC = 1000
@@ -121,6 +123,7 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheU
         "slots": sum(len(stream.slots) for stream in own),
         "sent": {"batches": feed.sent.batches, "samples": feed.sent.samples, "bytes": feed.sent.nbytes},
         "errors": feed.errors,
+        "replays": feed.replays,
         "cache": status_of(feed.plan, cache),
         "skipped_count": feed.skipped_count,
         "skipped": [
@@ -146,11 +149,14 @@ def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
 
 
 def of_streams(
-    sessions: Iterable[Session], coordinator: Coordinator, unsent: Callable[[bytes], bool]
+    sessions: Iterable[Session],
+    coordinator: Coordinator,
+    unsent: Callable[[bytes], bool],
+    waits: Callable[[int], Waits],
 ) -> dict[str, object]:
     """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others.
 
-    `unsent` tells whether bytes wait until a connection over TCP takes them.
+    `unsent` tells whether bytes wait until a connection over TCP takes them, and `waits` what a consumer waited for.
     """
     consumers = coordinator.consumers
     reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
@@ -159,6 +165,7 @@ def of_streams(
             {
                 **_stream(session, consumer, coordinator.stream_read_by(consumer)),
                 "unsent": session.peer is None and unsent(session.routing_id),
+                "waits": {name: round(value, 3) for name, value in dataclasses.asdict(waits(consumer.number)).items()},
             }
             for session, consumer in reading[:_MOST_STREAMS]
         ],
@@ -168,6 +175,7 @@ def of_streams(
 
 def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, object]:
     return {
+        "stream": stream.number,
         "feed": session.feed,
         "client": session.client,
         "transport": session.transport,
@@ -177,6 +185,7 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
         "sent": consumer.sent,
         "handed": consumer.handed,
         "slots": len(stream.slots),
+        "production": {"slots": stream.share.production, "used": stream.production.turns.held},
         "slot_bytes": stream.slots.slot_nbytes,
         "rank": consumer.rank if stream.share.consumers > 1 else None,
         "error": _short(stream.error),

@@ -194,6 +194,11 @@ class Stream:
         """How many batches of the current epoch were sent, counted from its start."""
         return self._epochs[0].batches if self._epochs and self.outlet.reading(self._epochs[0]) else 0
 
+    @property
+    def holding_up(self) -> list[Consumer]:
+        """The consumers for which the others wait now, though their batches are made: slow ranks."""
+        return self._delivery.holding_up(self._epochs[0]) if self._epochs and self.outlet.live else []
+
     # --- events from consumers ---
 
     def begin(self, consumer: Consumer, number: int) -> None:
