@@ -335,7 +335,7 @@ class TcpTransport:
             before = self._slab and self._slab.received.slab.seq
             raise ProtocolError(f"slab {slab.seq} came before slab {before} was complete")
         layout = self._views.layout(slab)
-        self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes)))
+        self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes), time.monotonic()))
 
     def _check(self, chunk: Chunk) -> None:
         if self._slab is None:

@@ -126,7 +126,7 @@ def figures_of(span: Span, key: Key) -> Figures | None:
     in this time."""
     first, last, before, after = span.first, span.last, span.before, span.after
     seconds = last["seconds"] - first["seconds"]
-    if key not in before or key not in after or not after[key]["reading"] or seconds <= 0:
+    if key not in before or key not in after or seconds <= 0:
         return None
     stream, waits = after[key], _waited(before[key], after[key])
     feed = next((one for one in last["feeds"] if one["name"] == stream["feed"]), None)
@@ -176,7 +176,7 @@ def _judged(spans: Sequence[Span], key: Key) -> Status:
     """Return what `History.described` adds to a stream. `spans` end with the same status, and the longest is first."""
     # Workers may have been idle before the consumer began to read.
     span = next((span for span in spans if key in span.before and span.before[key]["reading"]), None)
-    seen = None if span is None else figures_of(span, key)
+    seen = figures_of(span, key) if span is not None and span.after[key]["reading"] else None
     found = None if seen is None else verdict(seen)
     return {
         "waiting": None if seen is None else round(seen.waiting, 4),

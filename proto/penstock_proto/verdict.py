@@ -37,20 +37,23 @@ class Verdict:
         limit: "consumer", "ranks", "workers", "cpus", "memory", "lanes", "generator", "collating", "daemon" or
             "transport".
         headline: the verdict in half a sentence, such as "the trainer waits 31 % of the time: ...".
+        cause: its last part, which does not say how long the consumer waits.
         text: some sentences, with advice.
     """
 
     limit: str
     headline: str
+    cause: str
     text: str
 
 
 def verdict(seen: Figures) -> Verdict:
     """Return what limits the speed according to these figures, and what that means."""
     if seen.waiting < WAITS:
-        return Verdict("consumer", _bottleneck(seen), _keeps_up(seen))
+        cause = _bottleneck(seen)
+        return Verdict("consumer", cause, cause, _keeps_up(seen))
     limit, cause, text = _limit(seen)
-    return Verdict(limit, f"the trainer waits {percent(seen.waiting)} of the time: {cause}", text)
+    return Verdict(limit, f"the trainer waits {percent(seen.waiting)} of the time: {cause}", cause, text)
 
 
 def _limit(seen: Figures) -> tuple[str, str, str]:
