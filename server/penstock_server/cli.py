@@ -16,6 +16,7 @@ try:
 except ImportError:
     sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
 
+from . import log_format
 from .checking.command import check
 from .file_options import file_options, targets_of
 from .parameters import Advertised, Bytes, HttpAddress, Variable
@@ -104,6 +105,14 @@ def main() -> None:
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
+@click.option(
+    "--log-format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Write the log as text, or as a JSON object on each line.",
+)
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
@@ -117,6 +126,7 @@ def serve(
     environment: tuple[tuple[str, str | None], ...],
     http: tuple[str, int] | None,
     log_level: str,
+    form: str,
     until_stdin_closes: bool,
     **of_files: Any,
 ) -> None:
@@ -144,9 +154,7 @@ def serve(
     from . import daemon
     from .host.memory_limits import default_memory
 
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s penstock: %(message)s"
-    )
+    log_format.configure(log_level, form)
     targets = targets_of(feeds, of_files)
     try:
         daemon.serve(
@@ -169,6 +177,9 @@ def serve(
             from penstock_proto.messages import ErrorReport
 
             click.echo(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
+            sys.exit(1)
+        if form == "json":
+            logging.getLogger(__name__).critical("%s", error, extra={"event": "failed", "error": error})
             sys.exit(1)
         raise
 

@@ -137,13 +137,14 @@ class Daemon:
                 "listening on %s: batches are not encrypted, and anyone who reaches the port can read them. Use it "
                 "only in a trusted network",
                 self._router.endpoint,
+                extra={"event": "listening"},
             )
         try:
             self._listener = Listener(
                 self._datagram, self._peer_ended, descriptors.for_local(descriptors.limit(), self._workers)
             )
             if self._http is not None:
-                log.info("HTTP server: %s", await self._http.start())
+                log.info("HTTP server: %s", await self._http.start(), extra={"event": "listening"})
             self._connect()
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
@@ -172,6 +173,8 @@ class Daemon:
                 self._state.close()
         if self._error is not None:
             raise self._error
+        if not until_stdin_closes:  # then the trainer knows
+            log.info("stopped", extra={"event": "stopped"})
 
     def stop(self) -> None:
         """Stop serving: consumers are told, workers end."""
@@ -188,9 +191,8 @@ class Daemon:
         reading = len(self._coordinator.streams)
         self._dispatch.tell(on.Stop(DaemonStopped("the daemon was stopped")))
         if not self._stopped.is_set():
-            log.info(
-                "stopping when %d streams have come to the end of their epochs; a second signal stops now", reading
-            )
+            text = "stopping when %d streams have come to the end of their epochs; a second signal stops now"
+            log.info(text, reading, extra={"event": "draining"})
 
     def _stop_asked(self, now: bool) -> None:
         if now:
@@ -317,7 +319,7 @@ class Daemon:
             lambda _: self._listener.look_at_the_clock(time.monotonic()),
             lambda _: self._log.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,
-            lambda _: self._history.add(self._counts()),
+            self._remember_status,
         ]
         return Clock(parts, self._bugs, lambda error: self._broken_by("the clock stopped", error))
 
@@ -326,7 +328,12 @@ class Daemon:
         if seconds % SAY_AGAIN == 0:
             self._from_workers.say_what_fails(failing)
         if seconds % 10 == 0 and not self._all_ready() and not failing:
-            log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
+            text = "not ready after %d s: importing, listing splits, or waiting for a first sample"
+            log.info(text, seconds, extra={"event": "starting"})
+
+    def _remember_status(self, seconds: int) -> None:
+        if seconds % (1 + len(self._supervisor.workers) // 32) == 0:  # each worker takes some 70 us
+            self._history.add(self._counts())
 
     def _look_at_the_group_file(self, _: int) -> None:
         if self._group_file is not None and not self._stopped.is_set():
@@ -348,7 +355,8 @@ class Daemon:
 
     def _feed_ready(self, name: str, splits: int) -> None:
         feed = self._coordinator.feeds[name]
-        log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes))
+        fields = {"event": "feed_ready", "feed": name}
+        log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes), extra=fields)
         if splits:
             for text in (mixing_warning(feed.plan, splits), workers_warning(feed.plan, splits, self._workers)):
                 if text:
@@ -373,13 +381,13 @@ class Daemon:
 
     def _broken_by(self, what: str, error: BaseException | None) -> None:
         """End the daemon after an unexpected error, and log its traceback. Otherwise consumers would wait forever."""
-        log.critical("%s", what, exc_info=error)
+        log.critical("%s", what, exc_info=error, extra={"event": "internal_error"})
         self._fail(PenstockError(f"the daemon failed: {error!r}; please report this as a bug"))
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            log.warning("%s", text)
+            log.warning("%s", text, extra={"event": "feed_warning"})
 
 
 def _slots(feeds: int, workers: int) -> int:

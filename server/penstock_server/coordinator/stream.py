@@ -327,6 +327,14 @@ class Stream:
         self._lists.worker_died(worker, how, blamed)
         self.production.worker_died(worker, how, blamed)
 
+    def place_of(self, run: int) -> tuple[int | None, int | None]:
+        """Return the epoch and the lane that a run works on, as far as they are known."""
+        for epoch in self._epochs:
+            for number, lane in epoch.lanes.items():
+                if run in [one[1] for one in (lane.run, lane.dropped) if one is not None]:
+                    return epoch.number, number if self.feed.plan.length is None else None
+        return None, None
+
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""
         return self._lists.uses(worker) or self.production.uses(worker)

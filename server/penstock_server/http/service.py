@@ -81,6 +81,7 @@ class HttpService:
                 "the HTTP server listens on %s: anyone who reaches it can read the names of feeds and splits, the "
                 "addresses of consumers, and the errors of user code. Use it only in a trusted network",
                 host,
+                extra={"event": "listening"},
             )
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
