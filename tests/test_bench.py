@@ -112,6 +112,7 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
             "Only 1 of 3 workers is busy: the feed has 1 lane,",
         ),
         ({"workers": (worker(0, 0.9), *IDLE)}, "lanes", 'Feed(order="fast")'),
+        ({"workers": (worker(0, 0.82, idle=0.18), worker(1, 0.76, idle=0.24))}, "generator", "2 workers make"),
         ({"workers": IDLE, "daemon_cpu": 0.9}, "daemon", "at 100 batches/s"),
         ({"workers": IDLE, "transport": "tcp"}, "transport", "The connection to the consumer is the limit at 500 MB/s"),
         ({"workers": IDLE}, "transport", "workers are idle for 65 % of the time"),

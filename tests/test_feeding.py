@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,26 @@ def test_a_loop_of_ones_own_is_measured_exactly_whatever_stages_it_has(serve: Se
             if number == 15:
                 break
     assert feeding.train.waiting < 0.5
+
+
+def test_a_connections_stats_say_why_its_consumer_waited(serve: Serve) -> None:
+    daemon = serve(FEEDS, "slow", "wide")
+    with penstock.connect(daemon.urls["slow"]) as connection:
+        assert connection.stats()["ready"] is None
+        for _ in islice(connection.batches(), 20):
+            pass
+        stats = connection.stats()
+    assert stats["ready"] < 0.7
+    assert sum(stats["waits"].values()) == pytest.approx(stats["wait_seconds"])
+    assert stats["waits"]["production"] > 0.5 * stats["wait_seconds"]
+    with FaultProxy(int(re.search(r":(\d+)/", daemon.urls["wide"])[1])) as proxy:  # type: ignore[index]
+        proxy.throttle(10_000_000, 60)
+        url = re.sub(r":\d+/", f":{proxy.port}/", daemon.urls["wide"])
+        with penstock.connect(url, transport="tcp") as connection:
+            for _ in islice(connection.batches(), 15):
+                pass
+            waits = connection.stats()["waits"]
+    assert waits["transfer"] > waits["production"] + waits["handoff"]
 
 
 def test_it_never_fails_a_training(

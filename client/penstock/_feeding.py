@@ -77,7 +77,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
         summary: what the loader cost, in a line; empty before the end of the training.
     """
 
-    async_safe = True  # Keras then does not wait for the step's results before it calls `on_train_batch_end`
+    async_safe = True  # where Keras calls `on_train_batch_end` late, on another thread, it may go on doing so
 
     _shown: dict[str, float] | None
     _began: float | None
@@ -159,7 +159,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
                 self._began, self._thread_had_waited = now, self._thread_waited()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the end of the step, and show its figures. Called by Keras, often on another thread and late."""
+        """Note the end of the step, and show its figures. Called by Keras, perhaps late."""
         now = time.monotonic()
         with self._lock:
             if batch == self._number + self._steps - 1:  # the next one has not begun
@@ -252,7 +252,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
     def _count(self, found: Waits | None) -> None:
         if found is not None:
             self._epoch.add(found)
-            self._shown = _figures(found)
+            self._shown = _figures(self._epoch)
 
     def _end_of_steps(self) -> None:
         """All training steps of the epoch have ended."""

@@ -15,6 +15,9 @@ WAITS = 0.1
 BUSY = 0.8
 """A worker or daemon with at least this share of busy time counts as always busy: there are always short pauses."""
 
+EVEN = 0.8
+"""If a worker is less than this times as busy as another one, the work is divided unevenly."""
+
 ALL_CPUS = 0.85
 """If at least this share of a host's CPUs is needed, the CPUs are the limit."""
 
@@ -78,7 +81,8 @@ def _limit(seen: Figures) -> tuple[str, str, str]:
             f"there is memory for {_slots(seen)} in production, too little for {_workers(seen)}",
             _memory(seen),
         )
-    if busy and len(busy) < len(seen.workers) and sum(w.busy for w in seen.workers) < BUSY * len(seen.workers):
+    apart = min(worker.busy for worker in seen.workers) < EVEN * max(worker.busy for worker in seen.workers)
+    if busy and apart and sum(worker.busy for worker in seen.workers) < BUSY * len(seen.workers):
         text = _uneven(seen, len(busy))
         return "lanes", text[0].lower() + text[1:].partition(". ")[0].partition(", so no")[0], text
     if busy and seen.generating >= seen.collating:
