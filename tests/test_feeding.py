@@ -13,6 +13,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Serve
 from fault_proxy import FaultProxy
@@ -204,6 +205,24 @@ def test_the_figures_are_shown_where_keras_shows_figures(
     for name in names:
         assert float(rows[1][name]) == pytest.approx(history[name][1])
     assert callbacks[0].validation.steps == 9, "all but the first"
+
+
+def test_what_cannot_be_known_is_not_shown(serve: Serve, fit: Fit) -> None:
+    from penstock.keras import Feeding
+
+    daemon = serve(FEEDS, "quick")
+    feeding = Feeding()
+    with penstock.connect(daemon.url) as connection:
+        twice = connection.dataset().flat_map(tf_repeated)
+        history = fit(twice, feeding, epochs=1, steps=20)
+    assert feeding.summary.startswith("waits are unknown, because a step did not consume one batch")
+    assert np.isnan(history["data_ready"]).all()
+
+
+def tf_repeated(x: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors(x).repeat(40)
 
 
 def test_a_loop_of_ones_own_is_measured_exactly_whatever_stages_it_has(serve: Serve, tf: Any) -> None:

@@ -90,6 +90,16 @@ def test_batches_that_were_taken_ahead_of_an_iteration_that_is_left_are_not_cons
     assert waits.ends(18) == Waits(seconds=2, steps=1, production=1)
 
 
+def test_batches_that_were_taken_to_build_the_model_are_not_consumed() -> None:
+    overs = HandOvers()
+    overs.handed(2, 1, 1, 1)  # of an iteration that had begun before
+    overs.begins()
+    overs.handed(1, 15, 15, 15)
+    waits = StepWaits([overs])
+    waits.asks(10)
+    assert waits.ends(16) == Waits(seconds=6, steps=1, production=5)
+
+
 def test_an_epoch_may_end_with_fewer_batches_and_with_a_call_that_finds_none() -> None:
     waits = StepWaits([source((6, 1, 1, 1))])
     waits.asks(2, 4)

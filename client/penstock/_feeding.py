@@ -200,7 +200,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
         self._validation.end_epoch()
         if logs is not None:
             if self._train.sources:
-                logs.update(_figures(self._epoch))
+                logs.update(_figures(self._epoch if self._fits() else Waits()))
             if self._validation.sources and self._validated is not None:
                 logs.update({f"val_{name}": value for name, value in _figures(self._validated).items()})
         self._ask()
@@ -252,7 +252,7 @@ class Feeding(keras.callbacks.Callback):  # type: ignore[misc]
     def _count(self, found: Waits | None) -> None:
         if found is not None:
             self._epoch.add(found)
-            self._shown = _figures(self._epoch)
+            self._shown = _figures(self._epoch) if self._fits() else None
 
     def _end_of_steps(self) -> None:
         """All training steps of the epoch have ended."""

@@ -47,7 +47,7 @@ class HandOvers:
         self._log: deque[HandOver] = deque()
         self._restarts: deque[int] = deque()
         self._consumed = 0
-        self._within = False
+        self._within = True  # perhaps: Keras may have taken a batch before, to build the model
 
     # --- the thread that hands over ---
 
