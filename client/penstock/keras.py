@@ -26,8 +26,9 @@ from penstock_proto import StateMismatch, StreamClosed
 
 from ._connection import Connection
 from ._feeding import Feeding
+from ._step_waits import Waits
 
-__all__ = ["CheckpointState", "Feeding", "Resume"]
+__all__ = ["CheckpointState", "Feeding", "Resume", "Waits"]
 
 _KEY = "progress/.ATTRIBUTES/py_state"
 
