@@ -274,6 +274,10 @@ def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
     ]
     assert empty == ""
     assert text.startswith("The generator is the limit")
+    over_tcp = dataclasses.replace(FIGURES, transport="tcp", sending_share=0.25)
+    assert "consumer     90 % waiting (25 % of that while a batch is coming), 10 % receiving, 0 % in its step" in lines(
+        over_tcp
+    )
 
 
 def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:

@@ -115,7 +115,7 @@ def another_rank(url: str, step: float) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("feed", "step", "options", "waits", "cause"),
     [
-        ("quick", 0.1, {}, False, "The trainer is the bottleneck"),
+        ("quick", 0.05, {}, False, "The trainer is the bottleneck"),
         ("slow", 0.0, {}, True, "Workers are busy"),
         ("one_lane", 0.0, {}, True, "Only 1 of 2 workers is busy: the feed has 1 lane"),
         ("wide", 0.0, {"throttled": True}, True, "The network, which carries"),
@@ -135,10 +135,10 @@ def test_the_summary_names_the_cause(
         url, how = daemon.url, {}
         if throttled:
             proxy = stack.enter_context(FaultProxy(int(re.search(r":(\d+)/", url)[1])))  # type: ignore[index]
-            proxy.throttle(10_000_000, 60)
+            proxy.throttle(20_000_000, 60)
             url, how = re.sub(r":\d+/", f":{proxy.port}/", url), {"transport": "tcp"}
         if ranks > 1:
-            stack.enter_context(another_rank(url, 0.12))
+            stack.enter_context(another_rank(url, 0.06))
             how = {"rank": 0, "world_size": 2}
         connection = stack.enter_context(penstock.connect(url, **how))
         history = fit(connection.dataset(), feeding, step=step, epochs=2, steps=40)

@@ -158,7 +158,9 @@ def _slices(
 
 def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Moment) -> Figures:
     stats, state = after.stats, after.state
-    waiting = min(taken.taking, stats["wait_seconds"] - before.stats["wait_seconds"])
+    waited = stats["wait_seconds"] - before.stats["wait_seconds"]
+    waiting = min(taken.taking, waited)
+    coming = stats["waits"]["transfer"] - before.stats["waits"]["transfer"]
     apart = state["seconds"] - before.state["seconds"]
     feed = next(feed for feed in state["feeds"] if feed["name"] == connection.info.name)
     workers = tuple(worker_shares(before.state, state))
@@ -198,6 +200,7 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         memory_full=2 * memory["reserved"] >= memory["allowed"],
         slots=own[0]["production"]["slots"] if own else None,
         memory=memory["allowed"],
+        sending_share=min(1.0, coming / waited) if waited > 0 else 0.0,
     )
 
 

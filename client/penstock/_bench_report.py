@@ -15,8 +15,9 @@ def lines(seen: Figures) -> Iterator[str]:
     speed = f"{number(seen.rate)} batches/s, {number(seen.samples / seen.seconds)} samples/s"
     yield f"speed        {speed}, {number(seen.megabytes)} MB/s"
     yield f"first batch  after {seen.first_batch_seconds:.2f} s"
+    coming = f" ({percent(seen.sending_share)} of that while a batch is coming)" if seen.transport == "tcp" else ""
     yield (
-        f"consumer     {percent(seen.waiting)} waiting, {percent(seen.receiving)} receiving, "
+        f"consumer     {percent(seen.waiting)} waiting{coming}, {percent(seen.receiving)} receiving, "
         f"{percent(seen.step)} in its step"
     )
     for worker in seen.workers:

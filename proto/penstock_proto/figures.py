@@ -57,7 +57,7 @@ class Figures:
         slots: slots in which batches of the stream can be made at once; None if unknown.
         memory: bytes that the daemon may use for batches; None if unknown.
         ranks_share, sending_share: the shares of its waits in which the consumer waits for other ranks, and in which
-            its connection takes no more, as far as the daemon sees it.
+            a batch is coming to it, or its connection takes no more.
         slow_rank: the rank that others wait for most, or None.
         holding_up: the share of its time in which other ranks wait for this consumer.
         slices: the measurements of consecutive parts of the time, which together are this one.
@@ -168,6 +168,7 @@ def joined(slices: Sequence[Figures]) -> Figures:
         waiting=mean(lambda part: part.waiting),
         receiving=mean(lambda part: part.receiving),
         step=mean(lambda part: part.step),
+        sending_share=mean(lambda part: part.sending_share),
         daemon_cpu=mean(lambda part: part.daemon_cpu),
         consumer_cpu=mean(lambda part: part.consumer_cpu),
         other_cpu=mean(lambda part: part.other_cpu or 0.0) if here else None,
