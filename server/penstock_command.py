@@ -128,7 +128,7 @@ def bench(
     """  # noqa: D301 (click wants a real \b)
     from penstock._bench import measure
     from penstock._bench_report import lines
-    from penstock_proto.verdict import judged
+    from penstock._bench_verdict import judged
     from penstock_server import control
     from penstock_server.terminal import bar
 
@@ -195,8 +195,8 @@ class _Profiler:
 
 def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> None:
     from penstock._bench_report import parts, rows
+    from penstock._bench_verdict import judged
     from penstock_proto.figures import number
-    from penstock_proto.verdict import judged
     from penstock_server.profiling.bench_page import Measured, bench_page
     from penstock_server.profiling.show import write
 
@@ -278,7 +278,7 @@ def profile(
 
 @main.command()
 @click.argument("url")
-@click.option("--once", is_flag=True, help="Look for some seconds, print the screen once, and end.")
+@click.option("--once", is_flag=True, help="Look twice, print the screen once, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Likewise, but print JSON.")
 @client_keys_option
 @click.option(
@@ -299,8 +299,8 @@ def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> 
       penstock top tcp://loader:5555
       penstock top tcp://loader:5555 --once
     """  # noqa: D301
+    from penstock._top_screen import as_json as figures
     from penstock._top_screen import show, watch
-    from penstock_proto.history import as_json as figures
     from penstock_server import control
 
     own = client_keys(keys)
@@ -309,8 +309,8 @@ def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> 
         return dict(json.loads(control.status(url, 5.0, own)))
 
     if once or as_json:
-        history = watch(status, every)
-        click.echo(json.dumps(figures(history), indent=2)) if as_json else show(history)
+        looks = watch(status, every)
+        click.echo(json.dumps(figures(looks), indent=2)) if as_json else show(looks)
     else:
         watch(status, every, live=True)
 

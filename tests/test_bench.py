@@ -16,8 +16,9 @@ import penstock
 from penstock import _host_cpu
 from penstock._bench import measure
 from penstock._bench_report import lines
+from penstock._bench_verdict import judged
 from penstock_proto.figures import Figures, WorkerShares, joined
-from penstock_proto.verdict import judged, verdict
+from penstock_proto.verdict import verdict
 from penstock_server import control
 
 FEEDS = """
@@ -111,9 +112,17 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
             "Only 1 of 3 workers is busy: the feed has 1 lane,",
         ),
         ({"workers": (worker(0, 0.9), *IDLE)}, "lanes", 'Feed(order="fast")'),
+        ({"workers": (worker(0, 0.82, idle=0.18), worker(1, 0.76, idle=0.24))}, "generator", "2 workers make"),
         ({"workers": IDLE, "daemon_cpu": 0.9}, "daemon", "at 100 batches/s"),
         ({"workers": IDLE, "transport": "tcp"}, "transport", "The connection to the consumer is the limit at 500 MB/s"),
         ({"workers": IDLE}, "transport", "workers are idle for 65 % of the time"),
+        ({"workers": IDLE, "slots": 2}, "memory", "has 1 slot for batches of this stream in production, too few for 2"),
+        ({"workers": IDLE, "slots": 2, "memory": 64 << 20}, "memory", "1 slot of its 64 MiB for batches"),
+        ({"workers": (worker(0, 0.9), *IDLE), "slots": 3}, "memory", "2 slots for batches"),
+        ({"workers": (worker(0, 0.9), *IDLE), "slots": 3, "lanes": 1}, "lanes", "the feed has 1 lane,"),
+        ({"slow_rank": 3, "ranks_share": 0.6}, "ranks", "waits for 90 % of the time, mostly for rank 3"),
+        ({"transport": "tcp", "sending_share": 0.6}, "transport", "The connection to the consumer is the limit"),
+        ({"waiting": 0.0, "holding_up": 0.4}, "consumer", "the other ranks wait for it 40 % of the time"),
         ({"workers": ()}, "workers", "No worker ran for the whole time"),
         (
             {"waiting": 0.05, "step": 0.9, "receiving": 0.05},
@@ -124,9 +133,9 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
     ],
 )
 def test_the_verdict_names_what_limits_and_what_to_do(changes: dict[str, Any], limit: str, words: str) -> None:
-    found, text = verdict(dataclasses.replace(FIGURES, **changes))
-    assert found == limit
-    assert words in text
+    found = verdict(dataclasses.replace(FIGURES, **changes))
+    assert found.limit == limit
+    assert words in found.text
 
 
 def parts(*changes: dict[str, Any], seconds: float = 1.0) -> Figures:
@@ -157,7 +166,7 @@ def test_a_verdict_on_which_the_parts_of_the_time_agree_is_sure(slices: list[dic
     seen = parts(*slices)
     found = judged(seen)
     assert (found.limit, found.sure) == (limit, True)
-    assert found.text == verdict(seen)[1]
+    assert found.text == verdict(seen).text
     assert found.shares[limit] >= 0.9
 
 
@@ -222,9 +231,9 @@ def test_other_work_of_the_host_is_named_and_not_counted_as_the_feeds() -> None:
     ],
 )
 def test_what_is_set_already_is_never_advised(changes: dict[str, Any], limit: str, never: str) -> None:
-    found, text = verdict(dataclasses.replace(FIGURES, **changes))
-    assert found == limit
-    assert never not in text
+    found = verdict(dataclasses.replace(FIGURES, **changes))
+    assert found.limit == limit
+    assert never not in found.text
 
 
 def test_slices_are_joined_by_their_length_and_workers_must_live_in_all() -> None:
@@ -265,13 +274,17 @@ def test_the_table_shows_the_figures_and_then_the_verdict() -> None:
     ]
     assert empty == ""
     assert text.startswith("The generator is the limit")
+    over_tcp = dataclasses.replace(FIGURES, transport="tcp", sending_share=0.25)
+    assert "consumer     90 % waiting (25 % of that while a batch is coming), 10 % receiving, 0 % in its step" in lines(
+        over_tcp
+    )
 
 
 def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
     daemon = serve(FEEDS, "cheap", "slow", "bad", "short")
     # The generator is slow, and the CPUs of this machine may be busy with other things.
     seen = measure(daemon.urls["slow"], status=status, seconds=0.3, warmup=0.1)
-    assert verdict(seen)[0] in ("generator", "cpus")
+    assert verdict(seen).limit in ("generator", "cpus")
     assert seen.waiting > 0.5
     assert [worker.number for worker in seen.workers] == [0, 1]
     assert all(worker.generating + worker.cpu_wait > 0.5 > worker.idle + worker.collating for worker in seen.workers)
@@ -280,7 +293,7 @@ def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
 
     # The step is slow. Workers are paused, and that counts as idle while they wait.
     seen = measure(daemon.urls["cheap"], status=status, batches=8, warmup=0.05, step=0.05, cached=3)
-    assert verdict(seen)[0] == "consumer"
+    assert verdict(seen).limit == "consumer"
     assert seen.batches == 8
     assert seen.step > 0.5 > seen.waiting
     assert all(worker.idle > 0.5 for worker in seen.workers)

@@ -140,13 +140,13 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
     samples = {
         "N": ["3"],
         "SECONDS": ["7.5"],
+        "UID": ["1000", "1001"],
         "SIZE": ["3M"],
         "NAME[=VALUE]": ["A=1", "B=2"],
         "NAME=DATASET": ["image=images", "label=labels"],
         "MODULE:FUNCTION": ["a.py:f", "b.py:g"],
         "[HOST:]PORT": ["0.0.0.0:8090"],
         "HOST[:PORT]": ["loader.lan:5"],
-        "UID": ["1000"],
         "START:STOP": ["3:9"],
         "tcp://HOST:PORT": ["tcp://0.0.0.0:1"],
     }

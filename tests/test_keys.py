@@ -24,6 +24,7 @@ from fault_proxy import FaultProxy
 
 import penstock
 from penstock import _tcp_transport
+from penstock._daemon_status import DaemonStatus
 from penstock_proto import KeyRefused, StartError
 from penstock_proto.keys import client_keys
 from penstock_server import cli, control, keygen, keys
@@ -253,6 +254,11 @@ def test_with_keys_the_stream_is_the_same_and_neither_batches_nor_sessions_can_b
             with penstock.connect(wire.url, transport="tcp") as connection:
                 digests.append(digest(connection))
                 status = control.status(daemon.url, 60, client_keys(None))
+                asked = DaemonStatus(daemon.url, connection._handle.handoff.keys)
+                asked.ask()
+                asked.wait(60)
+                assert asked.latest is not None
+                assert asked.latest["streams"][0]["key"] == ("alice" if keyed else None)
                 shown = CliRunner().invoke(cli.main, ["status", daemon.url]).output
             assert len(wire.down) > 80 * (1 << 18)
             assert (BATCH in wire.down) is not keyed

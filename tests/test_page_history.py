@@ -9,9 +9,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from test_top import status
+from test_status_history import status
 
 from penstock_proto import GeneratorError
+from penstock_proto.status_history import History
 from penstock_server.activity import ActivityPage, Spent, read, spent
 from penstock_server.bugs import Bugs
 from penstock_server.coordinator.feeds import Sent
@@ -20,19 +21,20 @@ from penstock_server.http.notices import MOST, Notices
 from penstock_server.http.rates import FeedLook, Rates
 from penstock_server.http.timeline import RUNS, STARTS, Timeline, shares
 from penstock_server.http.watched import Watched
+from penstock_server.waits import Looks, Waits
 
 
 def test_rates_are_noted_from_the_start_and_readiness_is_that_of_the_last_looks() -> None:
     rates = Rates()
     for second in range(2000):
-        waiting = 1 if second >= 1990 else 0
-        rates.look(second + 0.5, {"feed": FeedLook(3 * second, 30 * second, 300 * second, 2, waiting)})
+        waited = max(0, second - 1989)  # by one of two consumers
+        rates.look(second + 0.5, {"feed": FeedLook(3 * second, 30 * second, 300 * second, 2 * second, waited)})
     found = rates.since(0, 0)
     seconds, minutes = found["seconds"], found["minutes"]
     assert (seconds["count"], len(seconds["at"]), seconds["at"][-1]) == (1999, 900, 1999.5)
     assert set(seconds["feeds"]["feed"]["batches"]) == {3}
     assert set(seconds["feeds"]["feed"]["bytes"]) == {300}
-    late = [float(f"{1 - looks / 22:.4g}") for looks in range(11)]  # 11 looks, at two consumers each
+    late = [1 - waited / 20 for waited in range(11)]
     assert seconds["feeds"]["feed"]["ready"][-11:] == late
     assert len(minutes["at"]) == 33
     assert set(minutes["feeds"]["feed"]["samples"]) == {30}
@@ -141,17 +143,22 @@ def test_notices_keep_the_latest_with_tracebacks_and_count_repeats() -> None:
     assert notices.since(0)["kept"][-1]["text"] == f"number {2 * MOST - 1}"
 
 
-def test_readiness_and_the_verdicts_waits_are_of_the_same_looks() -> None:
+def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
     now = [0.0]
-    waits = [False, True, True, False, True, False, False, True, True, True, False, True, True, True, True, True]
+    kept = History()
 
-    def look() -> dict[str, Any]:
-        return {**status(now[0], 5 * int(now[0]), 0 if waits[int(now[0])] else 3), "workers": []}
+    def waited() -> float:
+        return max(0.0, now[0] - 7)
+
+    def counts() -> dict[str, Any]:
+        made = status(now[0], 5 * int(now[0]))
+        made["streams"][0]["waits"]["production"] = waited()
+        return made
 
     watched = Watched(
-        status=look,
+        status=lambda: kept.described(counts()),
         status_text=str,
-        streams=lambda: look()["streams"],
+        waits=lambda _: Waits(reading=now[0], production=waited()),
         seconds=lambda: now[0],
         feeds={"train": SimpleNamespace(sent=Sent(0, 0, 0))},  # type: ignore[dict-item]
         workers=list,
@@ -164,16 +171,31 @@ def test_readiness_and_the_verdicts_waits_are_of_the_same_looks() -> None:
         live = Live(watched)
         for second in range(16):
             now[0] = second + 0.01 * (second % 3)
+            kept.add(counts())
             if second == 3:
                 live.ask(seconds=0, minutes=0, looks=0, changes=0)
-            else:
-                live.another_second()
+            live.another_second()
         news: dict[str, Any] = json.loads(live.ask(seconds=0, minutes=0, looks=0, changes=0))
         await live.stop()
         return news
 
     news = asyncio.run(watch())
-    (consumer,) = news["figures"]["consumers"]
+    (stream,) = news["status"]["streams"]
     ready = news["rates"]["seconds"]["feeds"]["train"]["ready"]
     assert len(ready) == 15
-    assert ready[-1] == round(1 - consumer["waiting"], 4) == round(1 - 8 / 11, 4)
+    assert ready[-1] == round(1 - stream["waiting"], 4) == round(1 - 8 / 9.98, 4)
+    assert ready[3] == 1
+
+
+def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
+    consumer = SimpleNamespace(number=1, reading=True, under_way=0)
+    coordinator = SimpleNamespace(consumers={1: consumer}, stream_read_by=lambda _: SimpleNamespace(holding_up=[]))
+    table = SimpleNamespace(by_consumer={1: SimpleNamespace(feed="train", peer="local")})
+    looks = Looks(coordinator, table, lambda _: False)  # type: ignore[arg-type]
+    looks.look(1.0)
+    consumer.under_way = 1
+    looks.look(2.0)
+    assert looks.of(1) == looks.of_feed("train") == Waits(reading=3.0, production=1.0)
+    table.by_consumer.clear()
+    looks.look(1.0)
+    assert (looks.of(1), looks.of_feed("train").waited) == (Waits(), 1.0)

@@ -23,6 +23,7 @@ from penstock_server.coordinator.commands import SendSlab
 from penstock_server.host.arena import Memfd
 from penstock_server.http.previews import Previews
 from penstock_server.http.watched import Watched
+from penstock_server.waits import Waits
 
 
 def preview(daemon: Daemon, feed: str, number: int = 0) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def test_a_look_that_fails_is_noted_and_harms_no_stream() -> None:
         Watched(
             status=dict,
             status_text=str,
-            streams=list,
+            waits=lambda _: Waits(),
             seconds=float,
             feeds={},
             workers=list,

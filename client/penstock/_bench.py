@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from penstock_proto import EndOfStream
-from penstock_proto.figures import Figures, joined, lanes_of, worker_shares
+from penstock_proto.figures import Figures, joined
 from penstock_proto.spec import leaf_list
+from penstock_proto.status_history import lanes_of, worker_shares
 
 from ._connection import Connection, connect
 from ._host_cpu import CpuTimes, cpu_times
@@ -180,7 +183,9 @@ def _slices(
 
 def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Moment) -> Figures:
     stats, state = after.stats, after.state
-    waiting = min(taken.taking, stats["wait_seconds"] - before.stats["wait_seconds"])
+    waited = stats["wait_seconds"] - before.stats["wait_seconds"]
+    waiting = min(taken.taking, waited)
+    coming = stats["waits"]["transfer"] - before.stats["waits"]["transfer"]
     apart = state["seconds"] - before.state["seconds"]
     feed = next(feed for feed in state["feeds"] if feed["name"] == connection.info.name)
     workers = tuple(worker_shares(before.state, state))
@@ -192,6 +197,8 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         other_cpu = max(0.0, here - sum(worker.cpu for worker in workers) - consumer_cpu - daemon_cpu)
         stolen = (after.host.stolen - before.host.stolen) / (after.at - before.at)
     memory, info = state["memory"], connection.info
+    client = f"{socket.gethostname()}:{os.getpid()}"
+    own = [one for one in state["streams"] if (one["feed"], one["client"]) == (info.name, client)]
     return Figures(
         url=_url(connection),
         transport=stats["transport"],
@@ -216,6 +223,9 @@ def _figures(connection: Connection, taken: _Taken, before: _Moment, after: _Mom
         whole_batches=info.batch_size is None,
         bytes_only=all(leaf.dtype in ("bool", "int8", "uint8") for leaf in leaf_list(info.spec)),
         memory_full=2 * memory["reserved"] >= memory["allowed"],
+        slots=own[0]["production"]["slots"] if own else None,
+        memory=memory["allowed"],
+        sending_share=min(1.0, coming / waited) if waited > 0 else 0.0,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock_proto.figures import Figures, count, number, percent
-from penstock_proto.verdict import judged
+
+from ._bench_verdict import judged
 
 
 def lines(seen: Figures) -> Iterator[str]:
@@ -22,9 +23,11 @@ def rows(seen: Figures) -> Iterator[tuple[str, str]]:
     speed = f"{number(seen.rate)} batches/s, {number(seen.samples / seen.seconds)} samples/s"
     yield "speed", f"{speed}, {number(seen.megabytes)} MB/s"
     yield "first batch", f"after {seen.first_batch_seconds:.2f} s"
+    coming = f" ({percent(seen.sending_share)} of that while a batch is coming)" if seen.transport == "tcp" else ""
     yield (
         "consumer",
-        f"{percent(seen.waiting)} waiting, {percent(seen.receiving)} receiving, {percent(seen.step)} in its step",
+        f"{percent(seen.waiting)} waiting{coming}, {percent(seen.receiving)} receiving, "
+        f"{percent(seen.step)} in its step",
     )
     for worker in seen.workers:
         yield (

@@ -105,6 +105,10 @@ class Named(Protocol):
     def identity(self) -> Identity:
         """Identifies the consumer."""
 
+    @property
+    def keys(self) -> ClientKeys | None:
+        """The client's keys, or None."""
+
 
 class Connector:
     """Opens connections to one feed.
@@ -114,6 +118,7 @@ class Connector:
         daemon: the private daemon, if there is one and it runs.
         timeout: seconds that the daemon has for each answer of the handshake.
         identity: identifies the consumer.
+        keys: this client's keys, for a daemon that wants them, or None.
     """
 
     def __init__(
@@ -127,8 +132,7 @@ class Connector:
         directory: str | None = None,
         keys: ClientKeys | None = None,
     ) -> None:
-        """`directory`: where a private daemon finds the module. `keys`: this client's keys, for a daemon that wants
-        them. Raises StartError if the URL has the wrong form."""
+        """`directory`: where a private daemon finds the module. Raises StartError if the URL has the wrong form."""
         self.url = url
         self.identity = identity
         self.daemon: PrivateDaemon | None = None
@@ -137,7 +141,7 @@ class Connector:
         self._memory = memory
         self._transport = transport
         self._directory = directory
-        self._keys = keys
+        self.keys = keys
         self._private = _address.is_private(url)
         self._address = None if self._private else _address.parse(url)
 
@@ -171,7 +175,7 @@ class Connector:
         address = self._start(watch)
         watch = watch and self._watching(watch)
         opening = self.identity.opening(watch is not None, lost or LostSession())
-        tcp = TcpTransport(address, mailbox, self._keys)
+        tcp = TcpTransport(address, mailbox, self.keys)
         try:
             welcome = tcp.hello(min(first_answer or timeout, timeout), watch)
             if welcome.feed.name != address.feed:

@@ -140,12 +140,21 @@ class Connection:
     def stats(self) -> dict[str, Any]:
         """Return figures since the connection was opened.
 
-        `feed`; `transport` ("local", "tcp", or "process" with `workers=0`); `epoch` (the newest, from 0; -1 before the
-        first); `slabs`, `batches`, `rows`, `bytes` handed over (a dataset receives all batches of a slab at once);
-        `copies` (slabs copied because the consumer held too many); `aliased` (slabs held now); `reconnects` (how often
-        a lost connection was replaced); `wait_seconds` (how long consumers waited for data); `first_batch_seconds` (how
-        long `connect` took, plus the time from the first iteration to its first batch; or None); `seconds` (since that
-        batch).
+        - `feed`; `transport`: "local", "tcp", or "process" with `workers=0`.
+        - `epoch`: the newest, from 0; -1 before the first.
+        - `slabs`, `batches`, `rows`, `bytes`: handed over. (A dataset receives all batches of a slab at once.)
+        - `copies`: slabs copied because the consumer held too many; `aliased`: slabs held now.
+        - `reconnects`: how often a lost connection was replaced.
+        - `first_batch_seconds`: how long `connect` took, plus the time from the first iteration to its first batch; or
+          None. `seconds`: since that batch.
+        - `wait_seconds`: how long consumers waited for data; `waits`: of these, the seconds in which nothing of the
+          batch had come (`production`: it was not made or not sent), in which it was coming (`transfer`), and in which
+          it was there until the consumer woke up (`handoff`).
+        - `ready`: the share of the batches that were there when the consumer asked; None before the first.
+
+        The consumer is your loop if it iterates over `batches()` or `torch()`. A dataset is read by a thread of
+        TensorFlow that takes batches ahead, and whose waits are not those of the training: for these see
+        `penstock.keras.Feeding`.
         """
         return self._handle.handoff.stats(self._handle.unread[0])
 

@@ -42,13 +42,18 @@ UNTOLD = 64
 """Slabs of a group that are remembered: more than can be handed over before the daemon has confirmed it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Received:
-    """A slab that arrived: its message, the layout of its slot, and the root of the slot's memory."""
+    """A slab that arrived: its message, the layout of its slot, and the root of the slot's memory.
+
+    `began` and `whole` are the times (monotonic) when its first byte had come, and all of it.
+    """
 
     slab: Slab
     layout: SlotLayout
     root: Root
+    began: float = 0.0
+    whole: float = 0.0
 
 
 class Refused(Exception):

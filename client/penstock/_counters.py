@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from penstock_proto.messages import Slab
+from ._consumer_state import Received
 
 SLOW = 10.0
 """Seconds of waiting for data after which the log says so."""
@@ -31,7 +31,8 @@ class Counters:
         self._first: float | None = None
         self._counts = {"slabs": 0, "batches": 0, "rows": 0, "bytes": 0, "copies": 0}
         self._batch_rows = 0
-        self._waited = 0.0
+        self._waited = self._transfer = self._handoff = 0.0
+        self._late = 0
         self._waiting_since: float | None = None
         self._looked = 0.0
         self._warned = False
@@ -47,14 +48,24 @@ class Counters:
         """How many batches were handed over."""
         return self._counts["batches"]
 
+    @property
+    def waited_seconds(self) -> tuple[float, float]:
+        """Seconds that consumers have waited for data, and how many of these it was coming."""
+        return self._waited, self._transfer
+
     def begin(self, unread: int) -> None:
         """Begin an epoch. `unread` batches of the last slab were not read, and will not be."""
         self._waiting_since = None
         self._counts = self._without(unread)
         self._begun = self._begun or time.monotonic()
 
-    def handed_over(self, slab: Slab, copy: bool) -> None:
-        """Count `slab`, which is handed over, as a copy or not."""
+    def handed_over(self, item: Received, copy: bool) -> None:
+        """Count a slab that is handed over, as a copy or not."""
+        slab = item.slab
+        if self._waiting_since is not None:
+            self._late += 1
+            self._transfer += max(0.0, item.whole - max(self._waiting_since, item.began))
+            self._handoff += max(0.0, self._looked - max(self._waiting_since, item.whole))
         self._waiting_since, self._warned = None, False
         if self._first is None:
             self._first = time.monotonic()
@@ -99,10 +110,17 @@ class Counters:
         first = None
         if self._first is not None and self._begun is not None:
             first = self._connecting + self._first - self._begun
+        counts = self._without(unread)
         return {
-            **self._without(unread),
+            **counts,
             "reconnects": self.reconnects,
             "wait_seconds": self._waited,
+            "waits": {
+                "production": max(0.0, self._waited - self._transfer - self._handoff),
+                "transfer": self._transfer,
+                "handoff": self._handoff,
+            },
+            "ready": 1 - self._late / counts["batches"] if counts["batches"] else None,
             "first_batch_seconds": first,
             "seconds": 0.0 if self._first is None else now - self._first,
         }

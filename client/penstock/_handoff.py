@@ -42,6 +42,7 @@ from . import _repeats
 from ._connecting import Link, Named
 from ._consumer_state import ConsumerState, Received
 from ._counters import Counters
+from ._hand_overs import HandOvers
 from ._mailbox import Mailbox
 from ._memory import Pool
 from ._outbox import Outbox
@@ -61,9 +62,11 @@ class HandOff:
 
     Attributes:
         url: the URL of the feed.
+        keys: the client's keys, or None.
         mailbox: what finalizers leave for the receiver thread.
         transport: the transport of the current connection, or None while there is none.
         missing: the ranks that the stream waits for.
+        hand_overs: remembers when each batch was handed over. None: nobody wants to know.
         work: if this process makes the stream itself: makes batches until one is there, or for this many seconds.
             The consumer's thread calls it where it would wait, without the lock.
     """
@@ -91,6 +94,7 @@ class HandOff:
         """
         identity = connector.identity
         self.url = str(connector)
+        self.keys = connector.keys
         self.mailbox = mailbox
         self.transport: Transport | None = link.transport
         self.missing: tuple[int, ...] = ()
@@ -102,6 +106,7 @@ class HandOff:
         self._outbox = Outbox(self._state)
         self._pool = Pool(keep=2)
         self._counters = Counters(asked)
+        self.hand_overs: HandOvers | None = None
         fresh = start is None and not identity.shares and _repeats.may_repeat(link.info)
         self._reads = _repeats.registry.opened(connector.url if fresh else None, goes_on=start is not None)
 
@@ -123,6 +128,11 @@ class HandOff:
         return self._state.progress.consumed
 
     @property
+    def waited(self) -> tuple[float, float]:
+        """Seconds that consumers have waited for data, and how many of these it was coming."""
+        return self._counters.waited_seconds
+
+    @property
     def closed(self) -> bool:
         """Whether the stream was closed."""
         return self._state.closed is not None
@@ -133,6 +143,8 @@ class HandOff:
             self._leave_dropped_epochs()
             messages = self._state.begin(unread)
             self._counters.begin(unread)
+            if self.hand_overs is not None:
+                self.hand_overs.begins()
             self._send(*messages)
             self._ready.notify_all()
             epoch = self._state.epoch
@@ -170,6 +182,8 @@ class HandOff:
             if not isinstance(item, Received) or transport is None:
                 if isinstance(item, End):
                     self._reads.ends(whole=True)
+                    if self.hand_overs is not None:
+                        self.hand_overs.ends()
                 return item
             state = self._state
             transport.mark(state.handed)
@@ -180,12 +194,15 @@ class HandOff:
                 copy = len(state.aliased) >= (quota or 0)
             if quota is not None:
                 state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
-            self._counters.handed_over(item.slab, copy)
+            self._counters.handed_over(item, copy)
             if not transport.sends_anywhere:
                 self._send()
+        began, whole = item.began, item.whole
         if copy:
             item = self._copied(item)  # drops the original, which releases the slot
             self.mailbox.wake()
+        if self.hand_overs is not None:
+            self.hand_overs.handed(item.slab.batches, began, whole, time.monotonic())
         return item
 
     def position(self, consumed: int | None, unread: int) -> tuple[Position, int]:
@@ -260,6 +277,8 @@ class HandOff:
 
     def came(self, received: Received) -> None:
         """Queue a slab. Raises as `ConsumerState.came`."""
+        received.whole = time.monotonic()
+        received.began = received.began or received.whole
         with self._ready:
             self._state.came(received)
             self._ready.notify_all()

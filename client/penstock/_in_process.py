@@ -50,6 +50,7 @@ class InProcessConnector:
     Attributes:
         url: the feed's name, as the user gave it, for messages.
         identity: that of a consumer with a stream of its own.
+        keys: None: there is no daemon.
     """
 
     def __init__(self, feed: str | Feed, memory: int | None) -> None:
@@ -64,6 +65,7 @@ class InProcessConnector:
         """
         self.url = feed if isinstance(feed, str) else f"the feed {feed.name or 'feed'}"
         self.identity = Identity()
+        self.keys = None
         self._memory = memory
         _server.refuse_in_worker(repr(feed) if isinstance(feed, str) else "a Feed")
         _server.check_installed(f"workers=0, which runs {self.url} in this process, needs the server package")

@@ -28,6 +28,7 @@ class StreamHandle:
         views: views slabs as batches.
         info: the daemon's description of the feed.
         cardinality: batches in an epoch (for a rank: of this rank), `math.inf` if it has no end, or None if unknown.
+        rank: the rank as which it reads the stream, or None.
         world_size: how many ranks read the stream, this one included; else 1.
         handoff: hands slabs over.
         receiver: receives them.
@@ -44,6 +45,7 @@ class StreamHandle:
         self._reconnect = reconnect
         self._error: weakref.ref[PenstockError] | None = None
         self.shares = connector.identity.shares
+        self.rank = connector.identity.rank if connector.identity.world_size > 1 else None
         self.world_size = connector.identity.world_size or 1
         self.by_dataset = False
         self.unread = [0]

@@ -147,29 +147,18 @@ class TcpTransport:
 
     def _connected(self, deadline: float, watch: Callable[[], None] | None) -> Dealer | LibzmqDealer:
         """Return a connection; try until `deadline`."""
-        host, port = self._address.host.strip("[]"), self._address.port
         if self._dealer is not None:  # which broke
             self._dealer.close(0)
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
-                return self._connect(host, port, min(left, _CONNECT), watch or (lambda: None))
+                return dealer_to(self._address, self._keys, min(left, _CONNECT), watch or (lambda: None))
             except OSError:
                 if left <= _AGAIN:
                     raise
             if watch is not None:
                 watch()
             time.sleep(_AGAIN)
-
-    def _connect(self, host: str, port: int, timeout: float, watch: Callable[[], None]) -> Dealer | LibzmqDealer:
-        if self._keys is not None:
-            from penstock_proto import libzmq
-
-            return libzmq.dealer(self._keys, host, port, timeout, watch)
-        try:
-            return connected(host, port, timeout, watch)
-        except KeyRefused:
-            raise KeyRefused(needs_key("the daemon")) from None
 
     def _unanswered(self, where: str) -> str:
         return (
@@ -347,7 +336,7 @@ class TcpTransport:
             before = self._slab and self._slab.received.slab.seq
             raise ProtocolError(f"slab {slab.seq} came before slab {before} was complete")
         layout = self._views.layout(slab)
-        self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes)))
+        self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes), time.monotonic()))
 
     def _check(self, chunk: Chunk) -> None:
         if self._slab is None:
@@ -408,3 +397,18 @@ class TcpTransport:
         """In a forked child: leave the connection to the parent."""
         if self._dealer is not None:
             self._dealer.forget()
+
+
+def dealer_to(
+    address: Address, keys: ClientKeys | None, timeout: float, watch: Callable[[], None]
+) -> Dealer | LibzmqDealer:
+    """Connect to a daemon once. For `timeout`, `watch` and errors, see `libzmq.dealer`."""
+    host, port = address.host.strip("[]"), address.port
+    if keys is not None:
+        from penstock_proto import libzmq
+
+        return libzmq.dealer(keys, host, port, timeout, watch)
+    try:
+        return connected(host, port, timeout, watch)
+    except KeyRefused:
+        raise KeyRefused(needs_key("the daemon")) from None

@@ -305,6 +305,11 @@ _read: dict[int, tuple[StreamHandle, _Form]] = {}
 _numbers = itertools.count()
 
 
+def handles() -> list[StreamHandle]:
+    """Return the handles of all datasets that live."""
+    return list({id(handle): handle for handle, _ in list(_read.values())}.values())
+
+
 def _begin(token: npt.NDArray[np.uint8]) -> _Epoch:
     # A function of the module, because from_generator never releases its generator.
     return _Epoch(*_read[int(token.view(np.int64)[0])])

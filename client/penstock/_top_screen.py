@@ -1,4 +1,4 @@
-"""The screen of `penstock top`, drawn with Rich. `penstock_proto/history.py` has the figures."""
+"""The screen of `penstock top`, drawn with Rich. The daemon has the figures."""
 
 from __future__ import annotations
 
@@ -13,67 +13,86 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_proto import PenstockError
-from penstock_proto.figures import WorkerShares, count, number, percent
-from penstock_proto.history import FEWEST_LOOKS, ConsumerState, History
+from penstock_proto.figures import count, number, percent, size
+
+from ._top import Looks
 
 _STATES = (("generating", "green"), ("collating", "yellow"), ("cpu_wait", "red"), ("idle", "bright_black"))
 _BAR = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 32
+_OF_CONSUMER = "feed client transport rank epoch reading waiting limit headline verdict".split()
+ONCE = 1
+"""Looks after the first before the screen is printed once."""
 
 
-def show(history: History) -> None:
+def show(looks: Looks) -> None:
     """Print the screen once."""
     console = Console()
-    console.print(screen(history, _draws_blocks(console)))
+    console.print(screen(looks, _draws_blocks(console)))
 
 
-def watch(status: Callable[[], dict[str, Any]], every: float, *, live: bool = False) -> History:
+def watch(status: Callable[[], dict[str, Any]], every: float, *, live: bool = False) -> Looks:
     """Ask for the status every `every` seconds.
 
     Args:
         status: returns the daemon's status.
         every: seconds.
-        live: show the screen all the time, until Ctrl-C. Otherwise end after `FEWEST_LOOKS` looks.
+        live: show the screen all the time, until Ctrl-C. Otherwise end after `ONCE` looks.
 
     Raises:
         PenstockError: the daemon has not answered; with `live`, only before the first answer.
     """
-    history = History()
-    history.add(status())
+    looks = Looks()
+    looks.add(status())
     if not live:
-        for _ in range(FEWEST_LOOKS):
+        for _ in range(ONCE):
             time.sleep(every)
-            history.add(status())
-        return history
+            looks.add(status())
+        return looks
     console = Console()
     lost = ""
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as shown:
         while True:
-            drawn = screen(history, _draws_blocks(console))
+            drawn = screen(looks, _draws_blocks(console))
             shown.update(Group(Text(lost, "red"), "", drawn) if lost else drawn, refresh=True)
             time.sleep(every)
             try:
-                history.add(status())
+                looks.add(status())
                 lost = ""
             except PenstockError as error:
                 lost = f"{error.message} (asking again)"
-    return history
+    return looks
 
 
 def _draws_blocks(console: Console) -> bool:
     return console.encoding.startswith("utf")
 
 
-def screen(history: History, unicode: bool = True) -> RenderableType:
+def screen(looks: Looks, unicode: bool = True) -> RenderableType:
     """Return the whole screen. `unicode`: whether the terminal can show block characters."""
-    status = history.latest
+    status = looks.latest
     parts: list[RenderableType] = [_head(status), ""]
-    parts += [_feeds(history, unicode), "", _workers(history, unicode), "", _consumers(history)]
-    for consumer in history.consumers():
-        if consumer.verdict:
-            parts += ["", Text.assemble((f"{_name(consumer)}: ", "bold"), consumer.verdict)]
+    parts += [_feeds(looks, unicode), "", _workers(status, unicode), "", _consumers(status)]
+    for stream in status["streams"]:
+        if stream["verdict"]:
+            parts += ["", Text.assemble((f"{stream['client']}: ", "bold"), stream["verdict"])]
     return Group(*parts)
+
+
+def as_json(looks: Looks) -> dict[str, Any]:
+    """Return the figures of the screen as JSON types."""
+    status = looks.latest
+    return {
+        "endpoint": status["endpoint"],
+        "seconds": status["window_seconds"],
+        "feeds": [{name: feed[name] for name in ("name", "rates", "consumers")} for feed in status["feeds"]],
+        "workers": [{name: one[name] for name in ("number", "restarts", "shares")} for one in status["workers"]],
+        "consumers": [
+            {**{name: stream[name] for name in _OF_CONSUMER}, "queued": stream["sent"] - stream["handed"]}
+            for stream in status["streams"]
+        ],
+    }
 
 
 def _head(status: dict[str, Any]) -> Text:
@@ -83,31 +102,32 @@ def _head(status: dict[str, Any]) -> Text:
         (status["endpoint"], "bold"),
         f"  pid {status['pid']}, up {_ago(status['seconds'])}, ",
         (state, "green" if state == "ready" else "yellow"),
-        f", {count(status['cpus'], 'CPU')}. Memory: {_size(memory['arena'])} in slots, "
-        f"{_size(memory['reserved'])} reserved of {_size(memory['allowed'])}",
+        f", {count(status['cpus'], 'CPU')}. Memory: {size(memory['arena'])} in slots, "
+        f"{size(memory['reserved'])} reserved of {size(memory['allowed'])}",
     )
     for failing in status["failing"]:
         text.append(f"\nfeed {failing['feed']} cannot start, trying again: {failing['error']}", "red")
     return text
 
 
-def _feeds(history: History, unicode: bool) -> Table:
+def _feeds(looks: Looks, unicode: bool) -> Table:
     table = _table("feed", "batches/s", "samples/s", "MB/s", "consumers", "")
-    for feed in history.feeds():
-        figures = (number(feed.batches), number(feed.samples), number(feed.megabytes), str(feed.consumers))
-        table.add_row(feed.name, *figures, Text(_sparkline(feed.history, unicode), "cyan"))
+    for feed in looks.latest["feeds"]:
+        rates = feed["rates"]
+        figures = (number(rates["batches"]), number(rates["samples"]), number(rates["bytes"] / 1e6))
+        drawn = Text(_sparkline(looks.rates(feed["name"]), unicode), "cyan")
+        table.add_row(feed["name"], *figures, str(feed["consumers"]), drawn)
     return table
 
 
-def _workers(history: History, unicode: bool) -> Table:
-    found = history.workers()
+def _workers(status: dict[str, Any], unicode: bool) -> Table:
     table = _table("worker", "", "generating", "collating", "no CPU", "idle", "doing")
-    workers = history.latest["workers"]
+    workers = status["workers"]
     for worker in workers[:_MOST_ROWS]:
-        shares, doing = found.get(worker["number"]), worker["doing"]
+        shares, doing = worker["shares"], worker["doing"]
         figures = [Text("")] + [Text("")] * 4
         if shares is not None:
-            figures = [_bar(shares, unicode), *(Text(percent(getattr(shares, name))) for name, _ in _STATES)]
+            figures = [_bar(shares, unicode), *(Text(percent(shares[name])) for name, _ in _STATES)]
         what = _state_of(worker) or (Text(doing["what"]) if doing else Text("idle", "bright_black"))
         if worker["restarts"]:
             what = Text.assemble(what, (f" (restarted {count(worker['restarts'], 'time')})", "yellow"))
@@ -127,26 +147,22 @@ def _state_of(worker: dict[str, Any]) -> Text | None:
     return Text("leaving", "yellow") if worker["leaving"] else None
 
 
-def _consumers(history: History) -> Table:
+def _consumers(status: dict[str, Any]) -> Table:
     table = _table("consumer", "feed", "over", "epoch", "queued", "waits", "")
-    consumers = history.consumers()
-    for one in consumers[:_MOST_ROWS]:
-        waits = "" if one.waiting is None else percent(one.waiting)
-        epoch = "" if one.epoch < 0 else str(one.epoch)
-        style = "red" if one.waiting is not None and one.waiting >= 0.5 else ""
-        reading = "" if one.reading else Text("between epochs", "bright_black")
-        row = (one.feed, one.transport, epoch, str(one.queued), Text(waits, style), reading)
-        table.add_row(_name(one), *row)
-    more = len(consumers) - _MOST_ROWS + history.latest["more_streams"]
+    streams = status["streams"]
+    for one in streams[:_MOST_ROWS]:
+        waits = "" if one["waiting"] is None else percent(one["waiting"])
+        epoch = "" if one["epoch"] is None else str(one["epoch"])
+        style = "red" if one["waiting"] is not None and one["waiting"] >= 0.5 else ""
+        reading = "" if one["reading"] else Text("between epochs", "bright_black")
+        queued = str(one["sent"] - one["handed"])
+        table.add_row(one["client"], one["feed"], one["transport"], epoch, queued, Text(waits, style), reading)
+    more = len(streams) - _MOST_ROWS + status["more_streams"]
     if more > 0:
         table.add_row(f"and {more} more")
-    if not consumers:
+    if not streams:
         table.add_row(Text("none", "bright_black"))
     return table
-
-
-def _name(consumer: ConsumerState) -> str:
-    return consumer.client if consumer.rank is None else f"{consumer.client}, rank {consumer.rank}"
 
 
 def _table(*columns: str) -> Table:
@@ -157,11 +173,11 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _bar(shares: WorkerShares, unicode: bool) -> Text:
+def _bar(shares: dict[str, float], unicode: bool) -> Text:
     """A bar of all states, in their order and colours."""
     text, drawn, total = Text(), 0, 0.0
     for name, style in _STATES:
-        total += getattr(shares, name)
+        total += shares[name]
         until = round(_BAR * min(1.0, total))
         text.append(("█" if unicode else name[0]) * (until - drawn), style)
         drawn = until
@@ -172,12 +188,7 @@ def _sparkline(values: tuple[float, ...], unicode: bool) -> str:
     most = max(values, default=0.0)
     if not most or not unicode:
         return ""
-    return "".join(_BLOCKS[min(7, int(8 * value / most))] for value in values[-30:])
-
-
-def _size(nbytes: float) -> str:
-    power = max(power for power in range(5) if nbytes >= 1024**power or not power)
-    return f"{number(nbytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return "".join(_BLOCKS[min(7, int(8 * value / most))] for value in values)
 
 
 def _ago(seconds: float) -> str:

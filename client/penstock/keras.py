@@ -1,4 +1,5 @@
-"""Resumes training in the middle of an epoch after a crash: for `Model.fit`, and for `tf.train.Checkpoint`.
+"""For Keras: `Feeding` measures how long training waits for data (_feeding.py). `Resume`, for `Model.fit`, and
+`CheckpointState`, for `tf.train.Checkpoint`, resume training in the middle of an epoch after a crash:
 
     connection = penstock.connect("tcp://loader:5555/train")
     resume = penstock.keras.Resume(connection, "checkpoints")
@@ -24,8 +25,10 @@ import tensorflow as tf
 from penstock_proto import StateMismatch, StreamClosed
 
 from ._connection import Connection
+from ._feeding import Feeding
+from ._step_waits import Waits
 
-__all__ = ["CheckpointState", "Resume"]
+__all__ = ["CheckpointState", "Feeding", "Resume", "Waits"]
 
 _KEY = "progress/.ATTRIBUTES/py_state"
 

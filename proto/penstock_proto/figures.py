@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,12 @@ class Figures:
         bytes_only: whether all dtypes of the feed have one byte.
         memory_full: whether half of the daemon's `--memory` or more is reserved.
         tcp_asked: whether the user asked for TCP.
+        slots: slots in which batches of the stream can be made at once; None if unknown.
+        memory: bytes that the daemon may use for batches; None if unknown.
+        ranks_share, sending_share: the shares of its waits in which the consumer waits for other ranks, and in which
+            a batch is coming to it, or its connection takes no more.
+        slow_rank: the rank that others wait for most, or None.
+        holding_up: the share of its time in which other ranks wait for this consumer.
         slices: the measurements of consecutive parts of the time, which together are this one.
     """
 
@@ -83,6 +88,12 @@ class Figures:
     bytes_only: bool = False
     memory_full: bool = True
     tcp_asked: bool = False
+    slots: int | None = None
+    memory: int | None = None
+    ranks_share: float = 0.0
+    sending_share: float = 0.0
+    slow_rank: int | None = None
+    holding_up: float = 0.0
     slices: tuple[Figures, ...] = ()
 
     @property
@@ -109,6 +120,16 @@ class Figures:
     def idle(self) -> float:
         """The share of their time in which workers were idle."""
         return sum(worker.idle for worker in self.workers) / len(self.workers)
+
+    @property
+    def usable(self) -> int:
+        """How many workers can work on the feed at once, if there is memory for it."""
+        return len(self.workers) if self.lanes is None else min(len(self.workers), self.lanes)
+
+    @property
+    def short_of_slots(self) -> bool:
+        """Whether fewer batches can be made at once than workers could. One slot is kept for the next in order."""
+        return self.slots is not None and max(1, self.slots - 1) < self.usable
 
     @property
     def cpus_wanted(self) -> float:
@@ -147,6 +168,7 @@ def joined(slices: Sequence[Figures]) -> Figures:
         waiting=mean(lambda part: part.waiting),
         receiving=mean(lambda part: part.receiving),
         step=mean(lambda part: part.step),
+        sending_share=mean(lambda part: part.sending_share),
         daemon_cpu=mean(lambda part: part.daemon_cpu),
         consumer_cpu=mean(lambda part: part.consumer_cpu),
         other_cpu=mean(lambda part: part.other_cpu or 0.0) if here else None,
@@ -154,27 +176,6 @@ def joined(slices: Sequence[Figures]) -> Figures:
         workers=tuple(map(worker, sorted(lived))),
         slices=(),
     )
-
-
-def worker_shares(before: dict[str, Any], after: dict[str, Any]) -> Iterator[WorkerShares]:
-    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
-    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
-    for worker in after["workers"]:
-        now, then = worker["spent"], spent.get(worker["pid"])
-        if now and then and now["seconds"] > then["seconds"]:
-            share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
-            idle = min(1.0, max(0.0, share["idle_seconds"]))
-            user = min(1 - idle, max(0.0, share["user_seconds"]))
-            lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
-            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
-
-
-def lanes_of(feed: dict[str, Any]) -> int | None:
-    """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
-    if feed["indexable"]:
-        return None
-    lanes: int = feed["lanes"]
-    return min(lanes, feed["splits"] or lanes)
 
 
 def count(number: int, word: str) -> str:
@@ -190,3 +191,9 @@ def number(value: float) -> str:
 def percent(share: float) -> str:
     """Return `12 %`."""
     return f"{100 * share:.0f} %"
+
+
+def size(nbytes: float) -> str:
+    """Return `1.5 GiB`."""
+    power = max(power for power in range(5) if nbytes >= 1024**power or not power)
+    return f"{number(nbytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -1,23 +1,22 @@
-"""The verdict on a measured feed: says in words what limits it. It decides on figures that others measured; no I/O.
+"""The verdict on a measured feed: says in words what limits it, without I/O.
 
-`verdict` interprets one set of figures. `judged` also says whether the verdict holds for other moments of the same
-measurement, by resampling its slices.
+`verdict` interprets one set of figures, whoever measured them: `penstock bench`, the daemon, or a trainer.
 """
 
 from __future__ import annotations
 
-import collections
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .figures import Figures, count, joined, number, percent
+from .figures import Figures, count, number, percent, size
 
 WAITS = 0.1
 """A consumer that waits for less than this share of its time counts as not waiting."""
 
 BUSY = 0.8
 """A worker or daemon with at least this share of busy time counts as always busy: there are always short pauses."""
+
+EVEN = 0.8
+"""If a worker is less than this times as busy as another one, the work is divided unevenly."""
 
 ALL_CPUS = 0.85
 """If at least this share of a host's CPUs is needed, the CPUs are the limit."""
@@ -26,133 +25,166 @@ COMPUTES = 0.5
 """A worker that spends less than this share of its busy time on a CPU, or waiting for one, mostly waits for I/O."""
 
 OTHERS = 0.2
-"""The report mentions other work that uses at least this share of a host's CPUs."""
+"""Reports mention other work that uses at least this share of a host's CPUs."""
 
-STOLEN = 0.05
-"""Likewise CPU time that a hypervisor gives to other hosts."""
 
-FEWEST = 4
-"""Fewest slices for a sure verdict."""
-
-SURE = 0.9
-"""A verdict is sure if at least this share of the resamples agrees with it."""
-
-RESAMPLES = 400
-
-LONG = 60.0
-"""Seconds after which a longer measurement would not help: the feed is on the border between two limits."""
+MOSTLY = 0.5
+"""A cause that makes up at least this share of a consumer's waits is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """The verdict on a feed.
+class Verdict:
+    """What limits the speed of a consumer.
 
     Attributes:
-        limit: the likeliest limit, as `verdict` names it.
-        sure: whether the slices agree on it.
-        shares: for each limit, the share of the resamples that name it.
-        text: some sentences; with advice only if the verdict is sure.
+        limit: "consumer", "ranks", "workers", "cpus", "memory", "lanes", "generator", "collating", "daemon" or
+            "transport".
+        headline: the verdict in half a sentence, such as "the trainer waits 31 % of the time: ...".
+        cause: its last part, which does not say how long the consumer waits.
+        text: some sentences, with advice.
     """
 
     limit: str
-    sure: bool
-    shares: dict[str, float]
+    headline: str
+    cause: str
     text: str
 
 
-def judged(seen: Figures) -> Judgement:
-    """Return what limits the speed, and whether the measurement supports that.
-
-    On a busy machine, or if the splits of a feed differ, the verdict changes from moment to moment. So the time is
-    measured in slices, and many resamples of the slices (as many slices, drawn with replacement) get a verdict each.
-    The share that agrees shows how much the verdict depends on the moment. This is the bootstrap of Efron and
-    Tibshirani (An Introduction to the Bootstrap, 1993, chapter 6). The unit drawn is a slice, because moments close to
-    each other are alike (Künsch, 1989, does the same with blocks of a series). A verdict is sure if `SURE` of the
-    resamples agree.
-    """
-    limit, text = verdict(seen)
-    shares = _shares(seen.slices)
-    others = _others(seen)
-    if len(seen.slices) >= FEWEST and shares.get(limit, 0.0) >= SURE:
-        return Judgement(limit, True, shares, f"{text}{others}")
-    if len(seen.slices) < FEWEST:
-        why = f"Not sure: {seen.seconds:.1f} s is too short to tell. It looks like {_NAMES[limit]}. "
-    else:
-        ordered = sorted(shares.items(), key=lambda item: -item[1])
-        found = ", ".join(f"{_NAMES[name]} ({percent(share)})" for name, share in ordered if share >= 0.01)
-        why = f"Not sure: the limit changed during the measurement. Its parts suggest: {found}. "
-    if seen.seconds < LONG:
-        # The spread shrinks with the square root of the time, so less than twice the time is not worth it.
-        why += f"Measure for longer: --seconds {max(30, 10 * round(seen.seconds * 2 / 10))}."
-    else:
-        why += "A longer run would hardly help: they limit the speed in turn, and removing one shows the other."
-    return Judgement(limit, False, shares, f"{why}{others}")
-
-
-def _shares(slices: Sequence[Figures]) -> dict[str, float]:
-    """Return the share of the resamples that names each limit. Deterministic."""
-    if not slices:
-        return {}
-    draw = random.Random(0)
-    counts = collections.Counter(verdict(joined(draw.choices(slices, k=len(slices))))[0] for _ in range(RESAMPLES))
-    return {limit: count / RESAMPLES for limit, count in counts.items()}
-
-
-def _others(seen: Figures) -> str:
-    """Return a sentence about other work of the host, or an empty string."""
-    found = []
-    if _is_busy_with_others(seen):
-        found.append(f"other work on this host used {seen.other_cpu:.1f} of its {count(seen.cpus, 'CPU')}")
-    if seen.stolen is not None and seen.stolen >= STOLEN * seen.cpus:
-        found.append(f"its hypervisor gave {seen.stolen:.1f} to other hosts")
-    return f" Meanwhile {' and '.join(found)}: measure again when it is idle." if found else ""
-
-
-def verdict(seen: Figures) -> tuple[str, str]:
-    """Return what limits the speed according to these figures, and what that means.
-
-    Returns:
-        "consumer", "workers", "cpus", "lanes", "generator", "collating", "daemon" or "transport"; and some sentences.
-    """
+def verdict(seen: Figures) -> Verdict:
+    """Return what limits the speed according to these figures, and what that means."""
     if seen.waiting < WAITS:
-        return "consumer", _keeps_up(seen)
+        cause = _bottleneck(seen)
+        return Verdict("consumer", cause, cause, _keeps_up(seen))
+    limit, cause, text = _limit(seen)
+    return Verdict(limit, f"the trainer waits {percent(seen.waiting)} of the time: {cause}", cause, text)
+
+
+def _limit(seen: Figures) -> tuple[str, str, str]:
+    """Return why a consumer waits: the limit, a few words, and some sentences."""
+    if seen.slow_rank is not None and seen.ranks_share >= MOSTLY:
+        return "ranks", f"rank {seen.slow_rank} is slower, and all ranks go on together", _slow_rank(seen)
+    if seen.transport == "tcp" and seen.sending_share >= MOSTLY:
+        return _connection(seen)
     if not seen.workers:
         return (
             "workers",
+            "workers end and are started again",
             "No worker ran for the whole time: the daemon's log says why workers end and are started again.",
         )
     busy = [worker for worker in seen.workers if worker.busy >= BUSY]
     if seen.cpus_wanted >= ALL_CPUS * seen.cpus:
-        return "cpus", _no_cpus(seen)
-    if busy and len(busy) < len(seen.workers) and sum(w.busy for w in seen.workers) < BUSY * len(seen.workers):
-        return "lanes", _uneven(seen, len(busy))
+        return "cpus", f"{_cpus(seen)} {'is' if seen.cpus == 1 else 'are'} busy", _no_cpus(seen)
+    uneven = len(busy) < seen.usable and sum(worker.busy for worker in seen.workers) < BUSY * seen.usable
+    if uneven and seen.short_of_slots:
+        return (
+            "memory",
+            f"there is memory for {_slots(seen)} in production, too little for {_workers(seen)}",
+            _memory(seen),
+        )
+    apart = min(worker.busy for worker in seen.workers) < EVEN * max(worker.busy for worker in seen.workers)
+    if busy and apart and sum(worker.busy for worker in seen.workers) < BUSY * len(seen.workers):
+        text = _uneven(seen, len(busy))
+        return "lanes", text[0].lower() + text[1:].partition(". ")[0].partition(", so no")[0], text
     if busy and seen.generating >= seen.collating:
-        return "generator", f"The generator is the limit: {_each(seen)}. {_more_workers(seen)}"
+        text = f"The generator is the limit: {_each(seen)}. {_more_workers(seen)}"
+        return "generator", _busy(seen), text
     if busy:
-        return "collating", (
+        return (
+            "collating",
+            f"{_busy(seen)}; they mostly copy samples into batches",
             f"Collating, the copying of samples into batches, is the limit: {_each(seen)}. Yield few, large NumPy "
-            f"arrays of the spec's dtypes{'' if seen.whole_batches else _SAMPLES}. {_more_workers(seen)}"
+            f"arrays of the spec's dtypes{'' if seen.whole_batches else _SAMPLES}. {_more_workers(seen)}",
         )
     if seen.daemon_cpu >= BUSY:
-        return "daemon", (
+        return (
+            "daemon",
+            f"the daemon's own process is busy {percent(seen.daemon_cpu)}",
             f"The daemon's own process is the limit at {number(seen.rate)} batches/s: workers and consumer wait for "
-            "it. Make batches larger."
+            "it. Make batches larger.",
         )
     if seen.transport == "tcp":
-        return "transport", (
-            f"The connection to the consumer is the limit at {number(seen.megabytes)} MB/s: workers are idle while "
-            f"it waits. {'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
-            f"{'R' if seen.bytes_only else 'r'}un the daemon on the trainer's host, which reads shared memory"
-            f"{' without --transport tcp' if seen.tcp_asked else ''}."
-        )
-    return "transport", (
+        return _connection(seen)
+    return (
+        "transport",
+        f"the hand-over, while workers are idle {percent(seen.idle)}",
         f"The hand-over is the limit: workers are idle for {percent(seen.idle)} of the time while the consumer "
         f"waits. {'Give the daemon more --memory, so that workers get ahead, or m' if seen.memory_full else 'M'}ake "
-        "batches larger."
+        "batches larger.",
     )
 
 
+def _connection(seen: Figures) -> tuple[str, str, str]:
+    return (
+        "transport",
+        f"the network, which carries {number(seen.megabytes)} MB/s",
+        f"The connection to the consumer is the limit at {number(seen.megabytes)} MB/s: "
+        f"{f'workers are idle for {percent(seen.idle)} of the time' if seen.workers else 'batches are ready'} while "
+        f"it waits. {'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
+        f"{'R' if seen.bytes_only else 'r'}un the daemon on the trainer's host, which reads shared memory"
+        f"{' without --transport tcp' if seen.tcp_asked else ''}.",
+    )
+
+
+def _slow_rank(seen: Figures) -> str:
+    return (
+        f"Rank {seen.slow_rank} is the limit: this rank waits for {percent(seen.waiting)} of the time, mostly for rank "
+        f"{seen.slow_rank}, which has batches and does not take them. All ranks get a round together. Look at the step "
+        "of that rank, its host and its connection."
+    )
+
+
+def _memory(seen: Figures) -> str:
+    of = "" if seen.memory is None else f" of its {size(seen.memory)}"
+    return (
+        f"Memory is the limit: the daemon has {_slots(seen)}{of} for batches of this stream in production, too few for "
+        f"{_workers(seen)}. Give it more --memory, or make batches smaller (Feed(batch_size=), Feed(turn=1))."
+    )
+
+
+def _slots(seen: Figures) -> str:
+    slots = max(1, (seen.slots or 0) - 1)
+    return f"{slots} {'slot' if slots == 1 else 'slots'}"
+
+
+def _workers(seen: Figures) -> str:
+    return count(len(seen.workers), "worker")
+
+
+def _bottleneck(seen: Figures) -> str:
+    if seen.holding_up >= WAITS:
+        return f"the trainer is the bottleneck: other ranks wait for it {percent(seen.holding_up)} of the time"
+    if not seen.workers:
+        return "the trainer is the bottleneck"
+    need = max(
+        sum(worker.busy for worker in seen.workers) / max(1, seen.usable), seen.cpus_wanted / seen.cpus, seen.daemon_cpu
+    )
+    could = 1 / max(need, 0.01)
+    if could < 1 + WAITS:
+        return "the trainer is the bottleneck, and the loader has little to spare"
+    return (
+        f"the trainer is the bottleneck: the loader could give {could:.0f}x"
+        if could >= 10
+        else (f"the trainer is the bottleneck: the loader could give {could:.1f}x")
+    )
+
+
+def _busy(seen: Figures) -> str:
+    """Return how busy workers are, and what to do, in few words."""
+    busy = f"workers are busy {percent(sum(worker.busy for worker in seen.workers) / len(seen.workers))}"
+    workers, more = len(seen.workers), _next(seen)
+    if more is not None:
+        return f"{busy}, add workers ({workers} -> {more})"
+    if seen.lanes is not None and seen.lanes <= workers:
+        return f"{busy}, and more of them need more lanes than {seen.lanes}"
+    return f"{busy}, and as many as CPUs"
+
+
 def _keeps_up(seen: Figures) -> str:
+    if seen.holding_up >= WAITS:
+        return (
+            f"This rank is the limit: the other ranks wait for it {percent(seen.holding_up)} of the time, as all ranks "
+            "get a round together. Look at its step, its host and its connection."
+        )
     if seen.step >= seen.receiving:
         return (
             f"The loader keeps up: the consumer waits for {percent(seen.waiting)} of the time. A faster loader would "
@@ -166,7 +198,7 @@ def _keeps_up(seen: Figures) -> str:
 
 def _no_cpus(seen: Figures) -> str:
     text = f"The CPUs are the limit: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
-    if _is_busy_with_others(seen):
+    if is_busy_with_others(seen):
         return f"{text}, and other work uses them too. More workers would not help."
     lacked = sum(worker.cpu_wait for worker in seen.workers)
     if lacked < seen.generating + seen.collating:  # else it is uncertain where the rest of the time went
@@ -175,7 +207,8 @@ def _no_cpus(seen: Figures) -> str:
     return f"{text}. More workers would not help: make the work cheaper, or serve the feed from a host with more CPUs."
 
 
-def _is_busy_with_others(seen: Figures) -> bool:
+def is_busy_with_others(seen: Figures) -> bool:
+    """Whether other work uses much of the CPUs of the feed's host."""
     return seen.other_cpu is not None and seen.other_cpu >= OTHERS * seen.cpus
 
 
@@ -200,31 +233,47 @@ def _each(seen: Figures) -> str:
     return f"{count(workers, 'worker')} {'makes' if workers == 1 else 'make'} {number(seen.rate)} batches/s{each}"
 
 
-def _more_workers(seen: Figures) -> str:
-    """Return advice on the number of workers, if all workers are busy and CPUs are left."""
+def _next(seen: Figures) -> int | None:
+    """Return with how many workers to try next, or None if more would not help."""
     workers = len(seen.workers)
     if seen.lanes is not None and seen.lanes <= workers:
+        return None
+    if workers >= seen.cpus and not _wait_for_io(seen):
+        return None
+    return 2 * workers if seen.lanes is None else _divisor_above(seen.lanes, workers)
+
+
+def _wait_for_io(seen: Figures) -> bool:
+    """Whether workers mostly wait for something else than a CPU."""
+    return sum(one.cpu + one.cpu_wait for one in seen.workers) < COMPUTES * sum(one.busy for one in seen.workers)
+
+
+def _more_workers(seen: Figures) -> str:
+    """Return advice on the number of workers, if all workers are busy and CPUs are left."""
+    more = _next(seen)
+    if seen.lanes is not None and seen.lanes <= len(seen.workers):
         return f"More workers need more splits and Feed(lanes=): it has {count(seen.lanes, 'lane')}."
-    waits = sum(worker.cpu + worker.cpu_wait for worker in seen.workers) < COMPUTES * sum(w.busy for w in seen.workers)
-    if workers >= seen.cpus and not waits:
+    if more is None:
         return (
             f"There are as many workers as CPUs already: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed. Make the "
             "work cheaper, or serve the feed from a host with more CPUs."
         )
     text = f"Add workers: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
-    if waits:
+    if _wait_for_io(seen):
         text += ", and workers mostly wait for something else (files, network), so use more workers than CPUs"
     if seen.lanes is not None:
-        text += f". Best are divisors of its {seen.lanes} lanes, such as {_divisor_above(seen.lanes, workers)}"
+        text += f". Best are divisors of its {seen.lanes} lanes, such as {more}"
     return text + "."
 
 
 _SAMPLES = " for each sample, or whole batches with batch_size=None"
 
-_NAMES = {
+NAMES = {
     "consumer": "the consumer",
+    "ranks": "a slow rank",
     "workers": "workers that end",
     "cpus": "the CPUs",
+    "memory": "the memory for batches",
     "lanes": "too few busy lanes",
     "generator": "the generator",
     "collating": "collating",

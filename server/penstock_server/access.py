@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _MOST_NAMES = 20
 """Most clients that a line of the log names."""
+_LISTENING = {"event": "listening"}
 
 
 class Access:
@@ -46,14 +47,17 @@ class Access:
     def say(self, endpoint: str) -> None:
         """Log who may connect to `endpoint`."""
         if self.keys is not None:
-            log.info("listening on %s with keys: %s", endpoint, _clients(self.keys.clients))
+            log.info("listening on %s with keys: %s", endpoint, _clients(self.keys.clients), extra=_LISTENING)
             if not self.keys.clients:
-                log.warning("no client may connect: there are no keys in %s", self.keys.folder / "clients")
+                log.warning(
+                    "no client may connect: there are no keys in %s", self.keys.folder / "clients", extra=_LISTENING
+                )
         elif self._exposed:
             log.warning(
                 "listening on %s without keys (--insecure): nothing is encrypted, and anyone who reaches the port can "
                 "read the batches",
                 endpoint,
+                extra=_LISTENING,
             )
 
     def read_again(self, sessions: Sessions, router: Router) -> None:
@@ -63,10 +67,11 @@ class Access:
         try:
             now = admitted(self.keys.folder)
         except StartError as error:
-            log.error("the keys were not read again, and those from before still count: %s", error)
+            text = "the keys were not read again, and those from before still count: %s"
+            log.error(text, error, extra={"event": "keys_read"})
             return
         self.keys = self.keys._replace(clients=now)
-        log.info("read the keys again: %s", _clients(now))
+        log.info("read the keys again: %s", _clients(now), extra={"event": "keys_read"})
         sessions.revoke(before.keys() - now.keys())
         router.admit(now)
 

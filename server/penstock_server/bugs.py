@@ -30,4 +30,6 @@ class Bugs:
         place = type(error).__name__, frames[-1].filename if frames else "", frames[-1].lineno if frames else 0
         if place not in self._known:
             self._known.add(place)
-            log.critical("unexpected error; please report this as a bug", exc_info=error)
+            log.critical(
+                "unexpected error; please report this as a bug", exc_info=error, extra={"event": "internal_error"}
+            )

@@ -17,6 +17,7 @@ try:
 except ImportError:
     sys.exit("penstock: the command line needs the server's packages: pip install 'penstock[server]'")
 
+from . import log_format
 from .checking.command import check
 from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
@@ -137,6 +138,14 @@ def main() -> None:
     is_flag=True,
     help="For development: when the code of the feeds changes, read the next epoch from the new code.",
 )
+@click.option(
+    "--log-format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Write the log as text, or as a JSON object on each line.",
+)
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
@@ -154,6 +163,7 @@ def serve(
     http: tuple[str, int] | None,
     log_level: str,
     reload: bool,
+    form: str,
     until_stdin_closes: bool,
     **of_files: Any,
 ) -> None:
@@ -187,11 +197,7 @@ def serve(
     from .terminal import Line
 
     line = Line(private=until_stdin_closes)
-    handler = logging.StreamHandler(sys.stderr)
-    line.log_to(handler)
-    logging.basicConfig(
-        level=log_level.upper(), handlers=[handler], format="%(asctime)s %(levelname)-7s penstock: %(message)s"
-    )
+    line.log_to(log_format.configure(log_level, form))
     targets = targets_of(feeds, of_files)
     if keys is not None and insecure:
         raise click.UsageError("--insecure lets clients connect without keys: give --keys or --insecure, not both")
@@ -226,6 +232,9 @@ def serve(
             from penstock_proto.messages import ErrorReport
 
             click.echo(f"error {msgspec.json.encode(ErrorReport.of(error)).decode()}")
+            sys.exit(1)
+        if form == "json":
+            logging.getLogger(__name__).critical("%s", error, extra={"event": "failed", "error": error})
             sys.exit(1)
         raise
     finally:
@@ -368,6 +377,8 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
             yield f"skipped  {feed['name']}: {_count(more, 'more split' if skipped else 'split')}"
     for stream in state["streams"]:
         yield f"stream   {_stream(stream)}"
+        if stream.get("headline"):
+            yield f"         {_word(stream['headline'])}"
     if more := state.get("more_streams", 0):
         yield f"stream   {more} more"
     elif not state["streams"]:

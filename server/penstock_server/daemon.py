@@ -30,6 +30,7 @@ from typing import Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
 from penstock_proto import messages as m
+from penstock_proto.status_history import History
 
 from . import http as http_server
 from . import status
@@ -56,6 +57,7 @@ from .scaling import Scaling
 from .sessions import Sessions
 from .statefile import StateFile
 from .to_workers import ToWorkers
+from .waits import Looks
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +137,7 @@ class Daemon:
         self._group_file: GroupFile | None = None
         self._log = RateLimitedLog(log)
         self._status_text = status.Text(self.status)
+        self._history = History()
         self._http = None if http is None else http_server.server(*http, self._watched())
 
     async def run(self, until_stdin_closes: bool = False) -> None:
@@ -160,7 +163,7 @@ class Daemon:
             )
             self._connect()
             if self._http is not None:
-                log.info("HTTP server: %s", await self._http.start())
+                log.info("HTTP server: %s", await self._http.start(), extra={"event": "listening"})
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
             loop.add_signal_handler(signal.SIGTTIN, self._scaling.scale_by, 1)
@@ -173,8 +176,10 @@ class Daemon:
             self._supervisor.start()
             clock = self._clock()
             clock.start()
+            self._looks.start()
             await self._stopped.wait()
             clock.stop()
+            self._looks.stop()
             if until_stdin_closes:
                 loop.remove_reader(0)
             self._sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
@@ -189,6 +194,8 @@ class Daemon:
                 self._state.close()
         if self._error is not None:
             raise self._error
+        if not (until_stdin_closes or self.renewing):  # then the trainer knows, or another daemon takes its place
+            log.info("stopped", extra={"event": "stopped"})
 
     def stop(self) -> None:
         """Stop serving: consumers are told, workers end."""
@@ -205,15 +212,13 @@ class Daemon:
         reading = len(self._coordinator.streams)
         self._begin_to_drain("the daemon was stopped")
         if not self._stopped.is_set():
-            log.info(
-                "stopping when the epochs that are being read have ended (streams: %d); a second signal stops now",
-                reading,
-            )
+            text = "stopping when the epochs that are being read have ended (streams: %d); a second signal stops now"
+            log.info(text, reading, extra={"event": "draining"})
 
     def renew(self) -> None:
         """Stop when the current epochs have ended, so that another daemon can take its place with new code."""
         if not self._draining:
-            log.info("going over to the new code")
+            log.info("going over to the new code", extra={"event": "renewing"})
             self.renewing = True
             self._begin_to_drain("the daemon is restarted with new code")
 
@@ -248,6 +253,10 @@ class Daemon:
 
     def status(self) -> dict[str, object]:
         """The answer to `penstock status`, as JSON types."""
+        return self._history.described(self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        """Return what there is now, and what there was since the start."""
         now = time.monotonic() - self._started
         coordinator, sessions = self._coordinator, self._sessions
         return {
@@ -267,7 +276,7 @@ class Daemon:
                 status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
                 for worker in self._supervisor.workers.values()
             ],
-            **status.of_streams(sessions.table, coordinator, self._router.unsent),
+            **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
         }
 
     # --- parts ---
@@ -296,6 +305,7 @@ class Daemon:
             stacks=lambda: self._supervisor.stacks(),
             bugs=self._bugs,
         )
+        self._looks = Looks(self._coordinator, self._sessions.table, self._router.unsent)
         self._slots = Slots(
             self._arena,
             reserved=lambda: (self._coordinator.budget.reserved, self._coordinator.budget.slots_reserved),
@@ -353,7 +363,7 @@ class Daemon:
         return Watched(
             status=self.status,
             status_text=self._status_text.get,
-            streams=lambda: status.streams(self._sessions.table, coordinator, self._router.unsent),
+            waits=lambda feed: self._looks.of_feed(feed),
             seconds=lambda: time.monotonic() - self._started,
             feeds=coordinator.feeds,
             workers=lambda: self._supervisor.workers.values(),
@@ -387,6 +397,7 @@ class Daemon:
             lambda _: self._listener.look_at_the_clock(time.monotonic()),
             lambda _: self._log.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,
+            self._remember_status,
             lambda _: self._each_second(self),
         ]
         if self._http is not None:
@@ -398,7 +409,12 @@ class Daemon:
         if seconds % SAY_AGAIN == 0:
             self._from_workers.say_what_fails(failing)
         if seconds % 10 == 0 and not self.ready and not failing:
-            log.info("not ready after %d s: importing, listing splits, or waiting for a first sample", seconds)
+            text = "not ready after %d s: importing, listing splits, or waiting for a first sample"
+            log.info(text, seconds, extra={"event": "starting"})
+
+    def _remember_status(self, seconds: int) -> None:
+        if seconds % (1 + len(self._supervisor.workers) // 32) == 0:  # each worker takes some 70 us
+            self._history.add(self._counts())
 
     def _look_at_the_group_file(self, _: int) -> None:
         if self._group_file is not None and not self._stopped.is_set():
@@ -417,7 +433,8 @@ class Daemon:
 
     def _feed_ready(self, name: str, splits: int) -> None:
         feed = self._coordinator.feeds[name]
-        log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes))
+        fields = {"event": "feed_ready", "feed": name}
+        log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes), extra=fields)
         if splits:
             for text in (
                 mixing_warning(feed.plan, splits, feed.info.pool),
@@ -445,13 +462,13 @@ class Daemon:
 
     def _broken_by(self, what: str, error: BaseException | None) -> None:
         """End the daemon after an unexpected error, and log its traceback. Otherwise consumers would wait forever."""
-        log.critical("%s", what, exc_info=error)
+        log.critical("%s", what, exc_info=error, extra={"event": "internal_error"})
         self._fail(PenstockError(f"the daemon failed: {error!r}; please report this as a bug"))
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            log.warning("%s", text)
+            log.warning("%s", text, extra={"event": "feed_warning"})
 
 
 def _slots(feeds: int, workers: int) -> int:

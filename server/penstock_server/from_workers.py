@@ -69,7 +69,8 @@ class FromWorkers:
         try:
             message = codec.from_worker(data)
         except ProtocolError as error:
-            self._log.error("worker %d is killed, as it said what no worker says: %s", worker, error.message)
+            text = "worker %d is killed, as it said what no worker says: %s"
+            self._log.error(text, worker, error.message, event="worker_killed", worker=worker)
             if fd is not None:
                 os.close(fd)
             self._supervisor.kill(worker)
@@ -91,7 +92,10 @@ class FromWorkers:
             blamed = doing.works_on, -1, ""
         if doing is not None and (doing.in_user_code or doing.cut_off) and doing.split and not leaving:
             where = f" while it read {doing.split}" if doing.run >= 0 else f" while it was {doing.split}"
-        log.error("worker %d %s%s; what it was to make is made elsewhere", worker, how, where)
+        fields = {"event": "worker_died", "worker": worker, **self._place(blamed[0] if blamed else -1)}
+        if blamed and blamed[2]:
+            fields["split"] = blamed[2]
+        log.error("worker %d %s%s; what it was to make is made elsewhere", worker, how, where, extra=fields)
         if not self._coordinator.feeds and not self._coordinator.starting.retries:
             self._fail(StartError(f"worker {worker} {how}{where} before it could serve a feed: see its output above"))
         with_failures = set(self._coordinator.starting.failing)
@@ -118,34 +122,45 @@ class FromWorkers:
                 "keep the generator in a module of its own that does not, or begin the module with its imports, which "
                 "are then done once for all workers"
             )
-        log.info("worker %d is ready: its imports took %.2f s", worker, message.imports_seconds)
+        fields = {"event": "worker_ready", "worker": worker}
+        log.info("worker %d is ready: its imports took %.2f s", worker, message.imports_seconds, extra=fields)
 
     def rejected(self, worker: int) -> None:
         """The worker has imported other feeds than those that are served: end it."""
         self._imports.pop(worker)
-        log.error("worker %d imported other feeds than the daemon serves: a module changed; restart the daemon", worker)
+        text, fields = (
+            "worker %d imported other feeds than the daemon serves: a module changed; restart the daemon",
+            {
+                "event": "worker_rejected",
+                "worker": worker,
+            },
+        )
+        log.error(text, worker, extra=fields)
         self._to_workers.say(worker, m.Shutdown())
 
     def skipped(self, said: do.ReportSkipped) -> None:
         """The rest of a split is left out."""
         segments = self._coordinator.feeds[said.feed].plan.segment is not None
         split = said.split if segments else f"split {said.split}"
-        log.warning(
-            "feed %s: the rest of %s is left out after %d samples: %s",
-            *(said.feed, split, said.samples, said.why),
-            extra={"traceback": said.traceback},
-        )
-        if said.traceback:
-            log.info("%s", said.traceback)
+        text = "feed %s: the rest of %s is left out after %d samples: %s"
+        fields = {"event": "split_skipped", "split": said.split, "traceback": said.traceback, **self._place(said.run)}
+        log.warning(text, said.feed, split, said.samples, said.why, extra=fields)
 
     def say_what_fails(self, feeds: Iterable[str]) -> None:
         """Log why these feeds cannot be started yet."""
         for name in feeds:
             failing = self._coordinator.starting.failing[name]
-            log.error(
-                "feed %s cannot be started yet, and is tried again (tries so far: %d): %s",
-                *(name, failing.times, failing.error),
-            )
+            text = "feed %s cannot be started yet, and is tried again (tries so far: %d): %s"
+            fields = {"event": "feed_failing", "feed": name, "error": failing.error}
+            log.error(text, name, failing.times, failing.error, extra=fields)
+
+    def _place(self, run: int) -> dict[str, object]:
+        """Return the feed, epoch and lane of a run, as fields of a log line, as far as they are known."""
+        stream = self._coordinator.stream_of(run) if run >= 0 else None
+        if stream is None:
+            return {}
+        epoch, lane = stream.place_of(run)
+        return {"feed": stream.feed.name, "epoch": epoch, "lane": lane}
 
     def _heard(self, worker: int, message: m.FromWorker, fd: int | None) -> None:
         tell = self._dispatch.tell
@@ -166,9 +181,8 @@ class FromWorkers:
                     self._warn_once(message.warning)
                 log.debug("a first sample was compared with another worker's")
             case m.Imported() if self._stale():
-                log.error(
-                    "worker %d is not used: its code is newer than that of the epochs that are being read", worker
-                )
+                text = "worker %d is not used: its code is newer than that of the epochs that are being read"
+                log.error(text, worker, extra={"event": "worker_rejected", "worker": worker})
                 self._to_workers.say(worker, m.Shutdown())
             case m.Imported():
                 self._imports[worker] = message
@@ -176,7 +190,9 @@ class FromWorkers:
             case m.EnvironmentWanted():
                 self._environment_wanted(worker, message)
             case m.StartFailed() if self._coordinator.starting.done or self._coordinator.starting.retries:
-                log.error("worker %d can no longer start: %s", worker, message.error.error())
+                error = message.error.error()
+                fields = {"event": "worker_failed", "worker": worker, "error": error}
+                log.error("worker %d can no longer start: %s", worker, error, extra=fields)
             case m.StartFailed():
                 self._fail(message.error.error())
         if fd is not None:
@@ -185,9 +201,14 @@ class FromWorkers:
     def _environment_wanted(self, worker: int, message: m.EnvironmentWanted) -> None:
         names = ", ".join(sorted(message.variables)) or "none"
         if self._coordinator.starting.begun:
-            log.error(
-                "worker %d imported feeds with another env= (%s): a module changed; restart the daemon", worker, names
+            text, fields = (
+                "worker %d imported feeds with another env= (%s): a module changed; restart the daemon",
+                {
+                    "event": "worker_rejected",
+                    "worker": worker,
+                },
             )
+            log.error(text, worker, names, extra=fields)
         elif not self._supervisor.use_environment(worker, message.variables):
             self._fail(
                 StartError(
@@ -199,7 +220,11 @@ class FromWorkers:
     def _run_failed(self, message: m.RunFailed) -> None:
         error = message.error.error()
         if message.run >= m.IDS_PER_STREAM:  # otherwise it is what the start fails with
-            self._log.error("%s", error)
+            place = self._place(message.run)
+            feed = self._coordinator.feeds.get(str(place.get("feed")))
+            tried_again = feed is not None and feed.plan.on_error == "retry"
+            event = "split_retried" if tried_again else "split_failed"
+            self._log.error("%s", error, event=event, error=error, **place)
         with_failures = set(self._coordinator.starting.failing)
         self._dispatch.tell(on.RunFailed(message.run, error))
         self.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)

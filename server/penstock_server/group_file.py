@@ -77,7 +77,7 @@ class GroupFile:
         except DaemonStopped as error:
             failed = error
         self._unsaved.add(key)
-        self._log.error("feed %s: group %r waits: %s", feed, group, failed.message)
+        self._log.error("feed %s: group %r waits: %s", feed, group, failed.message, event="state_unsaved", feed=feed)
         try:
             saved = self._state.kept(feed, group)
         except StartError as error:
@@ -91,4 +91,4 @@ class GroupFile:
             self._state.forget(feed, group)
         except DaemonStopped as error:
             text = "feed %s: group %r has ended. It will be deleted from the state file when that can be written: %s"
-            self._log.error(text, feed, group, error.message)
+            self._log.error(text, feed, group, error.message, event="state_unsaved", feed=feed)

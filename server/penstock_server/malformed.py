@@ -29,7 +29,7 @@ class Malformed:
     def came(self, connection: Hashable, transport: str, error: ProtocolError) -> bool:
         """Note a malformed message. Return whether to answer it with `error`."""
         self.count += 1
-        self._log.warning("refused a message over %s: %s", transport, error.message)
+        self._log.warning("refused a message over %s: %s", transport, error.message, event="message_refused")
         answered = connection in self._answered
         self._answered.add(connection)
         return not answered

@@ -155,7 +155,8 @@ class Opening:
         self._table.opened(session)
         if peer is not None:
             peer.opened()
-        self._log.info("feed %s: %s reads it (%s)", session.feed, session.who, session.transport)
+        fields = {"event": "stream_opened", "feed": session.feed, "consumer": session.client}
+        self._log.info("feed %s: %s reads it (%s)", session.feed, session.who, session.transport, **fields)
 
     def _ask(self, message: m.Open, session: Session, peer: LocalPeer | None) -> Ask:
         info = self._coordinator.feeds[session.feed].info

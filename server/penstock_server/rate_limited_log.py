@@ -18,17 +18,17 @@ class RateLimitedLog:
         self._counts: Counter[str] = Counter()
         self._began = 0.0
 
-    def info(self, text: str, *values: object) -> None:
-        """Log a line, as the method of a logger does."""
-        self._say(logging.INFO, text, values)
+    def info(self, text: str, *values: object, **fields: object) -> None:
+        """Log a line, as the method of a logger does, with these fields (see log_format.py)."""
+        self._say(logging.INFO, text, values, fields)
 
-    def warning(self, text: str, *values: object) -> None:
-        """Log a line, as the method of a logger does."""
-        self._say(logging.WARNING, text, values)
+    def warning(self, text: str, *values: object, **fields: object) -> None:
+        """As `info`."""
+        self._say(logging.WARNING, text, values, fields)
 
-    def error(self, text: str, *values: object) -> None:
-        """Log a line, as the method of a logger does."""
-        self._say(logging.ERROR, text, values)
+    def error(self, text: str, *values: object, **fields: object) -> None:
+        """As `info`."""
+        self._say(logging.ERROR, text, values, fields)
 
     def look_at_the_clock(self, now: float) -> None:
         """Begin another minute when the last one is over, and log what was left out."""
@@ -38,9 +38,10 @@ class RateLimitedLog:
         counts, self._counts = self._counts, Counter()
         for text, times in counts.items():
             if times > MOST:
-                self._log.warning("left out %d more lines of this kind: %s", times - MOST, text)
+                fields = {"event": "lines_left_out"}
+                self._log.warning("left out %d more lines of this kind: %s", times - MOST, text, extra=fields)
 
-    def _say(self, level: int, text: str, values: tuple[object, ...]) -> None:
+    def _say(self, level: int, text: str, values: tuple[object, ...], fields: dict[str, object]) -> None:
         self._counts[text] += 1
         if self._counts[text] <= MOST:
-            self._log.log(level, text, *values)
+            self._log.log(level, text, *values, extra=fields)

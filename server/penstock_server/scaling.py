@@ -48,13 +48,15 @@ class Scaling:
         before, workers = len(staying), max(1, workers)
         most = descriptors.most_workers(descriptors.limit(), self._coordinator.budget.slots_reserved)
         if workers > max(before, most):
-            log.error("there are file descriptors for only %d workers: %s", max(before, most), descriptors.HOW_TO_RAISE)
+            text = "there are file descriptors for only %d workers: %s"
+            log.error(text, max(before, most), descriptors.HOW_TO_RAISE, extra={"event": "scale_limited"})
             workers = max(before, most)
         for _ in range(before, workers):
             try:
                 number = self._supervisor.add()
             except OSError as error:
-                log.error("no worker can be added (%s): %s", error, descriptors.HOW_TO_RAISE)
+                text = "no worker can be added (%s): %s"
+                log.error(text, error, descriptors.HOW_TO_RAISE, extra={"event": "scale_limited"})
                 workers = len(there.numbers) - len(there.leaving)
                 break
             self._to_workers.new_process(number)
@@ -62,7 +64,7 @@ class Scaling:
         for number in staying[workers:]:
             self._tell(on.RetireWorker(number, now))
         self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.numbers))))
-        log.info("workers: %d, now %d", before, workers)
+        log.info("workers: %d, now %d", before, workers, extra={"event": "scaled"})
         return before, workers
 
     def scale_by(self, more: int) -> None:

@@ -60,7 +60,7 @@ def serve(
                 raise error
             options["bind"] = daemon.endpoint
             if error is not None:
-                log.error("%s", error)
+                log.error("%s", error, extra={"event": "reload_failed", "error": error})
                 reloader.wait()
             elif not daemon.renewing:
                 return

@@ -246,7 +246,8 @@ class Sessions:
     def _look_for(self, session: Session, now: float) -> None:
         if now - session.heard > PATIENCE:
             if session.consumer is not None:
-                self._log.warning("feed %s: nothing heard of %s for %d s", session.feed, session.who, PATIENCE)
+                text = "feed %s: nothing heard of %s for %d s"
+                self._log.warning(text, session.feed, session.who, PATIENCE, **_about(session, "consumer_silent"))
                 said = f"the daemon ended this session after {PATIENCE:.0f} s of silence: connect again"
                 error = ConnectionLost(said)
                 self._out.answer(session.routing_id, failed(error))
@@ -350,7 +351,8 @@ class Sessions:
         """Fail the session: tell its consumer why, and nothing more. Others that share its stream go on."""
         error.feed = error.feed or session.feed
         if session.consumer is not None:
-            self._log.warning("feed %s: the session of %s failed: %s", session.feed, session.who, error.message)
+            text = "feed %s: the session of %s failed: %s"
+            self._log.warning(text, session.feed, session.who, error.message, **_about(session, "consumer_failed"))
         self._out.send(session, failed(error))
         if session.peer is None or session.consumer is None:
             self._gone(session, self._handed(session))
@@ -363,7 +365,7 @@ class Sessions:
         self.opening.greeted.remove(session)
         consumer = self.table.remove(session)
         if consumer is not None:
-            self._log.info("feed %s: %s is gone", session.feed, session.who)
+            self._log.info("feed %s: %s is gone", session.feed, session.who, **_about(session, "stream_closed"))
             self._out.drop(session)
             self._tell(on.Lost(consumer, handed))
 
@@ -389,3 +391,8 @@ class Sessions:
             self._out.answer(routing_id, failed(error))
             return True
         return False
+
+
+def _about(session: Session, event: str) -> dict[str, object]:
+    """Return the fields of a log line about a session."""
+    return {"event": event, "feed": session.feed, "consumer": session.client}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from penstock_proto import PenstockError
 from penstock_proto.messages import VERSION
@@ -22,6 +22,7 @@ from .host.arena import Arena
 from .host.worker_handle import WorkerHandle
 from .session import Session
 from .sessions import Sessions
+from .waits import Waits
 
 _MOST_STREAMS = 200
 _MOST_SPEC = 1000
@@ -122,6 +123,7 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheU
         "slots": sum(len(stream.slots) for stream in own),
         "sent": {"batches": feed.sent.batches, "samples": feed.sent.samples, "bytes": feed.sent.nbytes},
         "errors": feed.errors,
+        "replays": feed.replays,
         "cache": status_of(feed.plan, cache),
         "skipped_count": feed.skipped_count,
         "skipped": [
@@ -147,32 +149,33 @@ def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
 
 
 def of_streams(
-    sessions: Iterable[Session], coordinator: Coordinator, unsent: Callable[[bytes], bool]
+    sessions: Iterable[Session],
+    coordinator: Coordinator,
+    unsent: Callable[[bytes], bool],
+    waits: Callable[[int], Waits],
 ) -> dict[str, object]:
     """Describe the first `_MOST_STREAMS` consumers that read a stream, and count the others.
 
-    `unsent` tells whether bytes wait until a connection over TCP takes them.
+    `unsent` tells whether bytes wait until a connection over TCP takes them, and `waits` what a consumer waited for.
     """
-    found = list(streams(sessions, coordinator, unsent))
-    more = sum(session.consumer in coordinator.consumers for session in sessions) - len(found)
-    return {"streams": found, "more_streams": more}
-
-
-def streams(
-    sessions: Iterable[Session], coordinator: Coordinator, unsent: Callable[[bytes], bool]
-) -> Iterator[dict[str, object]]:
-    """Describe the first `_MOST_STREAMS` consumers that read a stream. For the arguments, see `of_streams`."""
     consumers = coordinator.consumers
-    reading = ((session, consumers[session.consumer]) for session in sessions if session.consumer in consumers)
-    for session, consumer in itertools.islice(reading, _MOST_STREAMS):
-        yield {
-            **_stream(session, consumer, coordinator.stream_read_by(consumer)),
-            "unsent": session.peer is None and unsent(session.routing_id),
-        }
+    reading = [(session, consumers[session.consumer]) for session in sessions if session.consumer in consumers]
+    return {
+        "streams": [
+            {
+                **_stream(session, consumer, coordinator.stream_read_by(consumer)),
+                "unsent": session.peer is None and unsent(session.routing_id),
+                "waits": {name: round(value, 3) for name, value in dataclasses.asdict(waits(consumer.number)).items()},
+            }
+            for session, consumer in reading[:_MOST_STREAMS]
+        ],
+        "more_streams": max(0, len(reading) - _MOST_STREAMS),
+    }
 
 
 def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, object]:
     return {
+        "stream": stream.number,
         "feed": session.feed,
         "client": session.client,
         "key": None if session.key is None else session.key.name,
@@ -183,6 +186,7 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
         "sent": consumer.sent,
         "handed": consumer.handed,
         "slots": len(stream.slots),
+        "production": {"slots": stream.share.production, "used": stream.production.turns.held},
         "slot_bytes": stream.slots.slot_nbytes,
         "rank": consumer.rank if stream.share.consumers > 1 else None,
         "error": _short(stream.error),

@@ -261,9 +261,10 @@ class FeedReady(Struct, frozen=True):
 
 
 class ReportSkipped(Struct, frozen=True):
-    """Log that the rest of a split of this feed is left out, after `samples` samples."""
+    """Log that the rest of a split of this feed is left out, after `samples` samples, in this run."""
 
     feed: str
+    run: int
     split: str
     samples: int
     why: str

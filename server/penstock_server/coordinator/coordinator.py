@@ -364,8 +364,8 @@ class Coordinator:
         stream = self._affected.of(event.run)
         if stream is not None and stream.production.split_skipped(event.run, event.number, event.skipped):
             skipped = event.skipped
-            said = do.ReportSkipped(stream.feed.name, skipped.split, skipped.samples, skipped.why, skipped.traceback)
-            self._do(said)
+            what = skipped.split, skipped.samples, skipped.why, skipped.traceback
+            self._do(do.ReportSkipped(stream.feed.name, event.run, *what))
 
     def _retry_later(self, seconds: float, run: int) -> None:
         """Try the work of a run that failed again, in this many seconds."""

@@ -72,6 +72,9 @@ class Delivery(Protocol):
     def forget(self, epoch: Epoch) -> None:
         """The epoch is closed."""
 
+    def holding_up(self, epoch: Epoch) -> list[Consumer]:
+        """The consumers for which the others wait now: batches of the epoch lie ready, and these cannot take theirs."""
+
 
 class SingleDelivery:
     """Sends everything to one consumer."""
@@ -135,6 +138,10 @@ class SingleDelivery:
 
     def forget(self, epoch: Epoch) -> None:
         """See Delivery."""
+
+    def holding_up(self, epoch: Epoch) -> list[Consumer]:
+        """See Delivery."""
+        return []
 
 
 class RankDelivery(SingleDelivery):
@@ -205,6 +212,16 @@ class RankDelivery(SingleDelivery):
         for source, _ in self._batches:
             self._outlet.release(source)
         self._round.clear()
+
+    def holding_up(self, epoch: Epoch) -> list[Consumer]:
+        """See Delivery."""
+        consumers = self._outlet.consumers
+        if self._outlet.reading(epoch) and not self.wanted(epoch):
+            return [one for one in consumers if not (one.gone or one.reading or one.epoch > epoch.number)]
+        if not self._whole:
+            return []
+        batches, nbytes_of = self._batches, self._outlet.feed.nbytes_of
+        return [one for one in self._outlet.reading(epoch) if not one.has_credit_for(nbytes_of(batches[one.rank][1]))]
 
     @property
     def _ranks(self) -> int:

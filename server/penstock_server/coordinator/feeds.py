@@ -64,6 +64,7 @@ class ServedFeed:
         skipped, skipped_count: the latest splits that were left out in any stream, and how many were in all.
         sent: what all consumers were sent.
         errors: how often user code raised in a run.
+        replays: how often a run began at a restart record: a worker died, a lane moved, or a consumer resumed.
     """
 
     def __init__(self, plan: FeedPlan, spec: Spec, sample_nbytes: int, static_splits: SplitsInfo | None) -> None:
@@ -75,6 +76,7 @@ class ServedFeed:
         self.skipped_count = 0
         self.sent = Sent()
         self.errors = 0
+        self.replays = 0
         self.columns = Columns(spec, plan.batch_size, plan.buckets)
         self._layout: SlotLayout | None = None
         if plan.batch_size is not None and is_fixed(spec, plan.batch_size):

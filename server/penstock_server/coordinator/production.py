@@ -328,6 +328,7 @@ class Production(ABC):
         """Open a run for the lane."""
         run = self._worker_for(epoch, key), next(self._ids)
         epoch.start(lane, run)
+        self.feed.replays += bool(lane.record)
         self._do(
             do.StartRun(
                 *run,

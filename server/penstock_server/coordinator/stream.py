@@ -194,6 +194,11 @@ class Stream:
         """How many batches of the current epoch were sent, counted from its start."""
         return self._epochs[0].batches if self._epochs and self.outlet.reading(self._epochs[0]) else 0
 
+    @property
+    def holding_up(self) -> list[Consumer]:
+        """The consumers for which the others wait now, though their batches are made: slow ranks."""
+        return self._delivery.holding_up(self._epochs[0]) if self._epochs and self.outlet.live else []
+
     # --- events from consumers ---
 
     def begin(self, consumer: Consumer, number: int) -> None:
@@ -321,6 +326,14 @@ class Stream:
         """The worker's process is gone; see `Production.worker_died`."""
         self._lists.worker_died(worker, how, blamed)
         self.production.worker_died(worker, how, blamed)
+
+    def place_of(self, run: int) -> tuple[int | None, int | None]:
+        """Return the epoch and the lane that a run works on, as far as they are known."""
+        for epoch in self._epochs:
+            for number, lane in epoch.lanes.items():
+                if run in [one[1] for one in (lane.run, lane.dropped) if one is not None]:
+                    return epoch.number, number if self.feed.plan.length is None else None
+        return None, None
 
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""

@@ -130,7 +130,8 @@ class Acceptor:
     def _complain(self, why: str) -> None:
         if self._loop.time() >= self._silent_until:
             self._silent_until = self._loop.time() + _SILENT
-            log.error("cannot take a connection over TCP (%s): raise the limit (ulimit -n) or close others", why)
+            text = "cannot take a connection over TCP (%s): raise the limit (ulimit -n) or close others"
+            log.error(text, why, extra={"event": "connection_refused"})
 
     def _look_away(self, seconds: float) -> None:
         self._loop.remove_reader(self._socket.fileno())

@@ -144,6 +144,7 @@ class Curve:
                 address,
                 key.decode(),
                 self._keys.folder / "clients",
+                event="key_refused",
             )
         return client
 

@@ -305,7 +305,8 @@ class CurvePeer:
                 return
             if self._greeting.plain and not self._refused:
                 self._refused = True
-                self._curve.log.warning("refused a client at %s: it has no keys", self._address)
+                text = "refused a client at %s: it has no keys"
+                self._curve.log.warning(text, self._address, event="key_refused")
             self._to_libzmq()
             if self._without_message > (_WITHOUT_MESSAGE if self.key else _UNADMITTED) and not self._has_message:
                 self.close("a message of too many frames or bytes" if self.key else "too many bytes before its key")
@@ -374,6 +375,7 @@ class CurvePeer:
             "refused a client at %s: its handshake cannot be deciphered; it was given another daemon's key, or repeats "
             "what another client has said",
             self._address,
+            event="key_refused",
         )
         code = str(UNDECIPHERED).encode()
         return zmtp.command(b"ERROR", bytes((len(code),)) + code)

@@ -17,6 +17,8 @@ from .process import Process, ended_how
 
 log = logging.getLogger(__name__)
 
+_IMPORTS = {"event": "imports"}
+
 _FAREWELL = 1.0
 """Seconds that it has to end by itself, if it was ready."""
 
@@ -108,15 +110,16 @@ class ForkServer:
             case ForkServerReady(imported, left, seconds):
                 self.ready = True
                 if imported:
-                    log.info("imported once for all workers, in %.2f s: %s", seconds, ", ".join(imported))
+                    names = ", ".join(imported)
+                    log.info("imported once for all workers, in %.2f s: %s", seconds, names, extra=_IMPORTS)
                 if left:
                     why = "importing them raises, starts threads or opens files"
-                    log.info("imported by each worker separately: %s (%s)", ", ".join(left), why)
+                    log.info("imported by each worker separately: %s (%s)", ", ".join(left), why, extra=_IMPORTS)
                 early, self._early = self._early, []
                 for asked in early:
                     self._ask(asked)
             case CannotFork(why):
-                log.info("each worker imports all libraries itself: %s", why)
+                log.info("each worker imports all libraries itself: %s", why, extra=_IMPORTS)
                 self._lost()
             case Forked(ticket, pid, errno):
                 done = self._asked.pop(ticket).done
@@ -132,7 +135,8 @@ class ForkServer:
         self._peer.drain()
         self._peer.close()
         if not self.gone:
-            log.warning("the fork server %s, and its workers with it", ended_how(status))
+            text, fields = "the fork server %s, and its workers with it", {"event": "fork_server_died"}
+            log.warning(text, ended_how(status), extra=fields)
             self._lost()
 
     def _lost(self) -> None:

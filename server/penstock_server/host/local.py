@@ -31,6 +31,8 @@ from .peer import Peer
 
 log = logging.getLogger(__name__)
 
+_REFUSED = {"event": "connection_refused"}
+
 SECONDS = 30.0
 """Seconds that a connection has to open a session."""
 
@@ -185,7 +187,8 @@ class Listener:
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         trusted = uid in self._users
         if not trusted and uid not in self._uids:
-            log.debug("refused a connection on this host from user %d: the daemon runs as %d", uid, os.geteuid())
+            text, fields = "refused a connection on this host from user %d: the daemon runs as %d", _REFUSED
+            log.debug(text, uid, os.geteuid(), extra=fields)
             connection.close()
             return
         try:
@@ -203,7 +206,8 @@ class Listener:
         """Stop accepting for a second: there is no file descriptor or memory for another connection."""
         if not self._said:  # once, until another connection was accepted
             self._said = True
-            log.error("cannot take a connection on this host (%s): close others, or %s", why, descriptors.HOW_TO_RAISE)
+            text = "cannot take a connection on this host (%s): close others, or %s"
+            log.error(text, why, descriptors.HOW_TO_RAISE, extra=_REFUSED)
         self._loop.remove_reader(self._socket.fileno())
         self._loop.call_later(1, self._resume)
 

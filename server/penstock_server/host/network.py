@@ -176,7 +176,11 @@ class Router:
             peers.pop(peer, None)
         if why and not self._complained:
             self._complained = True
-            log.warning("closed a connection over TCP: %s; further ones are not logged", why)
+            text, fields = (
+                "closed a connection over TCP: %s; further ones are not logged",
+                {"event": "connection_refused"},
+            )
+            log.warning(text, why, extra=fields)
         if not self._closed:
             self._on_end(peer)
 

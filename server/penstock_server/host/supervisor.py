@@ -166,7 +166,8 @@ class Supervisor:
             return False
         if self._of_feeds is None:
             self._of_feeds = variables
-            log.info("workers start again, with environment variables of their feeds: %s", ", ".join(variables))
+            text, fields = "workers start again, with environment variables of their feeds: %s", {"event": "restart"}
+            log.info(text, ", ".join(variables), extra=fields)
             again = [worker for worker in self.workers.values() if worker.process is not None]
             if self._fork_server is not None:
                 self._fork_server.replace()
@@ -238,7 +239,7 @@ class Supervisor:
             self._fork_server = ForkServer(self._feeds, self._variables("none"), ticks=self._hang_timeout is not None)
         except OSError as error:
             self._forking = scarce(error)
-            log.warning("the fork server cannot be started (%s)", error)
+            log.warning("the fork server cannot be started (%s)", error, extra={"event": "fork_server_died"})
         return self._fork_server
 
     def _forked(self, worker: WorkerHandle, start: object, fds: list[int], result: Process | OSError | None) -> None:
@@ -320,7 +321,7 @@ class Supervisor:
             text = (
                 f"died {worker.starts_without_ready} times in a row before it was ready, and will not be started again"
             )
-            log.error("worker %d %s", number, text)
+            log.error("worker %d %s", number, text, extra={"event": "worker_given_up", "worker": number})
             self._on_given_up(number, text)
 
     # --- workers that hang ---
@@ -354,6 +355,7 @@ class Supervisor:
                 worker.number,
                 hang_detection.OUTSIDE_USER_CODE,
                 why,
+                extra={"event": "worker_stalled", "worker": worker.number},
             )
 
     def _stands_still(self, worker: WorkerHandle, timeout: float) -> str:

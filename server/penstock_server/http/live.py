@@ -11,11 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from typing import Any
-
-from penstock_proto.history import History, as_json, has_nothing_to_take
 
 from .memory import pss_of
 from .notices import Notices
@@ -41,8 +37,7 @@ class Live:
         self._rates = Rates()
         self._notices = Notices()
         self._timeline = Timeline(watched.feed_of)
-        self._history = History()
-        self._figures: dict[str, Any] = {}
+        self._status: dict[str, Any] = {}
         self._memory: dict[int, int] = {}
         self._memory_at = 0.0
         self._memory_task: asyncio.Task[None] | None = None
@@ -64,34 +59,25 @@ class Live:
 
     def another_second(self) -> None:
         """Look at the rates of all feeds, and at everything else if somebody asks for it."""
-        if self._task is None:
-            self._note_rates(self._watched.streams(), self._watched.seconds())
-        else:
+        self._note_rates()
+        if self._task is not None:
             self._look()
 
     def _look(self) -> None:
-        """Look at everything. Rates and verdicts are of the same looks, so that they never contradict each other."""
-        status = self._watched.status()
-        self._note_rates(status["streams"], status["seconds"])
-        self._history.add(status)
-        self._figures = as_json(self._history)
+        """Look at what is shown of this moment."""
+        self._status = self._watched.status()
         if time.monotonic() - self._memory_at > _MEMORY_EVERY and self._memory_task is None:
             self._memory_at = time.monotonic()
             pids = [worker.pid for worker in self._watched.workers() if worker.pid is not None]
             self._memory_task = asyncio.get_running_loop().create_task(self._look_at_memory(pids))
 
-    def _note_rates(self, streams: Iterable[Mapping[str, Any]], seconds: float) -> None:
-        reading: Counter[str] = Counter()
-        waiting: Counter[str] = Counter()
-        for stream in streams:
-            if stream["reading"]:
-                reading[stream["feed"]] += 1
-                waiting[stream["feed"]] += has_nothing_to_take(stream)
+    def _note_rates(self) -> None:
+        """Readiness and verdicts come from the same counters, so that they never contradict each other."""
         looks = {}
         for name, feed in self._watched.feeds.items():
-            sent = feed.sent
-            looks[name] = FeedLook(sent.batches, sent.samples, sent.nbytes, reading[name], waiting[name])
-        self._rates.look(seconds, looks)
+            sent, waits = feed.sent, self._watched.waits(name)
+            looks[name] = FeedLook(sent.batches, sent.samples, sent.nbytes, waits.reading, waits.waited)
+        self._rates.look(self._watched.seconds(), looks)
 
     def ask(self, *, seconds: int, minutes: int, looks: int, changes: int) -> str:
         """Return everything that is new, as JSON.
@@ -111,8 +97,7 @@ class Live:
         return json.dumps(
             {
                 "now": self._watched.seconds(),
-                "status": self._history.latest,
-                "figures": self._figures,
+                "status": self._status,
                 "memory": self._memory,
                 "rates": self._rates.since(seconds, minutes),
                 "timeline": self._timeline.since(looks),
@@ -140,6 +125,5 @@ class Live:
     def _nobody_looks(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self._timeline.forget()
-        self._history = History()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._watched.bugs.note(error)

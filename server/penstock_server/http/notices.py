@@ -57,7 +57,7 @@ class Notices(logging.Handler):
 
 def _parts(record: logging.LogRecord) -> tuple[str, str]:
     """Return the text of a record and the traceback."""
-    text, trace = record.getMessage(), str(getattr(record, "traceback", ""))
+    text, trace = record.getMessage(), str(getattr(record, "traceback", None) or "")
     for value in record.args if isinstance(record.args, tuple) else ():
         if isinstance(value, PenstockError) and value.remote_traceback:
             trace = value.remote_traceback.rstrip()

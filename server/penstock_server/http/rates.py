@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock_proto.history import WINDOW
+from penstock_proto.status_history import WINDOW
 
 _COLUMNS = ("batches", "samples", "bytes", "ready")
 
@@ -25,15 +25,15 @@ class FeedLook:
 
     Attributes:
         batches, samples, nbytes: sent so far.
-        reading: consumers that read an epoch now.
-        waiting: those of them that have nothing to take.
+        reading: seconds in which consumers have read epochs so far, all consumers together.
+        waiting: those of them in which a consumer had nothing to take.
     """
 
     batches: int
     samples: int
     nbytes: int
-    reading: int
-    waiting: int
+    reading: float
+    waiting: float
 
 
 Looks: TypeAlias = Mapping[str, FeedLook]
@@ -56,7 +56,7 @@ class Rates:
         """Return the points after the first `seconds` and `minutes` ones that were ever made, as JSON types.
 
         Each of the two has the `count` of points so far, when each point was taken (`at`, in seconds of the daemon),
-        and for each feed batches, samples and bytes a second, and the share of the looks at which consumers had
+        and for each feed batches, samples and bytes a second, and the share of the time in which consumers had
         something to take. None: there is no such figure.
         """
         return {"seconds": self._seconds.since(seconds), "minutes": self._minutes.since(minutes)}
@@ -99,9 +99,9 @@ class _Track:
             if now is not None and earlier is not None:
                 for column, key in enumerate(("batches", "samples", "nbytes")):
                     rows[place, column] = (getattr(now, key) - getattr(earlier, key)) / (at - then)
-            looks = [look for _, look in self._looks[name]]
-            if reading := sum(look.reading for look in looks):
-                rows[place, 3] = 1 - sum(look.waiting for look in looks) / reading
+            (_, first), (_, last) = self._looks[name][0], self._looks[name][-1]
+            if last.reading > first.reading:
+                rows[place, 3] = 1 - (last.waiting - first.waiting) / (last.reading - first.reading)
 
     def since(self, count: int) -> dict[str, Any]:
         first = max(0, self._count - self._most, min(count, self._count))

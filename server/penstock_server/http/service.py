@@ -96,6 +96,7 @@ class HttpService:
                 "addresses of consumers, the errors of user code, and samples of the data. Use it only in a trusted "
                 "network",
                 host,
+                extra={"event": "listening"},
             )
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -11,6 +11,7 @@ from ..coordinator.commands import SendSlab
 from ..coordinator.feeds import ServedFeed
 from ..host.arena import Memfd
 from ..host.worker_handle import WorkerHandle
+from ..waits import Waits
 
 Look: TypeAlias = Callable[[str, SendSlab, Memfd], None]
 """Called with the feed's name, a slab that is about to be sent, and the memory that it lies in."""
@@ -23,7 +24,7 @@ class Watched:
     Attributes:
         status: makes the daemon's status.
         status_text: the same as JSON text, made at most some times a second.
-        streams: makes the part of the status that describes consumers.
+        waits: what the consumers of a feed have waited for, given its name.
         seconds: since the daemon was started.
         feeds: by their names.
         workers: all of them.
@@ -34,7 +35,7 @@ class Watched:
 
     status: Callable[[], dict[str, Any]]
     status_text: Callable[[], str]
-    streams: Callable[[], Iterable[Mapping[str, Any]]]
+    waits: Callable[[str], Waits]
     seconds: Callable[[], float]
     feeds: Mapping[str, ServedFeed]
     workers: Callable[[], Iterable[WorkerHandle]]

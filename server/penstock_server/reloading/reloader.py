@@ -14,6 +14,8 @@ from .trial import Trial
 
 log = logging.getLogger(__name__)
 
+_RELOAD = {"event": "reload"}
+
 
 class Renewable(Protocol):
     """The part of the daemon that this file uses."""
@@ -81,7 +83,7 @@ class Reloader:
             self.stop()  # somebody is writing: wait until nothing changes for a second
             self._seen, self.pending = now, False
         elif now != self._tried:
-            log.info("trying new code: %s", changed(self._served, now))
+            log.info("trying new code: %s", changed(self._served, now), extra=_RELOAD)
             self._trial, self._tried = self._new_trial(), now
         elif self._trial is not None:
             self._judge(self._trial.outcome())
@@ -90,7 +92,8 @@ class Reloader:
 
     def wait(self) -> None:
         """The daemon could not be started: wait until its code changes."""
-        log.info("waiting for a change of %s", ", ".join(sorted(path.name for path in self._served)))
+        names = ", ".join(sorted(path.name for path in self._served))
+        log.info("waiting for a change of %s", names, extra=_RELOAD)
         while not self.stale():
             time.sleep(0.3)
 
@@ -106,9 +109,11 @@ class Reloader:
         self.stop()
         self.pending = outcome is True
         if outcome is True:
-            log.info("the next epoch is read from the new code; epochs that are being read finish with the old code")
+            text = "the next epoch is read from the new code; epochs that are being read finish with the old code"
+            log.info(text, extra=_RELOAD)
         else:
-            log.error("the new code cannot be served, so the old code goes on: %s", outcome)
+            fields = {"event": "reload_failed", "error": outcome}
+            log.error("the new code cannot be served, so the old code goes on: %s", outcome, extra=fields)
 
     def _compare_specs(self, daemon: Renewable) -> None:
         self._compared = True
@@ -119,5 +124,6 @@ class Reloader:
                 log.warning(
                     "feed %s: samples are now %s and were %s: trainers that read it get an error, start them again",
                     *(name, spec, before),
+                    extra={"event": "feed_warning", "feed": name},
                 )
         self._specs = specs

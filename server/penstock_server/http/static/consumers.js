@@ -4,14 +4,14 @@ import {byId, keyed, make, percent, setText} from "./dom.js";
 
 const MOST = 32;
 
-export function show({status, figures}) {
+export function show({status}) {
   const seen = new Map();
-  const found = figures.consumers.slice(0, MOST).map((consumer) => {
-    const name = [consumer.feed, consumer.client, consumer.transport, consumer.rank].join("\n");
+  const found = status.streams.slice(0, MOST).map((stream) => {
+    const name = [stream.feed, stream.client, stream.transport, stream.rank].join("\n");
     seen.set(name, (seen.get(name) ?? 0) + 1);
-    return {...consumer, key: `${name}\n${seen.get(name)}`};
+    return {...stream, key: `${name}\n${seen.get(name)}`};
   });
-  const more = figures.consumers.length - found.length + status.more_streams;
+  const more = status.streams.length - found.length + status.more_streams;
   const rest = more
     ? [`and ${more} more`]
     : found.length
@@ -36,8 +36,8 @@ function update(element, item) {
   const [name, about, waits, bar] = element.firstChild.children;
   const wait = item.reading ? item.waiting : null;
   setText(name, item.rank === null ? item.client : `${item.client}, rank ${item.rank}`);
-  const epoch = item.epoch < 0 ? "not begun" : item.reading ? `epoch ${item.epoch}` : `epoch ${item.epoch} is over`;
-  setText(about, `${item.feed}, ${item.transport}, ${epoch}, ${item.queued} queued`);
+  const epoch = item.epoch === null ? "not begun" : item.reading ? `epoch ${item.epoch}` : `epoch ${item.epoch} is over`;
+  setText(about, `${item.feed}, ${item.transport}, ${epoch}, ${item.sent - item.handed} queued`);
   setText(waits, wait === null ? "" : `waits ${percent(wait)}`);
   element.dataset.state = wait === null ? "" : wait >= 0.5 ? "bad" : wait >= 0.1 ? "fair" : "good";
   bar.firstChild.style.width = `${100 * (wait ?? 0)}%`;

@@ -3,26 +3,26 @@
 import {byId, count, keyed, make, number, percent, setText, size} from "./dom.js";
 import {leastReady} from "./charts.js";
 
-export function show({status, figures, memory}) {
-  const sum = (key) => figures.feeds.reduce((total, feed) => total + feed[key], 0);
+export function show({status, memory}) {
+  const sum = (key) => status.feeds.reduce((total, feed) => total + feed.rates[key], 0);
   const ready = leastReady();
-  const running = figures.workers.filter((worker) => worker.shares);
+  const running = status.workers.filter((worker) => worker.shares);
   const busy = running.reduce((total, worker) => total + 1 - worker.shares.idle, 0);
   const pss = Object.values(memory).reduce((total, bytes) => total + bytes, 0);
   const restarts = status.workers.reduce((total, worker) => total + worker.restarts, 0);
-  const reading = figures.consumers.filter((consumer) => consumer.reading).length;
+  const reading = status.streams.filter((stream) => stream.reading).length;
   const readiness =
     ready === null
       ? {value: "-", note: reading ? "too early to tell" : "nobody reads"}
       : {
           value: percent(ready.share),
-          note: figures.feeds.length > 1 ? `${ready.name} is the least ready` : "consumers find a batch",
+          note: status.feeds.length > 1 ? `${ready.name} is the least ready` : "consumers find a batch",
           state: ready.share <= 0.5 ? "bad" : ready.share <= 0.9 ? "fair" : "good",
         };
   const all = [
     {name: "ready", ...readiness},
     {name: "batches/s", value: number(sum("batches")), note: `${number(sum("samples"))} samples/s`},
-    {name: "MB/s", value: number(sum("megabytes")), note: `to ${reading} of ${figures.consumers.length} consumers`},
+    {name: "MB/s", value: number(sum("bytes") / 1e6), note: `to ${reading} of ${status.streams.length + status.more_streams} consumers`},
     {
       name: "workers busy",
       value: running.length ? busy.toFixed(1) : "-",

@@ -13,11 +13,10 @@ let last = null; // when the latest look was
 let offset = null;
 let until = 0;
 
-export function show({now, status, figures, memory, timeline}) {
+export function show({now, status, memory, timeline}) {
   offset ??= Date.now() / 1000 - now;
   until = now;
   take(timeline);
-  const shares = new Map(figures.workers.map((worker) => [worker.number, worker.shares]));
   const found = status.workers.filter((worker) => looks.has(worker.number));
   const more = status.workers.length - found.length;
   setText(byId("more-workers"), more > 0 ? `and ${more} more` : "");
@@ -28,7 +27,7 @@ export function show({now, status, figures, memory, timeline}) {
     (worker) => worker.number,
     create,
     (row, worker) => {
-      update(row, worker, shares.get(worker.number), memory[worker.pid]);
+      update(row, worker, memory[worker.pid]);
       draw(row.canvas, worker.number);
     },
   );
@@ -71,7 +70,8 @@ function create(worker) {
   return row;
 }
 
-function update(row, worker, shares, bytes) {
+function update(row, worker, bytes) {
+  const {shares} = worker;
   const [number, bar, busy, memory, restarts, what] = row.children;
   setText(number, String(worker.number));
   number.title = worker.pid ? `pid ${worker.pid}` : "no process";

@@ -1,0 +1,79 @@
+"""Asks a daemon for its status, on a thread of its own: nobody waits for the answer, and a failure is no error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from typing import Any
+
+from penstock_proto import PenstockError, ProtocolError
+from penstock_proto.codec import encode, from_server
+from penstock_proto.keys import ClientKeys
+from penstock_proto.messages import VERSION, Status, StatusRequest
+
+from ._address import parse
+from ._tcp_transport import dealer_to
+
+TIMEOUT = 5.0
+"""Seconds that an answer may take."""
+_MOST = 64 << 20
+"""Most bytes of an answer."""
+
+
+class DaemonStatus:
+    """The first and the latest status of the daemon that serves a feed.
+
+    Attributes:
+        first, latest: the answers; None while there are none.
+    """
+
+    def __init__(self, url: str, keys: ClientKeys | None) -> None:
+        """`url`: of a feed, `tcp://HOST:PORT/FEED`. `keys`: the client's keys, for a daemon that wants them."""
+        self.first: dict[str, Any] | None = None
+        self.latest: dict[str, Any] | None = None
+        self._url = url
+        self._keys = keys
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> None:
+        """Ask for the status, unless an answer is still awaited. Returns at once."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._ask, name="penstock-status", daemon=True)
+            self._thread.start()
+
+    def wait(self, timeout: float) -> None:
+        """Wait for the answer that was asked for last, at most so many seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _ask(self) -> None:
+        with contextlib.suppress(PenstockError, OSError, ValueError):
+            self.latest = _status(self._url, self._keys, time.monotonic() + TIMEOUT)
+            self.first = self.first or self.latest
+
+
+def _status(url: str, keys: ClientKeys | None, deadline: float) -> dict[str, Any]:
+    """Return the daemon's status. Raises PenstockError, OSError or ValueError if it does not answer."""
+    address = parse(url)
+    dealer = dealer_to(address, keys, deadline - time.monotonic(), lambda: None)
+    try:
+        dealer.send(encode(StatusRequest(VERSION)))
+        while (frame := dealer.begin()) is None:
+            if not dealer.wait(deadline - time.monotonic()):
+                raise TimeoutError
+        nbytes, _ = frame
+        if nbytes > _MOST:
+            raise ProtocolError(f"a status of {nbytes} bytes")
+        data = memoryview(bytearray(nbytes))
+        while dealer.left:
+            if not dealer.read_into(data[nbytes - dealer.left :]) and not dealer.wait(deadline - time.monotonic()):
+                raise TimeoutError
+        reply = from_server(data)
+    finally:
+        dealer.close(0)
+    if not isinstance(reply, Status):
+        raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
+    state: dict[str, Any] = json.loads(reply.json)
+    return state

@@ -1,0 +1,39 @@
+"""What `penstock top` keeps of earlier statuses: how fast each feed was between the latest looks. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+HISTORY = 30
+"""Looks that it goes back."""
+
+
+class Looks:
+    """The latest status of a daemon, and what is kept of those before."""
+
+    def __init__(self) -> None:
+        self._status: dict[str, Any] = {}
+        self._rates: dict[str, deque[float]] = {}
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The latest status."""
+        return self._status
+
+    def add(self, status: dict[str, Any]) -> None:
+        """Add a status. Those of an earlier daemon at the same address are forgotten."""
+        before, self._status = self._status, status
+        if before.get("pid") != status["pid"]:
+            self._rates.clear()
+            return
+        seconds = status["seconds"] - before["seconds"]
+        sent = {feed["name"]: feed["sent"]["batches"] for feed in before["feeds"]}
+        for feed in status["feeds"]:
+            more = feed["sent"]["batches"] - sent.get(feed["name"], 0)
+            if seconds > 0:
+                self._rates.setdefault(feed["name"], deque(maxlen=HISTORY)).append(more / seconds)
+
+    def rates(self, feed: str) -> tuple[float, ...]:
+        """Return the batches a second of a feed between the latest looks."""
+        return tuple(self._rates.get(feed, ()))

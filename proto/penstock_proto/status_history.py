@@ -1,0 +1,209 @@
+"""Rates, worker states and verdicts, from a series of a daemon's statuses. No I/O.
+
+A status counts what there was since the daemon started, so the difference of two statuses is what there was between
+them. The daemon keeps its own statuses of the last seconds, and adds what follows from them to the one that it answers
+with. A trainer compares the statuses at the beginning and the end of its training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from .figures import Figures, WorkerShares
+from .verdict import verdict
+
+WINDOW = 10.0
+"""Seconds that the figures are averaged over."""
+
+LEAST = 1.0
+"""Fewest seconds of reading before there is a verdict on a consumer."""
+
+WAITS = ("production", "ranks", "sending")
+"""The causes for which a consumer waits, as the daemon sees them."""
+
+Status: TypeAlias = dict[str, Any]
+Key: TypeAlias = tuple[Any, ...]
+Streams: TypeAlias = dict[Key, Status]
+
+
+class History:
+    """The statuses of the last `WINDOW` seconds."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Status] = deque()
+
+    def add(self, status: Status) -> None:
+        """Keep a status."""
+        self._kept.append(status)
+        while status["seconds"] - self._kept[0]["seconds"] > WINDOW:
+            self._kept.popleft()
+
+    def described(self, status: Status) -> Status:
+        """Return the status with averages of the last seconds.
+
+        A feed gets `rates`: batches, samples and bytes a second. A worker gets `shares`: of its time, as `WorkerShares`
+        has them; None if it has not run for all of it. A stream gets `waiting`: the share of the time in which its
+        consumer had nothing to take, None if it did not read for long enough; and `limit`, `headline` and `verdict`
+        (see `Verdict`), empty then.
+        """
+        spans = [Span(kept, status) for kept in self._kept] or [Span(status, status)]
+        first, shares = spans[0].first, {worker.number: worker for worker in spans[0].workers}
+        return {
+            **status,
+            "window_seconds": round(status["seconds"] - first["seconds"], 3),
+            "feeds": [{**feed, "rates": _rates(first, status, feed)} for feed in status["feeds"]],
+            "workers": [{**one, "shares": _as_dict(shares.get(one["number"]))} for one in status["workers"]],
+            "streams": [{**stream, **_judged(spans, key)} for key, stream in keyed(status).items()],
+        }
+
+
+def keyed(status: Status) -> Streams:
+    """Return the streams of a status by keys that are the same in the next status."""
+    found: Streams = {}
+    for stream in status["streams"]:
+        same, count = (stream["stream"], stream["client"], stream["transport"], stream["rank"]), 0
+        while (*same, count) in found:
+            count += 1
+        found[(*same, count)] = stream
+    return found
+
+
+def worker_shares(before: Status, after: Status) -> Iterator[WorkerShares]:
+    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
+    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
+    for worker in after["workers"]:
+        now, then = worker["spent"], spent.get(worker["pid"])
+        if now and then and now["seconds"] > then["seconds"]:
+            share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
+            idle = min(1.0, max(0.0, share["idle_seconds"]))
+            user = min(1 - idle, max(0.0, share["user_seconds"]))
+            lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
+            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
+
+
+def lanes_of(feed: Status) -> int | None:
+    """Return how many workers can work on an epoch of a feed at once, or None if any number can."""
+    if feed["indexable"]:
+        return None
+    lanes: int = feed["lanes"]
+    return min(lanes, feed["splits"] or lanes)
+
+
+class Span:
+    """The time between two statuses.
+
+    Args:
+        first: the earlier status.
+        last: the later one.
+    """
+
+    def __init__(self, first: Status, last: Status) -> None:
+        self.first = first
+        self.last = last
+
+    @cached_property
+    def before(self) -> Streams:
+        """The streams of the earlier status."""
+        return keyed(self.first)
+
+    @cached_property
+    def after(self) -> Streams:
+        """The streams of the later status."""
+        return keyed(self.last)
+
+    @cached_property
+    def workers(self) -> tuple[WorkerShares, ...]:
+        """How workers spent the time."""
+        return tuple(worker_shares(self.first, self.last))
+
+
+def figures_of(span: Span, key: Key) -> Figures | None:
+    """Return the figures of a stream, given by its key (see `keyed`); None if it was not there, or has read too little
+    in this time."""
+    first, last, before, after = span.first, span.last, span.before, span.after
+    seconds = last["seconds"] - first["seconds"]
+    if key not in before or key not in after or seconds <= 0:
+        return None
+    stream, waits = after[key], _waited(before[key], after[key])
+    feed = next((one for one in last["feeds"] if one["name"] == stream["feed"]), None)
+    if feed is None or waits["reading"] < LEAST:
+        return None
+    waited = sum(waits[cause] for cause in WAITS)
+    waiting = min(1.0, waited / waits["reading"])
+    ranks = {
+        other["rank"]: _waited(before[one], other)["holding_up"]
+        for one, other in after.items()
+        if other["stream"] == stream["stream"] and other["rank"] is not None and one in before
+    }
+    slowest = max(ranks, key=lambda rank: ranks[rank], default=None)
+    sent, memory = _sent(first, last, feed), last["memory"]
+    return Figures(
+        url=feed["url"],
+        transport=stream["transport"],
+        consumer=stream["client"],
+        seconds=seconds,
+        batches=sent["batches"],
+        samples=sent["samples"],
+        nbytes=sent["bytes"],
+        first_batch_seconds=0.0,
+        waiting=waiting,
+        receiving=0.0,
+        step=1 - waiting,
+        workers=span.workers,
+        daemon_cpu=(last["cpu_seconds"] - first["cpu_seconds"]) / seconds,
+        consumer_cpu=0.0,
+        cpus=last["cpus"],
+        lanes=lanes_of(feed),
+        others=len(last["streams"]) + last["more_streams"] - 1,
+        fast=feed["order"] == "fast",
+        whole_batches=feed["batch_size"] is None,
+        bytes_only=set(re.findall(r"\b([a-z]+[0-9]*)\[", feed["spec"])) <= {"bool", "int8", "uint8"},
+        memory_full=2 * memory["reserved"] >= memory["allowed"],
+        slots=stream["production"]["slots"],
+        memory=memory["allowed"],
+        ranks_share=waits["ranks"] / waited if waited > 0 else 0.0,
+        sending_share=waits["sending"] / waited if waited > 0 else 0.0,
+        slow_rank=slowest if slowest is not None and ranks[slowest] > 0 else None,
+        holding_up=min(1.0, waits["holding_up"] / waits["reading"]),
+    )
+
+
+def _judged(spans: Sequence[Span], key: Key) -> Status:
+    """Return what `History.described` adds to a stream. `spans` end with the same status, and the longest is first."""
+    # Workers may have been idle before the consumer began to read.
+    span = next((span for span in spans if key in span.before and span.before[key]["reading"]), None)
+    seen = figures_of(span, key) if span is not None and span.after[key]["reading"] else None
+    found = None if seen is None else verdict(seen)
+    return {
+        "waiting": None if seen is None else round(seen.waiting, 4),
+        "limit": found.limit if found else "",
+        "headline": found.headline if found else "",
+        "verdict": found.text if found else "",
+    }
+
+
+def _waited(before: Status, after: Status) -> dict[str, float]:
+    """Return the seconds of `waits` between two states of a stream."""
+    return {name: value - before["waits"][name] for name, value in after["waits"].items()}
+
+
+def _sent(first: Status, last: Status, feed: Status) -> dict[str, int]:
+    """Return what was sent of a feed between two statuses; all of it if the feed was not ready in the first."""
+    before: dict[str, int] = next((one["sent"] for one in first["feeds"] if one["name"] == feed["name"]), {})
+    return {name: value - before.get(name, 0) for name, value in feed["sent"].items()}
+
+
+def _rates(first: Status, last: Status, feed: Status) -> dict[str, float]:
+    seconds = last["seconds"] - first["seconds"]
+    return {name: round(value / seconds, 3) if seconds > 0 else 0.0 for name, value in _sent(first, last, feed).items()}
+
+
+def _as_dict(shares: WorkerShares | None) -> dict[str, float] | None:
+    if shares is None:
+        return None
+    names = ("generating", "collating", "cpu_wait", "idle", "cpu")
+    return {name: round(getattr(shares, name), 4) for name in names}

@@ -1,0 +1,70 @@
+"""The formats of the daemon's log: lines for people, or a JSON object for each event.
+
+A log call gives the fields of its event with `extra=`, and its text says the same in words:
+
+    log.info("worker %d is ready", number, extra={"event": "worker_ready", "worker": number})
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import time
+from typing import Any
+
+from penstock_proto import PenstockError
+
+FIELDS = ("event", "feed", "epoch", "lane", "split", "worker", "consumer")
+"""What `extra` may have, besides `traceback` (a text) and `error` (a PenstockError, which knows its place)."""
+
+TEXT = "%(asctime)s %(levelname)-7s penstock: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one line of JSON: time, level, event, message, the fields that apply, host, traceback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._host = socket.gethostname()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": "log",
+            "message": record.getMessage(),
+        }
+        line |= {name: record.__dict__[name] for name in FIELDS if record.__dict__.get(name) is not None}
+        line["host"] = self._host
+        traceback = record.__dict__.get("traceback")
+        error = record.__dict__.get("error")
+        if isinstance(error, PenstockError):  # the text ends with its place and its traceback
+            traceback = error.remote_traceback
+            line["message"] = line["message"].replace(str(error), error.message)
+            line |= {
+                name: getattr(error, name) for name in ("feed", "worker", "split") if getattr(error, name) is not None
+            }
+        if record.exc_info:
+            traceback = self.formatException(record.exc_info)
+        return json.dumps({**line, "traceback": traceback} if traceback else line, default=str)
+
+
+class _TextFormatter(logging.Formatter):
+    """Writes a record as a line for people, and a traceback of user code behind it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        traceback = record.__dict__.get("traceback")
+        return f"{text}\n{traceback.rstrip()}" if traceback else text
+
+
+def configure(level: str, form: str) -> logging.Handler:
+    """Send the log of this process to stderr, and return the handler that writes it. `form` is "text" or "json"."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else _TextFormatter(TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    return handler

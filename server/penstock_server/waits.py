@@ -1,0 +1,121 @@
+"""What each consumer waits for: looks ten times a second, and adds up the time by cause.
+
+A consumer that reads an epoch and was sent nothing that it has not taken waits for a batch to be made, or for other
+ranks. If its connection takes no more for now, it waits for the network. The times are counters, like those of workers:
+who wants shares takes the difference of two statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from .coordinator import Coordinator
+from .coordinator.consumer import Consumer
+from .session import Session
+from .session_table import SessionTable
+
+EVERY = 0.1
+"""Seconds between two looks."""
+
+_MOST = 1.0
+"""Most seconds that one look counts for. The daemon itself stood still if it comes later."""
+
+
+@dataclass(slots=True)
+class Waits:
+    """Where a consumer's time went, in seconds.
+
+    Attributes:
+        reading: it read an epoch. The rest are parts of that.
+        production: it had nothing to take, and no batch was made for it.
+        ranks: it had nothing to take, and its batch waited for other ranks.
+        sending: its connection took no more.
+        holding_up: other ranks waited for it.
+    """
+
+    reading: float = 0.0
+    production: float = 0.0
+    ranks: float = 0.0
+    sending: float = 0.0
+    holding_up: float = 0.0
+
+    def add(self, seconds: float, cause: str) -> None:
+        """Count time of reading. `cause`: for what it waited meanwhile, or ""."""
+        self.reading += seconds
+        if cause:
+            setattr(self, cause, getattr(self, cause) + seconds)
+
+    @property
+    def waited(self) -> float:
+        """The time in which it had nothing to take."""
+        return self.production + self.ranks + self.sending
+
+
+class Looks:
+    """See the file's head.
+
+    Args:
+        coordinator: knows what consumers were sent and have taken.
+        table: the sessions.
+        unsent: tells whether bytes wait until a connection over TCP takes them.
+    """
+
+    def __init__(self, coordinator: Coordinator, table: SessionTable, unsent: Callable[[bytes], bool]) -> None:
+        self._coordinator = coordinator
+        self._table = table
+        self._unsent = unsent
+        self._waits: dict[int, Waits] = {}
+        self._of_feeds: dict[str, Waits] = {}
+        self._looked = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def of(self, consumer: int) -> Waits:
+        """Return the waits of a consumer, given by its number."""
+        return self._waits.get(consumer, Waits())
+
+    def of_feed(self, name: str) -> Waits:
+        """Return the waits of all consumers of a feed, those that are gone too. `holding_up` is not counted."""
+        return self._of_feeds.get(name, Waits())
+
+    def start(self) -> None:
+        """Look regularly from now on, on the running loop."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(EVERY, self.start)
+        now = loop.time()
+        self.look(min(_MOST, now - self._looked) if self._looked else 0.0)
+        self._looked = now
+
+    def stop(self) -> None:
+        """Stop looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def look(self, seconds: float) -> None:
+        """Look at all consumers. The look counts for `seconds`."""
+        opened = self._table.by_consumer
+        for gone in self._waits.keys() - opened.keys():
+            del self._waits[gone]
+        slow: set[int] = set()
+        for number, session in opened.items():
+            consumer = self._coordinator.consumers.get(number)
+            if consumer is not None and consumer.reading:
+                slow.update(self._look_at(consumer, session, seconds))
+        for number in slow & opened.keys():
+            self._waits.setdefault(number, Waits()).holding_up += seconds
+
+    def _look_at(self, consumer: Consumer, session: Session, seconds: float) -> list[int]:
+        """Count what the consumer does now. Return the ranks that it waits for."""
+        both = self._waits.setdefault(consumer.number, Waits()), self._of_feeds.setdefault(session.feed, Waits())
+        slow: Collection[Consumer] = ()
+        cause = ""
+        if session.peer is None and self._unsent(session.routing_id):
+            cause = "sending"
+        elif not consumer.under_way:
+            slow = self._coordinator.stream_read_by(consumer).holding_up
+            slow = () if consumer in slow else slow
+            cause = "ranks" if slow else "production"
+        for waits in both:
+            waits.add(seconds, cause)
+        return [other.number for other in slow]
