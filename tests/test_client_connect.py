@@ -17,8 +17,8 @@ import penstock
 from penstock import _tcp_transport
 from penstock_proto import DictSpec, Leaf
 from penstock_proto.codec import encode
+from penstock_proto.inferring import infer
 from penstock_proto.messages import ErrorReport, Failed
-from penstock_proto.spec import infer
 
 
 def free_port() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from penstock_proto.spec import printable
+from penstock_proto.reprs import printable
 
 from .service_manager import Phase, ServiceManager
 from .terminal import Line
