@@ -1,4 +1,4 @@
-"""The command line: `penstock serve`, `check`, `status`, `scale`, `stop`. (penstock_command.py adds the others.)"""
+"""The command line: `penstock serve`, `check`, `status`, `scale`, `stop`. (penstock_command/ adds the others.)"""
 
 from __future__ import annotations
 
