@@ -22,6 +22,7 @@ import zmq
 
 from penstock_proto import VERSION, PenstockError, ProtocolError, UnknownFeed, ledger, seqpacket
 from penstock_proto.codec import encode, from_client
+from penstock_proto.inferring import infer
 from penstock_proto.layout import SlotLayout, fixed_layout, is_fixed, lay_out
 from penstock_proto.messages import (
     Ack,
@@ -49,7 +50,7 @@ from penstock_proto.messages import (
     Welcome,
 )
 from penstock_proto.position import EndedLane, Place, Position, unpack
-from penstock_proto.spec import Spec, flatten, infer, leaf_list
+from penstock_proto.spec import Spec, flatten, leaf_list
 
 RUBBISH = 0xEE
 

@@ -89,7 +89,7 @@ def closed(connection: socket.socket) -> bool:
 
 
 def test_strangers_are_cut_off_and_leave_nothing_behind(serve: Serve, folder: Path) -> None:
-    daemon = serve(FEED, keys=folder, patched={"host.curve_peer.HANDSHAKE": 3})
+    daemon = serve(FEED, keys=folder, patched={"host.network_peer.HANDSHAKE": 3})
     process = psutil.Process(daemon.process.pid)
     with victim(daemon, folder / "clients/victim"), ExitStack() as stack:
         before = connections(process), memory(daemon)

@@ -14,11 +14,11 @@ import pytest
 from clock import Clock
 
 import penstock
-from penstock import _tcp_transport
+from penstock import _tcp_connection
 from penstock_proto import DictSpec, Leaf
 from penstock_proto.codec import encode
+from penstock_proto.inferring import infer
 from penstock_proto.messages import ErrorReport, Failed
-from penstock_proto.spec import infer
 
 
 def free_port() -> int:
@@ -57,7 +57,7 @@ def test_local_without_a_unix_socket_says_why() -> None:
 
 def test_nobody_there_names_the_address_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, port = Clock(), free_port()
-    monkeypatch.setattr(_tcp_transport, "time", clock)
+    monkeypatch.setattr(_tcp_connection, "time", clock)
     with pytest.raises(penstock.Unreachable) as caught:
         penstock.connect(f"tcp://127.0.0.1:{port}/feed", timeout=0.5)
     assert 1000.4 <= clock.now <= 1000.6
@@ -141,7 +141,7 @@ def test_an_unknown_feed_is_answered_with_those_there_are(transport: str) -> Non
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tcp_transport, "VERSION", 99)
+    monkeypatch.setattr(_tcp_connection, "VERSION", 99)
     info, epoch = fake_daemon.numbers(1)
     with (
         fake_daemon.FakeDaemon(info, epoch) as daemon,

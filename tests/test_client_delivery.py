@@ -24,6 +24,7 @@ import penstock
 from penstock import _counters, _handoff, _receiver, _stream_handle, _tcp_transport
 from penstock_proto import Leaf, TupleSpec
 from penstock_proto.codec import MAX_CHUNK
+from penstock_proto.inferring import infer
 from penstock_proto.messages import (
     Ack,
     Begin,
@@ -42,7 +43,6 @@ from penstock_proto.messages import (
     Unmap,
     Welcome,
 )
-from penstock_proto.spec import infer
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
 

@@ -16,8 +16,8 @@ from fake_daemon import Fail, FakeDaemon, Stall, feed_info, numbers, slab
 
 import penstock
 from penstock_proto import Leaf, TupleSpec
+from penstock_proto.inferring import infer
 from penstock_proto.messages import Begin, Leave
-from penstock_proto.spec import infer
 
 both = pytest.mark.parametrize("transport", ["local", "tcp"])
 turns = pytest.mark.parametrize("turn", [1, 4])

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec
-from penstock_proto.spec import flatten, infer
+from penstock_proto.inferring import infer
+from penstock_proto.spec import flatten
 from penstock_server.worker.collate import BadSample, Raised, Rows
 from penstock_server.worker.ready_batches import ReadyBatches
 from penstock_server.worker.sample_spec import infer_spec, nbytes_of

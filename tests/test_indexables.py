@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock_proto.spec import as_array
+from penstock_proto.inferring import as_array
 from penstock_server import Feed
 from penstock_server.block_order import BlockOrder
 

@@ -366,7 +366,7 @@ def test_a_stream_goes_on_over_a_restart_with_keys_and_ends_if_the_key_is_gone(s
 def test_connections_that_break_or_freeze_are_noticed_at_both_ends_and_the_stream_goes_on(
     serve: Serve, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = serve(FEED, keys=folder, patched={"host.curve_peer.PATIENCE": 5})
+    daemon = serve(FEED, keys=folder, patched={"host.network_peer.PATIENCE": 5})
     monkeypatch.setattr(_tcp_transport, "LOST_AFTER", 5.0)
     monkeypatch.setattr(_tcp_transport, "PING_AFTER", 0.5)
     endpoint, _, feed = daemon.url.rpartition("/")

@@ -29,7 +29,9 @@ from conftest import Daemon, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
 
 import penstock
-from penstock import _receiver, _reconnecting, _tcp_transport
+from penstock import _receiver, _reconnecting, _tcp_connection, _tcp_transport
+from penstock._tcp_connection import TcpConnection
+from penstock_proto.messages import ClientMessage, Open, ServerMessage
 from penstock_server import control
 
 SIZES = [33, 0, 61, 1, 46, 64, 35, 52, 23, 70, 12, 59]
@@ -289,7 +291,7 @@ def test_the_daemon_lets_go_of_a_consumer_that_is_never_heard_of_again(start: St
 def test_an_attempt_to_connect_again_that_stalls_does_not_take_the_time_of_the_next(
     start: Start, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tcp_transport, "_CONNECT", 0.5)
+    monkeypatch.setattr(_tcp_connection, "_CONNECT", 0.5)
     daemon = start("feed")
     calm = quiet(daemon)
     with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
@@ -316,7 +318,7 @@ def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_ti
     daemon = start("feed")
     calm = quiet(daemon)
     with between(daemon) as (proxy, url), penstock.connect(url, transport="tcp") as connection:
-        connected = _tcp_transport.connected
+        connected = _tcp_connection.connected
         frozen = 0
 
         def freezing(*args: Any) -> Any:
@@ -327,7 +329,7 @@ def test_an_attempt_to_connect_again_that_is_never_answered_does_not_take_the_ti
                 proxy.freeze()
             return dealer
 
-        monkeypatch.setattr(_tcp_transport, "connected", freezing)
+        monkeypatch.setattr(_tcp_connection, "connected", freezing)
         began = time.monotonic()
         assert consume(connection, meet=lambda n: proxy.cut() if n == 30 else None) == calm
         assert time.monotonic() - began < 25  # not the 30 s that the daemon has for an answer
@@ -340,15 +342,15 @@ def test_a_first_connection_that_breaks_before_it_is_open_is_made_anew(
     daemon = start("feed")
     calm = quiet(daemon, epochs=1)
     with between(daemon) as (proxy, url):
-        opening = _tcp_transport.TcpTransport.open
+        asking = TcpConnection.ask
         refusing = [0.0, 0.5]
 
-        def cut(transport: _tcp_transport.TcpTransport, *args: Any) -> int:
-            if refusing:
+        def cut(tcp: TcpConnection, message: ClientMessage, *args: Any) -> ServerMessage:
+            if isinstance(message, Open) and refusing:
                 proxy.cut(refusing.pop())  # the daemon has answered Hello
-            return opening(transport, *args)
+            return asking(tcp, message, *args)
 
-        monkeypatch.setattr(_tcp_transport.TcpTransport, "open", cut)
+        monkeypatch.setattr(TcpConnection, "ask", cut)
         with penstock.connect(url, transport="tcp") as connection:
             assert consume(connection, epochs=1) == calm
             assert connection.stats()["reconnects"] == 0

@@ -13,7 +13,7 @@ from conftest import Serve
 
 import penstock
 from penstock_proto import SpecError
-from penstock_proto.spec import infer
+from penstock_proto.inferring import infer
 from penstock_server import Feed
 from penstock_server.worker.batch_rows import BatchRows, NoRows
 

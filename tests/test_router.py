@@ -25,7 +25,7 @@ import zmq
 from penstock import _zmtp as client
 from penstock_proto import StartError, codec, zmtp
 from penstock_proto import messages as m
-from penstock_server.host import accepting, network, tcp_peer
+from penstock_server.host import accepting, network, network_peer, tcp_peer
 from penstock_server.host.network import Router
 
 T = TypeVar("T")
@@ -277,7 +277,7 @@ def test_a_peer_that_answers_heartbeats_stays_and_a_silent_one_is_let_go(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_peer, "PING_EVERY", 1)
-    monkeypatch.setattr(tcp_peer, "PATIENCE", 3)
+    monkeypatch.setattr(network_peer, "PATIENCE", 3)
     with libzmq(host) as dealer, Raw(host) as silent:
         dealer.send(b"hello")
         stays, _ = host.came()
@@ -407,7 +407,7 @@ def test_a_message_of_a_few_frames_is_passed_on_as_malformed(host: Host) -> None
 def test_who_does_not_come_to_the_end_of_the_handshake_is_closed_however_slowly_it_drips(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_peer, "HANDSHAKE", 1)
+    monkeypatch.setattr(network_peer, "HANDSHAKE", 1)
     with Raw(host, b"") as silent, Raw(host, b"") as dripping:
         with pytest.raises(ConnectionError):
             for byte in itertools.cycle(zmtp.GREETING[:1]):
@@ -447,7 +447,7 @@ def test_pings_of_who_reads_no_answer_take_no_memory(host: Host) -> None:
 
 
 def test_a_peer_for_which_too_much_waits_is_closed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_peer, "_QUEUED", 1 << 20)
+    monkeypatch.setattr(network_peer, "QUEUED", 1 << 20)
     slab = m.Slab(0, 0, 0, 0, 1, 1, 1, record=b"x" * 30_000)
     with Raw(host, zmtp.GREETING + READY + frame(b"hello"), window=4096) as raw:
         peer, _ = host.came()

@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_proto import DictSpec, Leaf, SpecError, TupleSpec, spec
+from penstock_proto.inferring import infer
 from penstock_proto.layout import ALIGN, HEADER, aligned, batch_spec, fixed_layout, is_fixed, lay_out
-from penstock_proto.spec import Spec, shown
+from penstock_proto.reprs import shown
+from penstock_proto.spec import Spec
 
 
 def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:
     sample = ({"y": np.zeros((2, 3), "f4"), "x": 1}, (True, 2.5), np.uint8(3), [1, 2])
-    assert spec.infer(sample) == TupleSpec(
+    assert infer(sample) == TupleSpec(
         (
             DictSpec(("x", "y"), (Leaf("int64", ()), Leaf("float32", (2, 3)))),
             TupleSpec((Leaf("bool", ()), Leaf("float64", ()))),
@@ -30,7 +32,7 @@ def test_a_sample_of_nested_tuples_and_dicts_becomes_a_tree() -> None:
 
 
 def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
-    assert spec.infer(np.zeros(2, ">f4")) == Leaf("float32", (2,))
+    assert infer(np.zeros(2, ">f4")) == Leaf("float32", (2,))
 
 
 @pytest.mark.parametrize(
@@ -64,21 +66,21 @@ def test_big_endian_arrays_have_the_spec_of_native_ones() -> None:
 )
 def test_what_cannot_be_served_is_refused_with_what_to_do(sample: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        spec.infer(sample)
+        infer(sample)
 
 
 def test_flatten_and_unflatten_are_inverse_whatever_the_order_of_keys() -> None:
-    tree = spec.infer({"b": 1, "a": (2, 3)})
+    tree = infer({"b": 1, "a": (2, 3)})
     flat = spec.flatten(tree, {"a": (20, 30), "b": 10})
     assert flat == [20, 30, 10]
     assert spec.unflatten(tree, flat) == {"a": (20, 30), "b": 10}
 
 
 def test_a_dict_keeps_the_order_of_its_keys_and_specs_are_equal_whatever_it_is() -> None:
-    tree, other = spec.infer({"b": 1, "a": ({"z": 2, "y": 3},)}), spec.infer({"a": ({"y": 3, "z": 2},), "b": 1})
+    tree, other = infer({"b": 1, "a": ({"z": 2, "y": 3},)}), infer({"a": ({"y": 3, "z": 2},), "b": 1})
     assert tree == other
     assert (tree != other) is False
-    assert tree != spec.infer({"a": ({"y": 3},), "b": 1})
+    assert tree != infer({"a": ({"y": 3},), "b": 1})
     assert hash(tree) == hash(other)
     for one, keys, inner in ((tree, ["b", "a"], ["z", "y"]), (other, ["a", "b"], ["y", "z"])):
         for same in (one, spec.map_leaves(lambda leaf: leaf, one), msgspec.convert(msgspec.to_builtins(one), Spec)):
@@ -96,8 +98,8 @@ def test_keys_of_a_subclass_of_str_are_their_text() -> None:
     class Key(enum.StrEnum):
         X = "x"
 
-    assert spec.infer({Key.X: 1, np.str_("y"): 2}) == spec.infer({"x": 1, "y": 2})
-    assert type(spec.infer({np.str_("y"): 2}).keys[0]) is str  # type: ignore[union-attr]
+    assert infer({Key.X: 1, np.str_("y"): 2}) == infer({"x": 1, "y": 2})
+    assert type(infer({np.str_("y"): 2}).keys[0]) is str  # type: ignore[union-attr]
 
 
 class Hostile:
@@ -134,13 +136,13 @@ def test_anything_can_be_shown_in_a_message(value: Any, text: str) -> None:
 @pytest.mark.parametrize("sample", [(1,), (1, 2, 3), [1, 2], {"a": 1}, 7])
 def test_another_structure_is_refused(sample: Any) -> None:
     with pytest.raises(SpecError, match=r"tuple of 2.*same structure"):
-        spec.flatten(spec.infer((1, 2)), sample)
+        spec.flatten(infer((1, 2)), sample)
 
 
 @pytest.mark.parametrize("sample", [{}, {"a": 1, "b": 2}, {"b": 1}, (1,)])
 def test_other_keys_are_refused(sample: Any) -> None:
     with pytest.raises(SpecError, match=r"keys \['a'\].*same structure"):
-        spec.flatten(spec.infer({"a": 1}), sample)
+        spec.flatten(infer({"a": 1}), sample)
 
 
 def test_the_batch_dimension_is_known_only_when_the_remainder_is_dropped() -> None:

@@ -24,6 +24,7 @@ from ._local_transport import LocalTransport
 from ._mailbox import Mailbox
 from ._private_daemon import PrivateDaemon
 from ._slab_views import SlabViews
+from ._tcp_connection import TcpConnection
 from ._tcp_transport import TcpTransport
 from ._transport import Transport
 
@@ -175,9 +176,9 @@ class Connector:
         address = self._start(watch)
         watch = watch and self._watching(watch)
         opening = self.identity.opening(watch is not None, lost or LostSession())
-        tcp = TcpTransport(address, mailbox, self.keys)
+        connection = TcpConnection(address, self.keys)
         try:
-            welcome = tcp.hello(min(first_answer or timeout, timeout), watch)
+            welcome = connection.hello(min(first_answer or timeout, timeout), watch)
             if welcome.feed.name != address.feed:
                 raise ProtocolError(f"the daemon at {address} answered with another feed, {welcome.feed.name!r}")
             views = SlabViews(welcome.feed)
@@ -193,14 +194,14 @@ class Connector:
                             feed=address.feed,
                         ) from None
                 else:
-                    tcp.close()
+                    connection.close()
                     return Link(welcome.session, local, welcome.feed, views, local.epoch)
-            epoch = tcp.open(welcome, views, timeout, opening, pieces, watch)
-            return Link(welcome.session, tcp, welcome.feed, views, epoch)
+            tcp = TcpTransport(connection, welcome, views, mailbox, timeout, opening, pieces, watch)
+            return Link(welcome.session, tcp, welcome.feed, views, tcp.epoch)
         except BaseException as error:
             if isinstance(error, PenstockError):
                 error.feed = error.feed or address.feed
-            tcp.close()
+            connection.close()
             raise
 
     def connect_first(

@@ -14,7 +14,7 @@ from penstock_proto.keys import ClientKeys
 from penstock_proto.messages import VERSION, Status, StatusRequest
 
 from ._address import parse
-from ._tcp_transport import dealer_to
+from ._tcp_connection import dealer_to
 
 TIMEOUT = 5.0
 """Seconds that an answer may take."""

@@ -13,14 +13,11 @@ While the connection is lost there is no transport, and consumers wait.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from penstock_proto import PenstockError, ProtocolError, StreamClosed
 from penstock_proto.messages import (
@@ -46,15 +43,13 @@ from ._hand_overs import HandOvers
 from ._mailbox import Mailbox
 from ._memory import Pool
 from ._outbox import Outbox
-from ._slow_waits import who_is_missing, why_no_data
+from ._slow_waits import warn_of_wait, who_is_missing
 from ._transport import LostTransports, Transport
 
 STEP = 0.1
 """Longest wait in seconds before a waiting consumer checks for other events."""
 SOON = 0.005
 """Seconds within which the daemon learns of a released slot while the consumer waits for data."""
-
-logger = logging.getLogger("penstock")
 
 
 class HandOff:
@@ -148,14 +143,7 @@ class HandOff:
             self._send(*messages)
             self._ready.notify_all()
             epoch = self._state.epoch
-        if self._reads.begins():
-            logger.warning(
-                "%s: a new connection reads epoch 0 of this feed again and gets the same batches as the %d times "
-                "before. Create the dataset (or connection) once and iterate over it once per epoch, or resume where "
-                "the last one stopped: connect(state=...)",
-                self.url,
-                self._reads.before,
-            )
+        self._reads.begins(self.url)
         return epoch
 
     def nothing_left(self, epoch: int) -> bool:
@@ -199,7 +187,9 @@ class HandOff:
                 self._send()
         began, whole = item.began, item.whole
         if copy:
-            item = self._copied(item)  # drops the original, which releases the slot
+            regions = item.layout.regions(item.slab.first, item.slab.batches)
+            private = self._pool.copied(item.root, item.layout.nbytes, regions)
+            item = Received(item.slab, item.layout, private)  # drops the original, which releases the slot
             self.mailbox.wake()
         if self.hand_overs is not None:
             self.hand_overs.handed(item.slab.batches, began, whole, time.monotonic())
@@ -393,7 +383,8 @@ class HandOff:
             self._counters.waited(began, now)
             here = self.work is not None  # a slow generator, or a breakpoint, is in sight
             if self.transport is not None and not here and (seconds := self._counters.slow(now)) is not None:
-                self._warn(seconds)
+                again = self._counters.reconnects > 0
+                warn_of_wait(self.url, seconds, self._identity, self.missing, reconnected=again)
         return item
 
     def _work(self, work: Callable[[float], None], seconds: float) -> None:
@@ -402,18 +393,6 @@ class HandOff:
             work(seconds)
         finally:
             self._ready.acquire()
-
-    def _warn(self, seconds: float) -> None:
-        why = why_no_data(self.url, self._identity, self.missing, reconnected=self._counters.reconnects > 0)
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
-        logger.warning("%s: no data for %.0f s, since %s; %s", self.url, seconds, since, why)
-
-    def _copied(self, item: Received) -> Received:
-        private = self._pool.take(item.layout.nbytes)
-        source, target = np.asarray(item.root), np.asarray(private)
-        for start, stop in item.layout.regions(item.slab.first, item.slab.batches):
-            np.copyto(target[start:stop], source[start:stop])
-        return Received(item.slab, item.layout, private)
 
     def _release(self) -> None:
         if self.transport is not None:

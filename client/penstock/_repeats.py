@@ -17,11 +17,14 @@ It comes once for each feed. Nothing here is called for each batch.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
 
 from penstock_proto.messages import FeedInfo
+
+logger = logging.getLogger("penstock")
 
 TIMES = 2
 """Consecutive reads of a first epoch after which one more is worth the warning."""
@@ -56,6 +59,7 @@ class StreamRegistry:
             return reads
 
     def _begins(self, reads: StreamReads) -> bool:
+        """Note that an epoch begins. Return whether that is worth the warning."""
         with self._lock:
             later = reads.begun
             others = any(other.within for other in self._alive if other is not reads)
@@ -93,9 +97,16 @@ class StreamReads:
         self.begun = goes_on
         self.within = self.counted = False
 
-    def begins(self) -> bool:
-        """Begin an epoch. Return whether that is worth the warning."""
-        return self._registry._begins(self)
+    def begins(self, url: str) -> None:
+        """Begin an epoch of the stream at `url`. If that is worth the warning, log it."""
+        if self._registry._begins(self):
+            logger.warning(
+                "%s: a new connection reads epoch 0 of this feed again and gets the same batches as the %d times "
+                "before. Create the dataset (or connection) once and iterate over it once per epoch, or resume where "
+                "the last one stopped: connect(state=...)",
+                url,
+                self.before,
+            )
 
     def ends(self, whole: bool) -> None:
         """End the epoch, which was left, or read as a `whole`. May be called again."""

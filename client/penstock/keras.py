@@ -35,6 +35,10 @@ _KEY = "progress/.ATTRIBUTES/py_state"
 logger = logging.getLogger("penstock")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class CheckpointState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """The state of a connection as a part of a `tf.train.Checkpoint`, saved and restored with the model.
 

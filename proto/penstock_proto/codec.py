@@ -8,7 +8,7 @@ import msgspec
 
 from .errors import ProtocolError
 from .messages import ClientMessage, FromWorker, Message, ServerMessage, ToWorker
-from .spec import shown
+from .reprs import shown
 
 MAX_MESSAGE = 128 * 1024
 """Largest control message in bytes; below the 208 KiB that a SOCK_SEQPACKET datagram may have on an untuned Linux."""

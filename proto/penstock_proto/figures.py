@@ -178,9 +178,9 @@ def joined(slices: Sequence[Figures]) -> Figures:
     )
 
 
-def count(number: int, word: str) -> str:
-    """Return `1 worker`, or `2 workers`."""
-    return f"{number} {word if number == 1 else word + 's'}"
+def count(number: int, word: str, words: str = "") -> str:
+    """Return `1 worker`, or `2 workers`. `words` is the plural if it takes more than an s."""
+    return f"{number} {word if number == 1 else words or word + 's'}"
 
 
 def number(value: float) -> str:

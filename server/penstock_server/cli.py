@@ -1,4 +1,4 @@
-"""The command line: `penstock serve`, `check`, `status`, `scale`, `stop`. (penstock_command.py adds the others.)"""
+"""The command line: `penstock serve`, `check`, `status`, `scale`, `stop`. (penstock_command/ adds the others.)"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from penstock_proto import PenstockError
@@ -261,9 +260,10 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
       penstock status tcp://loader:5555/train --json
     """  # noqa: D301
     from . import control
+    from .status_lines import status_lines
 
     state = json.loads(control.status(url, timeout, client_keys(keys)))
-    click.echo(json.dumps(state, indent=2) if as_json else "\n".join(_lines(state)))
+    click.echo(json.dumps(state, indent=2) if as_json else "\n".join(status_lines(state)))
 
 
 @main.command()
@@ -312,6 +312,8 @@ def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
       penstock stop tcp://127.0.0.1:5555
       penstock stop tcp://127.0.0.1:5555 --now
     """  # noqa: D301
+    from penstock_proto.figures import count
+
     from . import control
     from .progress import words
     from .terminal import Line
@@ -324,7 +326,7 @@ def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
         else:
             streams = len(state["streams"]) + state["more_streams"]
             click.echo(
-                f"still waiting for {_count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
+                f"still waiting for {count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
             )
 
     if now and timeout is None:
@@ -341,101 +343,3 @@ def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
     finally:
         line.show("")
     click.echo("stopped")
-
-
-def _lines(state: dict[str, Any]) -> Iterator[str]:
-    """Yield a daemon's status, line by line."""
-    from .coordinator import size
-
-    draining = "  draining: stops when the epochs that are being read have finished" if state.get("draining") else ""
-    yield f"{state['endpoint']}  pid {state['pid']}  up {state['seconds']:.0f} s{draining}"
-    memory = state["memory"]
-    arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
-    yield f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed"
-    for worker in state["workers"]:
-        yield f"worker   {worker['number']}: {_worker(worker)}"
-    for feed in state.get("failing", []):
-        times = _count(feed["times"], "try", "tries")
-        yield f"feed     {feed['feed']}: not ready after {times}, trying again: {_word(feed['error'])}"
-    for feed in state["feeds"]:
-        epoch = f", {feed['batches']} batches an epoch" if feed["batches"] is not None else ""
-        if feed.get("segment") is not None:
-            epoch += f", segments of {_count(feed['segment'], 'sample')}{'' if epoch else ', endless'}"
-        yield f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}"
-        if feed.get("cache"):
-            yield f"cache    {feed['name']}: {_cache(feed['cache'])}"
-        skipped = feed.get("skipped", [])
-        for split in skipped:
-            name = _word(split.get("split"))
-            yield (
-                f"skipped  {feed['name']}, epoch {split.get('epoch')}: "
-                f"{name if name.startswith('segment ') else f'split {name}'} after "
-                f"{_count(split.get('samples', 0), 'sample')}: {_word(split.get('why'))}"
-            )
-        more = feed.get("skipped_count", 0) - len(skipped)
-        if more > 0:
-            yield f"skipped  {feed['name']}: {_count(more, 'more split' if skipped else 'split')}"
-    for stream in state["streams"]:
-        yield f"stream   {_stream(stream)}"
-        if stream.get("headline"):
-            yield f"         {_word(stream['headline'])}"
-    if more := state.get("more_streams", 0):
-        yield f"stream   {more} more"
-    elif not state["streams"]:
-        yield "stream   none"
-
-
-def _cache(cache: dict[str, Any]) -> str:
-    from .coordinator import size
-
-    hits = cache.get("hits", 0)
-    opened = hits + cache.get("misses", 0)
-    rate = f"{hits} of {_count(opened, 'split')} read from it ({100 * hits // max(1, opened)} %)"
-    problem = f"; {_word(cache['problem'])}" if cache.get("problem") else ""
-    return f"{size(cache.get('bytes', 0))} in {_word(cache.get('directory'))}, {rate}{problem}"
-
-
-def _worker(worker: dict[str, Any]) -> str:
-    restarted = f"restarted {_count(worker.get('restarts', 0), 'time')}"
-    if worker.get("given_up"):
-        return f"given up, {restarted}: its processes died before they were ready, see the log"
-    if not worker.get("pid"):
-        return f"starting, {restarted}"
-    words = [f"pid {worker['pid']}", restarted]
-    if worker.get("leaving"):
-        words.append("leaving")
-    doing = worker.get("doing")
-    if worker.get("stopped"):
-        words.append("stopped by a signal")
-    if not worker.get("ready", True):
-        words.append("importing")
-    elif doing is None:
-        words.append("idle")
-    elif doing.get("split") is None:
-        words.append(f"{_word(doing.get('what'))}, for {doing.get('seconds', 0):.1f} s")
-    else:
-        samples = _count(doing.get("samples", 0), "sample")
-        words.append(f"split {_word(doing.get('split'))}: {samples} as of {doing.get('seconds', 0):.1f} s ago")
-    return ", ".join(words)
-
-
-def _stream(stream: dict[str, Any]) -> str:
-    words = ["not begun"] if stream["epoch"] is None else [f"epoch {stream['epoch']}"]
-    if stream.get("reading") and "batches" in stream:
-        words.append(f"{_count(stream['batches'], 'batch', 'batches')} sent")
-    elif stream["epoch"] is not None:
-        words[0] += " is over"
-    words.append(_count(stream.get("slots", 0), "slot"))
-    if stream.get("error"):
-        words.append(f"FAILED: {_word(stream['error'])}")
-    key = f" with the key {_word(stream['key'])}" if stream.get("key") else ""
-    return f"{stream['feed']} to {_word(stream['client'])}{key} ({stream['transport']}): {', '.join(words)}"
-
-
-def _count(number: int, word: str, words: str = "") -> str:
-    return f"{number} {word if number == 1 else words or word + 's'}"
-
-
-def _word(text: object) -> str:
-    """Return text from elsewhere on one line, without control characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(text))

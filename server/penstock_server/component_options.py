@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from .feed_options import FeedOptions
 from .permutation import make_key

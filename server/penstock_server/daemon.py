@@ -21,48 +21,31 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_proto import DaemonStopped, PenstockError, StartError, codec
 from penstock_proto import messages as m
-from penstock_proto.status_history import History
 
 from . import http as http_server
-from . import status
 from .access import Access
-from .bugs import Bugs
 from .clock import Clock
-from .coordinator import Coordinator, size
+from .coordinator import Coordinator
 from .coordinator import events as on
 from .coordinator.memory import least_slots
-from .dispatch import Dispatch
-from .feed_warnings import mixing_warning, workers_warning
-from .from_workers import FromWorkers
-from .group_file import GroupFile
 from .host import descriptors
-from .host.arena import Arena, Memfd
 from .host.local import Listener, LocalPeer
 from .host.network import Router
-from .host.slots import Slots
-from .host.supervisor import Supervisor
-from .http.watched import Watched
-from .rate_limited_log import RateLimitedLog
+from .parts import Parts
 from .reloading.reloader import Reloader
-from .scaling import Scaling
-from .sessions import Sessions
 from .statefile import StateFile
-from .to_workers import ToWorkers
-from .waits import Looks
+
+if TYPE_CHECKING:
+    from .http.service import HttpService
 
 log = logging.getLogger(__name__)
-
-SAY_AGAIN = 300
-"""Seconds after which the log says again why a feed cannot be started."""
 
 
 class Daemon:
@@ -128,17 +111,10 @@ class Daemon:
         self._state = None if state is None else StateFile(state)
         saved = None if self._state is None else self._state.load()
         self._coordinator = Coordinator(workers=workers, memory=memory, saved=saved, slots=slots)
-        self._arena = Arena()
         self._stopped = asyncio.Event()
         self._error: PenstockError | None = None
-        self._warned: set[str] = set()
-        self._started = time.monotonic()
-        self._bugs = Bugs()
-        self._group_file: GroupFile | None = None
-        self._log = RateLimitedLog(log)
-        self._status_text = status.Text(self.status)
-        self._history = History()
-        self._http = None if http is None else http_server.server(*http, self._watched())
+        self._http: HttpService | None = None
+        self._http_at = http
 
     async def run(self, until_stdin_closes: bool = False) -> None:
         """Serve until SIGTERM, SIGINT, a stop request, or (if asked for) the end of standard input.
@@ -155,37 +131,38 @@ class Daemon:
         self._router = Router(self._bind, self._frame, self._connection_ended, self._access.keys)
         self._access.say(self._router.endpoint)
         try:
-            self._listener = Listener(
+            listener = Listener(
                 self._datagram,
                 self._peer_ended,
                 descriptors.for_local(descriptors.limit(), self._workers),
                 self._allow_uids,
             )
-            self._connect()
-            if self._http is not None:
+            self._parts = parts = self._made(listener)
+            if self._http_at is not None:
+                self._http = http_server.server(*self._http_at, parts.watched())
                 log.info("HTTP server: %s", await self._http.start(), extra={"event": "listening"})
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self.drain)
-            loop.add_signal_handler(signal.SIGTTIN, self._scaling.scale_by, 1)
-            loop.add_signal_handler(signal.SIGTTOU, self._scaling.scale_by, -1)
+            loop.add_signal_handler(signal.SIGTTIN, parts.scaling.scale_by, 1)
+            loop.add_signal_handler(signal.SIGTTOU, parts.scaling.scale_by, -1)
             if self._access.keys is not None:
-                loop.add_signal_handler(signal.SIGHUP, self._access.read_again, self._sessions, self._router)
+                loop.add_signal_handler(signal.SIGHUP, self._access.read_again, parts.sessions, self._router)
             if until_stdin_closes:
                 loop.add_reader(0, self._stdin)
             self.endpoint = self._router.endpoint
-            self._supervisor.start()
-            clock = self._clock()
+            parts.supervisor.start()
+            clock = self._clock(listener)
             clock.start()
-            self._looks.start()
+            parts.looks.start()
             await self._stopped.wait()
             clock.stop()
-            self._looks.stop()
+            parts.looks.stop()
             if until_stdin_closes:
                 loop.remove_reader(0)
-            self._sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
-            await self._slots.stop()
-            await self._supervisor.stop(codec.encode(m.Shutdown()))
-            self._listener.close()
+            parts.sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
+            await parts.slots.stop()
+            await parts.supervisor.stop(codec.encode(m.Shutdown()))
+            listener.close()
         finally:
             if self._http is not None:
                 await self._http.stop()
@@ -201,7 +178,7 @@ class Daemon:
         """Stop serving: consumers are told, workers end."""
         self._stopped.set()
         if self._state is not None:
-            self._dispatch.halt()  # consumers will tell the next daemon what they do from now on
+            self._parts.dispatch.halt()  # consumers will tell the next daemon what they do from now on
 
     def drain(self) -> None:
         """Stop when the current epochs have ended, or at once if this is called for the second time."""
@@ -225,19 +202,12 @@ class Daemon:
     def _begin_to_drain(self, why: str) -> None:
         if not self._draining:
             self._draining = True
-            self._dispatch.tell(on.Stop(DaemonStopped(why)))
-
-    def _stop_asked(self, now: bool) -> None:
-        if now:
-            self.renewing = False
-            self.stop()
-        elif self.renewing or not self._draining:
-            self.drain()
+            self._parts.dispatch.tell(on.Stop(DaemonStopped(why)))
 
     @property
     def ready(self) -> bool:
         """Whether all feeds can be consumed."""
-        return len(self._coordinator.feeds) == len(self._feeds)
+        return self._parts.feeds.ready
 
     @property
     def draining(self) -> bool:
@@ -253,209 +223,87 @@ class Daemon:
 
     def status(self) -> dict[str, object]:
         """The answer to `penstock status`, as JSON types."""
-        return self._history.described(self._counts())
+        return self._parts.status.described()
 
-    def _counts(self) -> dict[str, Any]:
-        """Return what there is now, and what there was since the start."""
-        now = time.monotonic() - self._started
-        coordinator, sessions = self._coordinator, self._sessions
-        return {
-            **status.of_process(self._router.endpoint, self._listener.name, now),
-            **status.of_service(coordinator, sessions, self._bugs, ready=self.ready, draining=self._draining),
-            "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
-            "feeds": [
-                status.of_feed(
-                    feed,
-                    self._url(feed.name),
-                    coordinator.streams.values(),
-                    self._from_workers.caches.of(feed.name),
-                )
-                for feed in coordinator.feeds.values()
-            ],
-            "workers": [
-                status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
-                for worker in self._supervisor.workers.values()
-            ],
-            **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
-        }
+    # --- what the parts call ---
 
-    # --- parts ---
+    def epoch_begins(self) -> None:
+        """A consumer is about to begin an epoch."""
+        if self._reloader is not None and self._reloader.pending:
+            self.renew()
 
-    def _connect(self) -> None:
-        """Make the parts that tell the coordinator what happens, and the parts that carry out its commands."""
-        self._dispatch = dispatch = Dispatch(
+    def idle(self) -> None:
+        """All commands are carried out."""
+        if self._draining and self._coordinator.stopped:
+            self.stop()
+
+    def stop_asked(self, now: bool) -> None:
+        """Somebody on this host has asked for the end: now, or when the current epochs have ended."""
+        if now:
+            self.renewing = False
+            self.stop()
+        elif self.renewing or not self._draining:
+            self.drain()
+
+    def fail(self, error: PenstockError) -> None:
+        """Stop with this error, or with the first one if there are several."""
+        if self._error is None:
+            self._error = error
+        self.stop()
+
+    # --- how ---
+
+    def _made(self, listener: Listener) -> Parts:
+        return Parts(
+            self,
             self._coordinator,
-            bugs=self._bugs,
-            feed_ready=self._feed_ready,
-            accepted=lambda worker: self._from_workers.accepted(worker),
-            rejected=lambda worker: self._from_workers.rejected(worker),
-            skipped=lambda said: self._from_workers.skipped(said),
-            fail_start=self._fail,
-            idle=self._idle,
-        )
-        self._sessions = Sessions(
-            self._coordinator,
-            self._tell_of_consumer,
             self._router,
-            self._listener.name,
-            ready=lambda: self.ready,
-            status=self._status_text.get,
-            stop=self._stop_asked,
-            scale=lambda workers, now: self._scaling.scale(workers, now),
-            stacks=lambda: self._supervisor.stacks(),
-            bugs=self._bugs,
-        )
-        self._looks = Looks(self._coordinator, self._sessions.table, self._router.unsent)
-        self._slots = Slots(
-            self._arena,
-            reserved=lambda: (self._coordinator.budget.reserved, self._coordinator.budget.slots_reserved),
-            found=lambda ticket: dispatch.tell(on.SlotFound(ticket)),
-            copied=lambda ticket: dispatch.tell(on.Copied(ticket)),
-            refused=lambda ticket, error: dispatch.tell(on.NoSlot(ticket, error)),
-            gone=self._memfd_gone,
-        )
-        self._supervisor = Supervisor(
-            self._feeds,
-            self._workers,
-            lambda worker, data, fd: self._from_workers.heard(worker, data, fd),
-            lambda worker, how, doing: self._from_workers.died(worker, how, doing),
-            lambda worker, how: self._from_workers.given_up(worker, how),
-            self._hang_timeout,
-            self._environment,
-        )
-        self._to_workers = ToWorkers(self._supervisor, range(self._workers))
-        self._from_workers = FromWorkers(
-            self._coordinator,
-            dispatch,
-            supervisor=self._supervisor,
-            to_workers=self._to_workers,
-            spare=self._log,
-            warn_once=self._warn_once,
-            fail=self._fail,
+            listener,
+            feeds=self._feeds,
+            workers=self._workers,
+            hang_timeout=self._hang_timeout,
+            environment=self._environment,
+            advertise=self._advertise,
+            on_ready=self._on_ready,
+            state=self._state,
             stale=lambda: self._reloader is not None and self._reloader.stale(),
-        )
-        self._scaling = Scaling(self._coordinator, dispatch.tell, self._supervisor, self._to_workers)
-        if self._state is not None:
-            self._group_file = GroupFile(
-                self._state, self._coordinator, self._sessions, tell=dispatch.tell, fail=self._fail
-            )
-        dispatch.connect(
-            slots=self._slots,
-            sessions=self._sessions,
-            supervisor=self._supervisor,
-            to_workers=self._to_workers,
-            group_file=self._group_file,
-        )
-
-    def _tell_of_consumer(self, event: on.Event) -> None:
-        if isinstance(event, on.Begin) and self._reloader is not None and self._reloader.pending:
-            self.renew()  # before the epoch begins
-        self._dispatch.tell(event)
-
-    def _watched(self) -> Watched:
-        """What the HTTP server may look at. Most of it is made by `_connect`, before that server starts."""
-        coordinator = self._coordinator
-
-        def feed_of(run: int) -> str:
-            stream = coordinator.streams.get(run // m.IDS_PER_STREAM)
-            return "" if stream is None or len(self._feeds) == 1 else stream.feed.name
-
-        return Watched(
-            status=self.status,
-            status_text=self._status_text.get,
-            waits=lambda feed: self._looks.of_feed(feed),
-            seconds=lambda: time.monotonic() - self._started,
-            feeds=coordinator.feeds,
-            workers=lambda: self._supervisor.workers.values(),
-            feed_of=feed_of,
-            look_at_slabs=lambda look: self._sessions.look_at_slabs(look),
-            bugs=self._bugs,
         )
 
     def _frame(self, routing_id: bytes, data: bytes) -> None:
-        self._sessions.frame(routing_id, data)
+        self._parts.sessions.frame(routing_id, data)
 
     def _datagram(self, peer: LocalPeer, data: bytes) -> None:
-        self._sessions.datagram(peer, data)
+        self._parts.sessions.datagram(peer, data)
 
     def _peer_ended(self, peer: LocalPeer) -> None:
-        self._sessions.peer_ended(peer)
+        self._parts.sessions.peer_ended(peer)
 
     def _connection_ended(self, routing_id: bytes) -> None:
-        self._sessions.connection_ended(routing_id)
+        self._parts.sessions.connection_ended(routing_id)
 
     def _stdin(self) -> None:
         with contextlib.suppress(BlockingIOError):
             if not os.read(0, 4096):
                 self.stop()
 
-    def _clock(self) -> Clock:
-        parts: list[Callable[[int], None]] = [
-            self._say_what_is_not_ready,
-            lambda _: self._status_text.another_second(),
-            lambda _: self._sessions.look_at_the_clock(),
-            lambda _: self._listener.look_at_the_clock(time.monotonic()),
-            lambda _: self._log.look_at_the_clock(time.monotonic()),
+    def _clock(self, listener: Listener) -> Clock:
+        parts = self._parts
+        look: list[Callable[[int], None]] = [
+            parts.feeds.look_at_the_clock,
+            parts.status.look_at_the_clock,
+            lambda _: parts.sessions.look_at_the_clock(),
+            lambda _: listener.look_at_the_clock(time.monotonic()),
+            lambda _: parts.from_workers.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,
-            self._remember_status,
             lambda _: self._each_second(self),
         ]
         if self._http is not None:
-            parts.append(self._http.another_second)
-        return Clock(parts, self._bugs, lambda error: self._broken_by("the clock stopped", error))
-
-    def _say_what_is_not_ready(self, seconds: int) -> None:
-        failing = self._coordinator.starting.failing
-        if seconds % SAY_AGAIN == 0:
-            self._from_workers.say_what_fails(failing)
-        if seconds % 10 == 0 and not self.ready and not failing:
-            text = "not ready after %d s: importing, listing splits, or waiting for a first sample"
-            log.info(text, seconds, extra={"event": "starting"})
-
-    def _remember_status(self, seconds: int) -> None:
-        if seconds % (1 + len(self._supervisor.workers) // 32) == 0:  # each worker takes some 70 us
-            self._history.add(self._counts())
+            look.append(self._http.another_second)
+        return Clock(look, parts.bugs, lambda error: self._broken_by("the clock stopped", error))
 
     def _look_at_the_group_file(self, _: int) -> None:
-        if self._group_file is not None and not self._stopped.is_set():
-            self._group_file.look_at_the_clock(time.monotonic())
-
-    def _idle(self) -> None:
-        """All commands are carried out."""
-        if self._draining and self._coordinator.stopped:
-            self.stop()
-
-    def _memfd_gone(self, memfd: Memfd) -> None:
-        self._sessions.memfd_gone(memfd)
-        self._to_workers.forget_memfd(memfd)
-
-    # --- starting ---
-
-    def _feed_ready(self, name: str, splits: int) -> None:
-        feed = self._coordinator.feeds[name]
-        fields = {"event": "feed_ready", "feed": name}
-        log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes), extra=fields)
-        if splits:
-            for text in (
-                mixing_warning(feed.plan, splits, feed.info.pool),
-                workers_warning(feed.plan, splits, self._workers),
-            ):
-                if text:
-                    self._warn_once(text)
-        self._on_ready(self._url(name))
-        if self.ready:
-            self._sessions.feeds_ready()
-
-    def _url(self, feed: str) -> str:
-        address, _, port = self._router.endpoint.removeprefix("tcp://").rpartition(":")
-        host = socket.gethostname() if address in ("0.0.0.0", "[::]", "*") else address
-        place = self._advertise or host
-        return f"tcp://{place if re.search(r':[0-9]+$', place) else f'{place}:{port}'}/{feed}"
-
-    def _fail(self, error: PenstockError) -> None:
-        if self._error is None:
-            self._error = error
-        self.stop()
+        if self._parts.group_file is not None and not self._stopped.is_set():
+            self._parts.group_file.look_at_the_clock(time.monotonic())
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._broken_by(context.get("message", "unexpected"), context.get("exception"))
@@ -463,12 +311,7 @@ class Daemon:
     def _broken_by(self, what: str, error: BaseException | None) -> None:
         """End the daemon after an unexpected error, and log its traceback. Otherwise consumers would wait forever."""
         log.critical("%s", what, exc_info=error, extra={"event": "internal_error"})
-        self._fail(PenstockError(f"the daemon failed: {error!r}; please report this as a bug"))
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            log.warning("%s", text, extra={"event": "feed_warning"})
+        self.fail(PenstockError(f"the daemon failed: {error!r}; please report this as a bug"))
 
 
 def _slots(feeds: int, workers: int) -> int:

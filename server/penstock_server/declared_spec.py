@@ -8,18 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock_proto import SpecError
-from penstock_proto.spec import (
-    MAX_DEPTH,
-    DictSpec,
-    Leaf,
-    Spec,
-    TupleSpec,
-    check,
-    leaf_list,
-    leaves,
-    map_leaves,
-    shown,
-)
+from penstock_proto.reprs import shown
+from penstock_proto.spec import MAX_DEPTH, DictSpec, Leaf, Spec, TupleSpec, check, leaf_list, leaves, map_leaves
 
 
 def checked_spec(spec: Any, batch_size: int | None, batching: str) -> Spec:

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_proto import StartError
 from penstock_proto.messages import Environment
-from penstock_proto.spec import printable
+from penstock_proto.reprs import printable
 
 DEFAULTS: dict[str, str | None] = {
     **dict.fromkeys(

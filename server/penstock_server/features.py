@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 _NAMES = {"float": "float32", "int": "int64", "bytes": "bytes", "str": "bytes", "string": "bytes"}
 

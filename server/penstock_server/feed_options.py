@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from penstock_proto.messages import MAX_BUCKETS
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from .endless_items import EndlessItems
 from .generator_call import GeneratorCall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from penstock_proto import PenstockError, ProtocolError, StartError, codec
 from penstock_proto import messages as m
@@ -19,6 +19,7 @@ from .coordinator.feeds import SplitsInfo
 from .dispatch import Dispatch
 from .host.supervisor import Supervisor
 from .rate_limited_log import RateLimitedLog
+from .starting_feeds import StartingFeeds
 from .to_workers import ToWorkers
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,7 @@ class FromWorkers:
         dispatch: tells it of events.
         supervisor: the worker processes.
         to_workers: speaks to them.
-        spare: the log for messages that workers may cause often.
-        warn_once: logs a warning unless it was logged before.
+        feeds: how far the feeds are; logs warnings about them.
         fail: called with the error that keeps the daemon from serving.
         stale: whether the feeds' code has changed since the daemon was started, if it looks for that.
 
@@ -48,8 +48,7 @@ class FromWorkers:
         *,
         supervisor: Supervisor,
         to_workers: ToWorkers,
-        spare: RateLimitedLog,
-        warn_once: Callable[[str], None],
+        feeds: StartingFeeds,
         fail: Callable[[PenstockError], None],
         stale: Callable[[], bool],
     ) -> None:
@@ -57,12 +56,13 @@ class FromWorkers:
         self._dispatch = dispatch
         self._supervisor = supervisor
         self._to_workers = to_workers
-        self._log = spare
-        self._warn_once = warn_once
+        self._feeds = feeds
         self._fail = fail
         self._stale = stale
-        self.caches = CacheUsages(warn_once)
+        self.caches = CacheUsages(feeds.warn_once)
         self._imports: dict[int, m.Imported] = {}
+        self._log = RateLimitedLog(log)
+        """For what workers may cause often."""
 
     def heard(self, worker: int, data: bytes, fd: int | None) -> None:
         """A worker has sent a message, perhaps with a file descriptor."""
@@ -100,7 +100,7 @@ class FromWorkers:
             self._fail(StartError(f"worker {worker} {how}{where} before it could serve a feed: see its output above"))
         with_failures = set(self._coordinator.starting.failing)
         self._dispatch.tell(on.WorkerDied(worker, how, blamed))
-        self.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
+        self._feeds.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
 
     def given_up(self, worker: int, how: str) -> None:
         """No further process takes this worker's place."""
@@ -115,9 +115,9 @@ class FromWorkers:
             self._supervisor.give_nobody_up()
         for plan in message.feeds:
             for text in plan.warnings:
-                self._warn_once(text)
+                self._feeds.warn_once(text)
         if message.tensorflow:
-            self._warn_once(
+            self._feeds.warn_once(
                 "your module imports TensorFlow, and each worker does so by itself, which takes about 250 MB and 3 s: "
                 "keep the generator in a module of its own that does not, or begin the module with its imports, which "
                 "are then done once for all workers"
@@ -146,13 +146,9 @@ class FromWorkers:
         fields = {"event": "split_skipped", "split": said.split, "traceback": said.traceback, **self._place(said.run)}
         log.warning(text, said.feed, split, said.samples, said.why, extra=fields)
 
-    def say_what_fails(self, feeds: Iterable[str]) -> None:
-        """Log why these feeds cannot be started yet."""
-        for name in feeds:
-            failing = self._coordinator.starting.failing[name]
-            text = "feed %s cannot be started yet, and is tried again (tries so far: %d): %s"
-            fields = {"event": "feed_failing", "feed": name, "error": failing.error}
-            log.error(text, name, failing.times, failing.error, extra=fields)
+    def look_at_the_clock(self, now: float) -> None:
+        """Say how many lines the log left out. Called once a second."""
+        self._log.look_at_the_clock(now)
 
     def _place(self, run: int) -> dict[str, object]:
         """Return the feed, epoch and lane of a run, as fields of a log line, as far as they are known."""
@@ -178,7 +174,7 @@ class FromWorkers:
                 fd = None
             case m.Compared():
                 if message.warning:
-                    self._warn_once(message.warning)
+                    self._feeds.warn_once(message.warning)
                 log.debug("a first sample was compared with another worker's")
             case m.Imported() if self._stale():
                 text = "worker %d is not used: its code is newer than that of the epochs that are being read"
@@ -227,12 +223,12 @@ class FromWorkers:
             self._log.error("%s", error, event=event, error=error, **place)
         with_failures = set(self._coordinator.starting.failing)
         self._dispatch.tell(on.RunFailed(message.run, error))
-        self.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
+        self._feeds.say_what_fails(self._coordinator.starting.failing.keys() - with_failures)
 
     def _splits_listed(self, message: m.SplitsListed, fd: int | None) -> None:
         number = 0 if fd is None else self._to_workers.keep_list(fd, message.nbytes)
         splits = SplitsInfo(number, message.count, message.digest)
         for text in (*message.warnings, *(message.first.warnings if message.first is not None else ())):
-            self._warn_once(text)
+            self._feeds.warn_once(text)
         event = on.SplitsListed(message.run, splits, message.spec, message.sample_nbytes, message.first)
         self._dispatch.tell(event)

@@ -15,7 +15,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from penstock_proto import StartError
-from penstock_proto.spec import printable, shown
+from penstock_proto.reprs import printable, shown
 
 from .feed import Feed
 from .file_target import is_file_target, load_target

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from .component_options import agreed_batch_size, check_component
 from .endless_items import EndlessItems

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from penstock_proto.spec import printable
+from penstock_proto.figures import count
+from penstock_proto.reprs import printable
 
 from .service_manager import Phase, ServiceManager
 from .terminal import Line
@@ -52,13 +53,13 @@ def words(state: dict[str, Any]) -> str:
         return _finishing(state)
     if not state["ready"]:
         return _starting(state)
-    return f"serving {_count(len(state['feeds']), 'feed')} to {_count(_consumers(state), 'consumer')}"
+    return f"serving {count(len(state['feeds']), 'feed')} to {count(_consumers(state), 'consumer')}"
 
 
 def _finishing(state: dict[str, Any]) -> str:
     reading = [stream for stream in state["streams"] if stream["reading"]]
     if not reading:
-        return f"stopping, {_count(_consumers(state), 'consumer')} left"
+        return f"stopping, {count(_consumers(state), 'consumer')} left"
     batches = {feed["name"]: feed["batches"] for feed in state["feeds"]}
     known = [wanted for stream in reading if (wanted := batches.get(stream["feed"])) is not None]
     sent = sum(stream["batches"] for stream in reading)
@@ -70,20 +71,16 @@ def _finishing(state: dict[str, Any]) -> str:
 def _starting(state: dict[str, Any]) -> str:
     workers = state["workers"]
     ready = sum(worker["ready"] for worker in workers)
-    text = f"starting: {ready} of {_count(len(workers), 'worker')} ready"
+    text = f"starting: {ready} of {count(len(workers), 'worker')} ready"
     for worker in workers:
         doing = worker["doing"]
         if worker["ready"] and doing is not None and doing.get("what"):
             first = "" if doing["split"] is None else "a first sample of split "
             return f"{text}, {first}{printable(doing['what'])} ({doing['seconds']:.0f} s)"
     for failing in state["failing"]:
-        return f"{text}, feed {failing['feed']} failed {_count(failing['times'], 'time')} and is tried again"
+        return f"{text}, feed {failing['feed']} failed {count(failing['times'], 'time')} and is tried again"
     return text
 
 
 def _consumers(state: dict[str, Any]) -> int:
     return len(state["streams"]) + int(state["more_streams"])
-
-
-def _count(number: int, word: str, words: str = "") -> str:
-    return f"{number} {word if number == 1 else words or word + 's'}"

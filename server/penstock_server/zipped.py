@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from .feed_options import FeedOptions
 from .generator_call import Wants

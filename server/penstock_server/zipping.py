@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from .component_options import agreed_batch_size, check_component
 from .endless_items import EndlessItems

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from .. import errors
-from ..spec import printable
+from ..reprs import printable
 
 VERSION = 7
 """The protocol's version. Both ends must have the same."""

@@ -13,12 +13,14 @@ from . import commands as do
 from .ask import Ask
 from .budget import Budget
 from .consumer import Consumer
-from .delivery import Delivery, GroupDelivery, RankDelivery, SingleDelivery
+from .delivery import Delivery, SingleDelivery
 from .feeds import ServedFeed
+from .group_delivery import GroupDelivery
 from .group_log import SavedGroup, check_had
 from .groups import Groups
 from .outlet import Outlet
 from .positions import check, check_counts
+from .rank_delivery import RankDelivery
 from .rendezvous import Rendezvous
 from .stream import MOST_STREAMS, Stream
 from .workers import Workers

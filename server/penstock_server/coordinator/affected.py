@@ -36,6 +36,10 @@ class AffectedStreams:
         """Note that the event changes this stream."""
         self.now[stream] = None
 
+    def find(self, number: int) -> Stream | None:
+        """Return the stream of a run or a ticket; None if it no longer exists."""
+        return self._streams.get(number // IDS_PER_STREAM)
+
     def of(self, number: int) -> Stream | None:
         """Return the stream of a run or a ticket, which the event is about to change; None if it no longer exists."""
         stream = self._streams.get(number // IDS_PER_STREAM)

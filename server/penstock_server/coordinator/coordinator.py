@@ -44,6 +44,7 @@ from .staffing import Staffing
 from .starting import Starting
 from .stream import Stream
 from .timers import Timers
+from .work_events import WorkEvents
 from .workers import Workers
 
 
@@ -85,6 +86,7 @@ class Coordinator:
         """The stream that each consumer reads, even if it has ended."""
         self._affected = AffectedStreams(self.streams, self._do)
         self._staffing = Staffing(self.workers, self._affected, self.starting, self.timers, self._do)
+        self._work = WorkEvents(self._affected, self._staffing, self.starting, self.budget, self.timers, self._do)
         self._groups = Groups(saved, self._do, patience)
         self._admission = Admission(
             self.feeds,
@@ -92,7 +94,7 @@ class Coordinator:
             workers=self.workers,
             budget=self.budget,
             groups=self._groups,
-            later=self._retry_later,
+            later=self._work.retry_later,
             out=self._do,
         )
         self.look_around = LookAround(self._groups, self._admission, self.starting, self._affected, self.timers)
@@ -104,16 +106,16 @@ class Coordinator:
             on.Close: self._close,
             on.Cut: self._cut,
             on.Lost: self._lost,
-            Made: self._made,
-            RowsMeasured: self._rows_measured,
-            RowsWritten: self._rows_written,
-            NeedRoom: self._need_room,
-            on.SlotFound: self._slot_found,
-            on.NoSlot: self._no_slot,
-            on.Copied: self._copied,
-            on.SplitsListed: self._splits_listed,
-            on.RunFailed: self._run_failed,
-            on.SplitSkipped: self._split_skipped,
+            Made: self._work.made,
+            RowsMeasured: self._work.rows_measured,
+            RowsWritten: self._work.rows_written,
+            NeedRoom: self._work.need_room,
+            on.SlotFound: self._work.slot_found,
+            on.NoSlot: self._work.no_slot,
+            on.Copied: self._work.copied,
+            on.SplitsListed: self._work.splits_listed,
+            on.RunFailed: self._work.run_failed,
+            on.SplitSkipped: self._work.split_skipped,
             on.Imported: self._imported,
             on.WorkerDied: self._staffing.died,
             on.WorkerAdded: self._staffing.added,
@@ -186,7 +188,7 @@ class Coordinator:
 
     def stream_of(self, number: int) -> Stream | None:
         """Return the stream that a run or a ticket belongs to, if it still exists."""
-        return self.streams.get(number // IDS_PER_STREAM)
+        return self._affected.find(number)
 
     def readers_of_group(self, feed: str, group: str) -> list[int]:
         """Return the consumers that read a group's stream now; none if that has ended."""
@@ -250,8 +252,8 @@ class Coordinator:
 
     def _begin(self, event: on.Begin) -> None:
         consumer, stream = self._read_by(event.consumer)
-        if stream.ends_before(event.epoch) and self._groups.of(stream) is not None:
-            raise stream.end_of_stream()
+        if stream.feed.ends_before(event.epoch) and self._groups.of(stream) is not None:
+            raise stream.feed.end_of_stream()
         stream.begin(consumer, event.epoch)
 
     def _acknowledge(self, event: on.Acknowledge) -> None:
@@ -293,89 +295,6 @@ class Coordinator:
             if group is not None:
                 stream.part(consumer, self.budget.with_those_left(stream, len(stream.consumers) - 1))
         del self.consumers[event.consumer], self._read[event.consumer]
-
-    # --- tickets and runs ---
-
-    def _made(self, event: Made) -> None:
-        if (stream := self._affected.of(event.ticket)) is not None:
-            stream.production.made(event)
-
-    def _rows_measured(self, event: RowsMeasured) -> None:
-        """Leftover rows are measured. If all rows of the merged batch are, it may need a larger slot."""
-        if (stream := self._affected.of(event.ticket)) is not None:
-            self._has_room(stream, stream.production.merging.measured(event))
-            stream.production.rows_answered(event.ticket, event.run)
-
-    def _rows_written(self, event: RowsWritten) -> None:
-        if (stream := self._affected.of(event.ticket)) is not None:
-            stream.production.rows_answered(event.ticket, event.run)
-
-    def _need_room(self, event: NeedRoom) -> None:
-        """A batch does not fit into its slot: make later slots larger, if the memory allows it."""
-        stream = self._affected.of(event.ticket)
-        if stream is None or not stream.production.needs(event.ticket, event.run):
-            return
-        if self._has_room(stream, event.nbytes):
-            stream.production.enlarge(event.ticket)
-
-    def _has_room(self, stream: Stream, nbytes: int) -> bool:
-        """Make later slots of the stream at least this large. If the memory does not allow it, the stream fails."""
-        missing = self.budget.grow(stream, nbytes) if nbytes > stream.slots.slot_nbytes else None
-        if missing is not None:
-            stream.fail(missing)
-        return missing is None
-
-    def _slot_found(self, event: on.SlotFound) -> None:
-        stream = self.stream_of(event.ticket)
-        if stream is None:
-            return
-        if event.ticket in stream.copies.unmade:
-            stream.copies.slot_found(event.ticket)
-        elif stream.production.slot_found(event.ticket):
-            self._affected.add(stream)  # otherwise it can neither send nor grant more than before
-
-    def _no_slot(self, event: on.NoSlot) -> None:
-        stream = self._affected.of(event.ticket)
-        if stream is not None and event.ticket in stream.slots:
-            stream.fail(event.error)
-            stream.copies.no_slot(event.ticket)
-
-    def _copied(self, event: on.Copied) -> None:
-        if (stream := self._affected.of(event.ticket)) is not None:
-            stream.copies.copied(event.ticket)
-
-    def _splits_listed(self, event: on.SplitsListed) -> None:
-        if self.starting.lists(event.run):
-            self.starting.listed(event)
-            self._staffing.retire()
-        elif (stream := self._affected.of(event.run)) is not None:
-            stream.splits_listed(event.run, event.splits)
-        else:
-            self._do(do.ForgetSplits(event.splits.number))
-
-    def _run_failed(self, event: on.RunFailed) -> None:
-        if self.starting.lists(event.run):
-            self.starting.failed(event.run, event.error)
-            self._staffing.retire()
-        elif (stream := self._affected.of(event.run)) is not None:
-            stream.run_failed(event.run, event.error)
-
-    def _split_skipped(self, event: on.SplitSkipped) -> None:
-        stream = self._affected.of(event.run)
-        if stream is not None and stream.production.split_skipped(event.run, event.number, event.skipped):
-            skipped = event.skipped
-            what = skipped.split, skipped.samples, skipped.why, skipped.traceback
-            self._do(do.ReportSkipped(stream.feed.name, event.run, *what))
-
-    def _retry_later(self, seconds: float, run: int) -> None:
-        """Try the work of a run that failed again, in this many seconds."""
-
-        def retry() -> None:
-            if (stream := self._affected.of(run)) is not None:
-                with self._affected.alone(stream):
-                    stream.retry(run)
-
-        self.timers.later(seconds, retry)
 
     def _imported(self, event: on.Imported) -> None:
         self._staffing.imported(event)

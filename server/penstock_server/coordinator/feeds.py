@@ -8,6 +8,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from penstock_proto import EndOfStream
 from penstock_proto.columns import Columns
 from penstock_proto.layout import ALIGN, HEADER, SlotLayout, is_fixed, lay_out
 from penstock_proto.messages import FeedInfo, FeedPlan, Shapes
@@ -124,6 +125,14 @@ class ServedFeed:
     def least_nbytes(self) -> int:
         """The fewest bytes with which a stream of this feed can run."""
         return least_slots(1, pool=self.info.pool) * self.slot_nbytes + self.blocks_nbytes
+
+    def ends_before(self, epoch: int) -> bool:
+        """Whether the feed ends before this epoch."""
+        return self.plan.epochs is not None and epoch >= self.plan.epochs
+
+    def end_of_stream(self) -> EndOfStream:
+        """Return the error for a consumer that wants such an epoch."""
+        return EndOfStream(f"the feed has {self.plan.epochs} epochs", feed=self.name)
 
     @property
     def varies(self) -> bool:

@@ -101,7 +101,7 @@ class Pooling:
     def worker_died(self, epoch: Epoch, worker: int) -> None:
         """The worker's process is gone: others do what it was to do."""
         for other, turn in list(self._turns.by_ticket.values()):
-            lost = turn.pooled and not turn.left_order and any(filler[0] == worker for filler in turn.fillers)
+            lost = turn.pooled and any(filler[0] == worker for filler in turn.fillers)
             if other is epoch and lost:
                 self._turns.take_from(turn, lambda filler: filler[0] == worker)
                 self.fill(epoch, turn)

@@ -7,7 +7,7 @@ from penstock_proto.messages import MissingRanks
 
 from .ask import Ask
 from .consumer import Consumer
-from .delivery import off_border
+from .rank_delivery import off_border
 from .stream import Stream
 
 

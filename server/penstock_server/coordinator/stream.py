@@ -17,7 +17,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from penstock_proto import DaemonStopped, EndOfStream, PenstockError
+from penstock_proto import DaemonStopped, PenstockError
 from penstock_proto import messages as m
 from penstock_proto.position import Position
 
@@ -42,8 +42,7 @@ from .workers import Workers
 
 MOST_STREAMS = 2**62 // m.IDS_PER_STREAM
 """How many numbers there are for streams, so that their ids fit into messages. After the last one, free numbers are
-used
-again: their ids were last used 4 million streams ago."""
+used again: their ids were last used 4 million streams ago."""
 
 
 class Stream:
@@ -218,21 +217,13 @@ class Stream:
             self._stop_when_delivered()
             return
         consumer.begin(number)
-        if self.ends_before(number):
-            self.fail(self.end_of_stream())
+        if self.feed.ends_before(number):
+            self.fail(self.feed.end_of_stream())
             return
         for epoch in self._epochs:
             if epoch.number == number:
                 self.outlet.tell_begun(epoch, [consumer])
         self._close_passed()
-
-    def ends_before(self, epoch: int) -> bool:
-        """Whether the feed ends before this epoch."""
-        return self.feed.plan.epochs is not None and epoch >= self.feed.plan.epochs
-
-    def end_of_stream(self) -> EndOfStream:
-        """Return the error for a consumer that wants such an epoch."""
-        return EndOfStream(f"the feed has {self.feed.plan.epochs} epochs", feed=self.feed.name)
 
     def acknowledge(self, consumer: Consumer, handed: int, released: tuple[int, ...], ended: int) -> None:
         """The consumer acknowledges slabs and Ends; see `Consumer.acknowledge`.

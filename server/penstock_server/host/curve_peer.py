@@ -11,14 +11,11 @@ libzmq does for a listening socket. A session stays bound to one connection: whe
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import zmq
 
@@ -29,22 +26,9 @@ from penstock_proto.libzmq import UNDECIPHERED
 from ..keys import ClientKey
 from .client_greeting import ClientGreeting
 from .curve import Curve
+from .network_peer import BUSY, LAST_WORDS, MESSAGES, UNREAD, NetworkPeer
+from .outgoing import OutgoingMessages
 
-HANDSHAKE = 10
-"""Seconds that a handshake may take."""
-PATIENCE = 30
-"""Seconds of silence after which the connection is closed."""
-
-_EVENTS, _BUSY = 16, 0.001
-"""Messages of a peer that are handled in one step of the loop, and seconds, before the other peers."""
-_UNREAD = 256 * 1024
-"""Bytes of answers that a peer may leave unread before the daemon stops reading from it."""
-_QUEUED = 64 << 20
-"""Bytes of messages, without the bytes of slabs, that may wait for a peer."""
-_OVERHEAD = 256
-"""Bytes that a queued message costs in addition to its own."""
-_LAST_WORDS = 2
-"""Seconds that a dropped peer has to read what waits for it."""
 _WITHOUT_MESSAGE = 1 << 20
 """Bytes that a peer may send without completing a message. No message is larger than 128 KiB, but libzmq would collect
 any number of frames."""
@@ -55,34 +39,20 @@ _read = memoryview(bytearray(256 * 1024))
 """Where bytes arrive. They are passed on before anything else happens, so all peers share it."""
 
 
-class _Queued(NamedTuple):
-    message: bytes
-    body: memoryview | None
-    cost: int
-    answer: int
-    """The same number if the peer asked for the message, otherwise 0."""
-
-
-class CurvePeer:
-    """A connection.
+class CurvePeer(NetworkPeer):
+    """A connection with encryption.
 
     Args:
-        connection: a non-blocking socket, which the peer owns from now on.
-        curve: makes libzmq's end.
-        on_ready: called once, when the client is admitted.
-        on_message: called with each message of one frame, and with b"" for any other.
-        on_end: called once, from the loop, when the connection has ended; with the reason if the peer broke the rules.
-
-    Attributes:
-        key: the client's key; None until it is admitted.
+        curve: makes libzmq's end. The others are as for `NetworkPeer`.
 
     Raises:
         OSError: there are no descriptors left.
     """
 
     PIECE = 120 * 1024
-    """Bytes of a slab that are sent at once. libzmq allocates memory for each piece, at both ends. For 128 KiB or more
-    malloc would map new pages each time, which costs a trainer nearly twice the CPU."""
+    """libzmq allocates memory for each piece, at both ends. For 128 KiB or more malloc would map new pages each time,
+    which costs a trainer nearly twice the CPU."""
+    _outgoing: OutgoingMessages
 
     def __init__(
         self,
@@ -92,28 +62,15 @@ class CurvePeer:
         on_message: Callable[[bytes], None],
         on_end: Callable[[str], None],
     ) -> None:
-        self.key: ClientKey | None = None
+        super().__init__(connection, OutgoingMessages(), on_ready, on_message, on_end)
         self._curve = curve
-        self._tcp = connection
-        self._on_ready = on_ready
-        self._on_message = on_message
-        self._on_end = on_end
-        self._loop = asyncio.get_running_loop()
         self._address = "{}:{}".format(*connection.getpeername()[:2])
         self._dealer, self._pipe, self._id = curve.connected(self._address, self._admit)
         self._fd: int = int(self._dealer.get(zmq.FD))
-        self._queue: deque[_Queued] = deque()
-        self._cost = self._answers = 0
         self._up = self._down = b""  # ciphertext that the next connection has no room for
         self._greeting = ClientGreeting()
         self._without_message = 0
-        self._open = True
-        self._goes_on = False
-        self._broken = False  # the client has gone; its last messages may still be in libzmq
         self._deciphered = False  # all that came from libzmq
-        self._dropped = 0  # seconds left to send what waits
-        self._finishing = False
-        self._silence = 0
         self._watched: set[tuple[int, bool]] = set()
         self._refused = False
         self._loop.add_reader(self._fd, self._soon)
@@ -122,75 +79,16 @@ class CurvePeer:
     @property
     def unsent(self) -> bool:
         """Whether bytes wait until the connection takes them."""
-        return bool(self._queue or self._down)
-
-    @property
-    def open(self) -> bool:
-        """Whether the connection is open."""
-        return self._open
-
-    def send(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> bool:
-        """Queue a message. Return False if the peer is gone.
-
-        Args:
-            message: its first frame.
-            body: its second, if it has two. It must not change before it is sent or the peer is gone.
-            answer: whether the peer asked for it. The daemon stops reading from a peer that leaves too much of this
-                unread.
-        """
-        if not self._open or self._broken or self._dropped:
-            return False
-        cost = len(message) + _OVERHEAD
-        self._queue.append(_Queued(message, body, cost, cost * answer))
-        self._cost += cost
-        self._answers += cost * answer
-        if self._cost > _QUEUED:
-            self.close("it reads nothing, and too much waits for it")
-            return False
-        self._soon()
-        return True
-
-    def tick(self) -> None:
-        """Count a second."""
-        self._silence += 1
-        if self._dropped:
-            self._dropped -= 1
-            if not self._dropped:
-                self.close()
-        elif self._silence > (PATIENCE if self.key else HANDSHAKE):
-            self.close()
-
-    def close(self, why: str = "") -> None:
-        """Close the connection. `on_end` is called in the loop's next step."""
-        if self._open:
-            self._open = False
-            self._watch()
-            self._close_dealer(0)
-            self._tcp.close()
-            self._pipe.close()
-            self._curve.forget(self._id)
-            self._queue.clear()
-            self._up = self._down = b""
-            self._loop.call_soon(self._on_end, why)
-
-    def drop(self) -> None:
-        """Stop reading, and close the connection when what waits has been sent, or after 2 seconds."""
-        if self._open and not self._dropped:
-            self._dropped = _LAST_WORDS
-            self._soon()
+        return bool(self._outgoing or self._down)
 
     def finish(self) -> tuple[int, int] | None:
-        """Send some of what waits. When all is sent, shut down that direction, and read until the peer closes its end.
-
-        Returns:
-            What to wait for before it is called again, a descriptor and the events of poll(2); None when all is done.
-        """
+        """Send some of what waits, as `NetworkPeer` says."""
         try:
             if not self._finishing:
                 while not self._dealer.closed and self._give():
                     pass
-                if not self._queue:
-                    self._close_dealer(_LAST_WORDS)
+                if not self._outgoing:
+                    self._close_dealer(LAST_WORDS)
                 if self._down:
                     self._down = self._down[self._tcp.send(self._down) :]
                 elif not self._deciphered:
@@ -211,13 +109,19 @@ class CurvePeer:
 
     # --- messages ---
 
-    def _soon(self) -> None:
-        """Look after libzmq in the loop's next step. Its descriptor says only once that something has changed."""
-        if not self._goes_on:
-            self._goes_on = True
-            self._loop.call_soon(self._go_on)
+    def _stop_reading(self) -> None:
+        self._soon()
+
+    def _release(self) -> None:
+        self._watch()
+        self._close_dealer(0)
+        self._tcp.close()
+        self._pipe.close()
+        self._curve.forget(self._id)
+        self._up = self._down = b""
 
     def _go_on(self) -> None:
+        """Look after libzmq. Its descriptor says only once that something has changed."""
         self._goes_on = False
         if self._open:
             self._exchange()
@@ -225,8 +129,8 @@ class CurvePeer:
 
     def _exchange(self) -> None:
         """Give and take messages, within the bounds of one step, before the other peers."""
-        until = time.monotonic() + _BUSY
-        for _ in range(_EVENTS):
+        until = time.monotonic() + BUSY
+        for _ in range(MESSAGES):
             if self._dealer.closed or not (self._give() | self._take()):
                 self._close_if_over()
                 return
@@ -238,25 +142,23 @@ class CurvePeer:
 
     def _give(self) -> bool:
         """Give libzmq the next message, if there is one and it has room. Return whether it did."""
-        if not self._queue or not int(self._dealer.get(zmq.EVENTS)) & zmq.POLLOUT:
-            if self._dropped and not self._queue:
-                self._close_dealer(_LAST_WORDS)
+        if not self._outgoing or not int(self._dealer.get(zmq.EVENTS)) & zmq.POLLOUT:
+            if self._dropped and not self._outgoing:
+                self._close_dealer(LAST_WORDS)
             return False
-        message, body, cost, answer = self._queue[0]
+        message, body, _, _ = self._outgoing.first
         try:
             self._dealer.send(message, zmq.NOBLOCK if body is None else zmq.NOBLOCK | zmq.SNDMORE)
             if body is not None:
                 self._dealer.send(body, zmq.NOBLOCK)
         except zmq.Again:  # the client has gone in the meantime
             return False
-        self._queue.popleft()
-        self._cost -= cost
-        self._answers -= answer
+        self._outgoing.sent()
         return True
 
     def _take(self) -> bool:
         """Take a message, if libzmq has one. Return whether it did."""
-        if self._dropped or self._answers > _UNREAD or not self._has_message:
+        if self._dropped or self._outgoing.answers > UNREAD or not self._has_message:
             return False
         try:
             frames = self._dealer.recv_multipart(zmq.NOBLOCK)
@@ -281,8 +183,8 @@ class CurvePeer:
         if key is None:
             self._refused = True
             return
-        self.key, self._silence = key, 0
-        self._on_ready()
+        self.key = key
+        self._shaken()
 
     # --- ciphertext ---
 
@@ -345,7 +247,7 @@ class CurvePeer:
         try:
             sent = 0 if self._broken else self._tcp.send(self._down)
             self._down = self._down[sent:]
-            if sent and self._answers > _UNREAD:  # it reads its answers: a sign of life
+            if sent and self._outgoing.answers > UNREAD:  # it reads its answers: a sign of life
                 self._silence = 0
         except BlockingIOError:
             pass
@@ -355,11 +257,10 @@ class CurvePeer:
         self._watch()
 
     def _client_is_gone(self) -> None:
-        """Nothing can be sent any longer. Its last messages may still be in libzmq."""
+        """Nothing can be sent any longer. The client's last messages may still be in libzmq."""
         if not self._broken:
             self._broken = True
-            self._queue.clear()
-            self._cost = self._answers = 0
+            self._outgoing.clear()
             self._down = b""
             if not self._up:
                 self._hang_up()
@@ -390,7 +291,7 @@ class CurvePeer:
         wanted: dict[tuple[int, bool], Callable[[], None]] = {}
         if self._open:
             tcp, pipe = self._tcp.fileno(), self._pipe.fileno()
-            if not (self._up or self._broken or self._dropped or self._answers > _UNREAD):
+            if not (self._up or self._broken or self._dropped or self._outgoing.answers > UNREAD):
                 wanted[tcp, False] = self._from_client
             if self._down:
                 wanted[tcp, True] = self._to_client

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
 from penstock_proto.messages import Chunk, Failed, Message, Pong, Status, Welcome
@@ -22,13 +22,11 @@ from penstock_proto.messages import Chunk, Failed, Message, Pong, Status, Welcom
 from ..keys import ClientKey, ServerKeys
 from .accepting import Acceptor
 from .arena import Bytes
+from .network_peer import NetworkPeer
 from .tcp_peer import TcpPeer
 
 if TYPE_CHECKING:
     from .curve import Curve
-    from .curve_peer import CurvePeer
-
-_Peer: TypeAlias = "TcpPeer | CurvePeer"
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +63,9 @@ class Router:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._peers: dict[bytes, _Peer] = {}
-        self._half_open: dict[bytes, _Peer] = {}  # they have not finished the handshake; the oldest first
-        self._mute: dict[bytes, _Peer] = {}  # they have finished it, and sent nothing since; the oldest first
+        self._peers: dict[bytes, NetworkPeer] = {}
+        self._half_open: dict[bytes, NetworkPeer] = {}  # they have not finished the handshake; the oldest first
+        self._mute: dict[bytes, NetworkPeer] = {}  # they have finished it, and sent nothing since; the oldest first
         self._complained = False
         self._closed = False
         self._acceptor = Acceptor(bind, self._full, self._make_room, self._accepted)
@@ -141,7 +139,7 @@ class Router:
     def _linger(self, deadline: float) -> None:
         """Send what waits, to all peers in parallel, and let them close their ends. Blocks until `deadline` at most."""
         poll = select.poll()
-        left: dict[int, _Peer] = {}
+        left: dict[int, NetworkPeer] = {}
         again = [connection for connection in self._peers.values() if connection.open]
         while again:
             for connection in again:

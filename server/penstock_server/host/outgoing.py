@@ -1,6 +1,7 @@
-"""The bytes that wait to be sent to a TCP peer, in order. Slabs are sent from their slots and never copied.
+"""The messages that wait to be sent to a TCP peer, in order. Slabs are sent from their slots and never copied.
 
-The sending half of the daemon's ZMTP, without I/O: `buffers` says what to send, and `sent` is told how much of it went.
+`Outgoing` is the sending half of the daemon's ZMTP, without I/O: `buffers` says what to send, and `sent` is told how
+much of it went. `OutgoingMessages` keeps messages as they are, for libzmq.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections import deque
 from itertools import islice
 from typing import NamedTuple
 
+from penstock_proto import zmtp
+
 _BUFFERS = 64
 """Most buffers of one system call."""
 _OVERHEAD = 256
-"""Bytes that a queued piece costs in addition to its own."""
+"""Bytes that a queued piece, or a message for libzmq, costs in addition to its own."""
 
 
 class _Piece(NamedTuple):
@@ -26,7 +29,7 @@ class _Piece(NamedTuple):
 
 
 class Outgoing:
-    """A queue of bytes.
+    """A queue of messages as bytes.
 
     Attributes:
         cost: bytes of the daemon's own memory that the queue takes, without slots.
@@ -43,15 +46,16 @@ class Outgoing:
         """Whether anything waits."""
         return bool(self._pieces)
 
-    def put(self, data: bytes, body: memoryview | None = None, *, answer: bool = False) -> None:
-        """Queue a message: its bytes, followed by those of `body`, which the queue refers to until they are sent."""
-        self._pieces.append(self._piece(data, answer))
+    def put(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> None:
+        """Queue a message of one frame, or of two. The queue refers to `body`, the second one, until it is sent."""
+        frames = zmtp.head_of(len(message), more=body is not None) + message
+        self._pieces.append(self._piece(frames if body is None else frames + zmtp.head_of(len(body)), answer))
         if body is not None:
             self._pieces.append(_Piece(body, False, _OVERHEAD, 0))
             self.cost += _OVERHEAD
 
     def put_first(self, command: bytes, *, answer: bool = False) -> None:
-        """Queue a command before everything except the rest of a message that was sent in part."""
+        """Queue the bytes of a command before everything except the rest of a message that was sent in part."""
         place = 0
         while place < len(self._pieces) and (not self._pieces[place].starts or (not place and self._sent)):
             place += 1
@@ -91,3 +95,54 @@ class Outgoing:
         self.cost += cost
         self.answers += cost * answer
         return _Piece(data, True, cost, cost * answer)
+
+
+class Message(NamedTuple):
+    """One or two frames."""
+
+    first: bytes
+    body: memoryview | None
+    cost: int
+    answer: int
+    """The same number if the peer asked for the message, otherwise 0."""
+
+
+class OutgoingMessages:
+    """A queue of messages.
+
+    Attributes:
+        cost: bytes of the daemon's own memory that the queue takes, without slots.
+        answers: how many of these bytes answer questions of the peer.
+    """
+
+    def __init__(self) -> None:
+        self.cost = 0
+        self.answers = 0
+        self._messages: deque[Message] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._messages)
+
+    def put(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> None:
+        """Queue a message of one frame, or of two. The queue refers to `body`, the second one, until it is sent."""
+        cost = len(message) + _OVERHEAD
+        self._messages.append(Message(message, body, cost, cost * answer))
+        self.cost += cost
+        self.answers += cost * answer
+
+    @property
+    def first(self) -> Message:
+        """The message to send next."""
+        return self._messages[0]
+
+    def sent(self) -> None:
+        """Remove the first message, which was sent."""
+        message = self._messages.popleft()
+        self.cost -= message.cost
+        self.answers -= message.answer
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._messages.clear()
+        self.cost = self.answers = 0

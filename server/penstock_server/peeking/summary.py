@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import SpecError
-from penstock_proto.spec import as_array, as_text
+from penstock_proto.inferring import as_array, as_text
 
 from . import images
 from .numbers import Numbers

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, TypeAlias, cast
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 """One path, pattern or URL, or a list of them."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 _PIECES = 256
 """About how many splits an input is divided into: enough to mix, and for many workers."""

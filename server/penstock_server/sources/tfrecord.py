@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from ..features import FixedLen, VarLen
 from . import files as fs

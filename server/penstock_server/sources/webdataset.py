@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from . import files as fs
 from .reader import Reader

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock_proto import SpecError
-from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, as_array, as_text, infer, leaves, unflatten
+from penstock_proto.inferring import as_array, as_text, infer
+from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, leaves, unflatten
 
 from .leaf_check import flattener
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from ..importing import summary
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from penstock_proto import GeneratorError
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from ..component_options import seed_of
 from ..feed_kinds import generator_call

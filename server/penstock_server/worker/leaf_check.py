@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_proto import SpecError
-from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, as_array, as_text, flatten, numpy_dtype, shown
+from penstock_proto.inferring import as_array, as_text
+from penstock_proto.reprs import shown
+from penstock_proto.spec import DictSpec, Leaf, Spec, TupleSpec, flatten, numpy_dtype
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_proto import PenstockError
-from penstock_proto.spec import infer, leaves
+from penstock_proto.inferring import infer
+from penstock_proto.spec import leaves
 
 from ..activity import ActivityPage
 from .first_sample import Probe

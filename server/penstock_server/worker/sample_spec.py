@@ -9,18 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock_proto import SpecError
-from penstock_proto.spec import (
-    Leaf,
-    Spec,
-    as_array,
-    as_text,
-    flatten,
-    infer,
-    leaf_list,
-    leaves,
-    map_leaves,
-    numpy_dtype,
-)
+from penstock_proto.inferring import as_array, as_text, infer
+from penstock_proto.spec import Leaf, Spec, flatten, leaf_list, leaves, map_leaves, numpy_dtype
 
 from .leaf_check import joined
 

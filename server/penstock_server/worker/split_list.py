@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock_proto import FeedError, GeneratorError
 from penstock_proto.messages import FeedPlan
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from ..activity import ActivityPage
 from ..feed import Feed

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock_proto import FeedError, GeneratorError, PenstockError, SpecError
 from penstock_proto.messages import FeedPlan
-from penstock_proto.spec import shown
+from penstock_proto.reprs import shown
 
 from ..activity import ActivityPage
 from ..feed import Feed

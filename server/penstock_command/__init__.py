@@ -1,0 +1,21 @@
+"""The console command `penstock`: the server's commands, and those that use the client as well, a file for each.
+
+The only package that imports both the server and the client.
+"""
+
+from __future__ import annotations
+
+from penstock_server.cli import main
+
+# isort: split
+from .bench import bench  # after the server's command line, which says what to install if click is missing
+from .peek import peek
+from .profile import profile
+from .reading import read_for_check
+from .top import top
+
+__all__ = ["main"]
+
+for command in (bench, profile, top, peek):
+    main.add_command(command)
+main.context_settings["obj"] = read_for_check  # for `check URL`, which is the server's command

@@ -1,0 +1,195 @@
+"""`penstock bench`: the speed of a feed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock_proto.keys import client_keys
+from penstock_server.command_group import complete_files
+from penstock_server.parameters import client_keys_option
+
+from .options import workers_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock_proto.figures import Figures
+    from penstock_proto.keys import ClientKeys
+    from penstock_server.profiling.profile import Profile
+
+
+@click.command()
+@click.argument("feed", metavar="URL|MODULE:ATTR", shell_complete=complete_files)
+@workers_option
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time to measure.",
+)
+@click.option(
+    "--batches",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Stop after this many batches, if that is sooner.",
+)
+@click.option(
+    "--warmup",
+    type=click.FloatRange(0),
+    default=2.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time to read after the first batch before measuring.",
+)
+@click.option(
+    "--step",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time that your training step takes.",
+)
+@click.option(
+    "--cached",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Afterwards read N batches from memory again and again, as from an infinitely fast loader.",
+)
+@click.option("--tensorflow", is_flag=True, help="Read with a tf.data.Dataset, not with NumPy.")
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "local", "tcp"]),
+    default="auto",
+    show_default=True,
+    help="How batches come: local by shared memory, tcp over the network, auto by the better one that works.",
+)
+@client_keys_option
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="PAGE.html",
+    help="Write a page with all of this and a flame graph of the workers, sampled afterwards for up to 10 s.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench(
+    feed: str,
+    workers: int | None,
+    seconds: float,
+    batches: int | None,
+    warmup: float,
+    step: float,
+    cached: int | None,
+    tensorflow: bool,
+    transport: str,
+    report: Path | None,
+    keys: str | None,
+    as_json: bool,
+) -> None:
+    """Read a feed for a while, then report its speed, where the time went, and what to do about it.
+
+    Give the URL of a running daemon's feed, which serves this command as one more consumer, or MODULE:ATTR to start a
+    private daemon that ends with this command.
+
+    \b
+    Examples:
+      penstock bench scenes.py:feed --workers 8
+      penstock bench tcp://loader:5555/train --step 0.120
+      penstock bench scenes.py:feed --tensorflow --cached 50
+      penstock bench scenes.py:feed --report bench.html
+    """  # noqa: D301 (click wants a real \b)
+    from penstock._bench import measure
+    from penstock._bench_report import lines
+    from penstock._bench_verdict import judged
+    from penstock_server import control
+    from penstock_server.terminal import bar
+
+    if tensorflow and importlib.util.find_spec("tensorflow") is None:
+        raise click.UsageError("--tensorflow needs TensorFlow, which is not installed")
+    if report is not None and report.suffix.lower() != ".html":
+        raise click.UsageError(f"--report writes a page: its name must end in .html, got {str(report)!r}")
+    own = client_keys(keys) if "://" in feed else None  # a private daemon has none
+    profiler = _Profiler(min(seconds, 10.0), own)
+    with bar() as tell:
+        seen = measure(
+            feed,
+            status=lambda url: dict(json.loads(control.status(url, 5.0, own))),
+            workers=workers,
+            keys=keys,
+            transport=transport,
+            seconds=seconds,
+            batches=batches,
+            warmup=warmup,
+            step=step,
+            cached=cached or 0,
+            tensorflow=tensorflow,
+            afterwards=None if report is None else profiler.sample,
+            tell=tell,
+        )
+    if report is not None:
+        _write_report(report, feed, seen, profiler)
+    if as_json:
+        found = judged(seen)
+        said = {"limit": found.limit, "sure": found.sure, "shares": found.shares, "verdict": found.text}
+        click.echo(json.dumps({**dataclasses.asdict(seen), **said}, indent=2))
+    else:
+        click.echo("\n".join(lines(seen)))
+        if report is not None:
+            click.echo(f"\nwritten: {report}")
+
+
+class _Profiler:
+    """Profiles the workers for `bench --report`, if the daemon allows it.
+
+    Attributes:
+        profile: what was sampled, or None.
+        why_not: why it is None.
+    """
+
+    def __init__(self, seconds: float, keys: ClientKeys | None) -> None:
+        self.profile: Profile | None = None
+        self.why_not = ""
+        self._seconds = seconds
+        self._keys = keys
+
+    def sample(self, url: str, goes_on: Callable[[], bool]) -> None:
+        """Sample the stacks of the workers of the daemon at this URL."""
+        from penstock_proto import PenstockError
+        from penstock_server.profiling.show import progress
+        from penstock_server.profiling.watching import profile as sampled
+
+        try:
+            with progress() as tell:
+                self.profile = sampled(url, self._seconds, tell=tell, may_go_on=goes_on, keys=self._keys)
+        except PenstockError as error:
+            self.why_not = error.message
+
+
+def _write_report(path: Path, feed: str, seen: Figures, profiler: _Profiler) -> None:
+    from penstock._bench_report import parts, rows
+    from penstock._bench_verdict import judged
+    from penstock_proto.figures import number
+    from penstock_server.profiling.bench_page import Measured, bench_page
+    from penstock_server.profiling.show import write
+
+    measured = Measured(
+        target=feed,
+        when=time.strftime("%Y-%m-%d %H:%M"),
+        headline=f"{number(seen.rate)} batches/s",
+        verdict=judged(seen).text,
+        rows=dict(rows(seen)),
+        parts=list(parts(seen)),
+        rates=[part.rate for part in seen.slices],
+    )
+    write(path, bench_page(measured, profiler.profile, profiler.why_not))

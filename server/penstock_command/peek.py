@@ -1,0 +1,90 @@
+"""`penstock peek`: what a feed or data files hold."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock_proto.keys import client_keys
+from penstock_server.command_group import complete_files
+from penstock_server.parameters import client_keys_option
+
+if TYPE_CHECKING:
+    from penstock_server.peeking.show import SeenFeed
+
+
+@click.command()
+@click.argument("what", metavar="URL|MODULE:ATTR|FILE...", nargs=-1, required=True, shell_complete=complete_files)
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    show_default="256, or those that come within 3 s",
+    help="Number of samples to read.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="SHEET.png",
+    help="Write a contact sheet of the leaves that are images.",
+)
+@client_keys_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def peek(what: tuple[str, ...], samples: int | None, out: Path | None, keys: str | None, as_json: bool) -> None:
+    """Show what a feed or data files hold: leaves, shapes, ranges, lengths, some values.
+
+    Of data files (HDF5, NumPy, TFRecord, Parquet, tar; a path, a pattern or a URL) it also shows how they are stored,
+    and the command and the module that would serve them. Of several files it reads the first.
+
+    MODULE:ATTR runs in this process, as with workers=0. The URL of a daemon's feed is read with a stream of its own
+    from epoch 0 on, so no other consumer misses a batch.
+
+    \b
+    Examples:
+      penstock peek digits.h5 --out sheet.png
+      penstock peek train.tfrecord
+      penstock peek scenes.py:feed
+      penstock peek tcp://loader:5555/train --samples 1000
+    """  # noqa: D301
+    from penstock_server.peeking import data_files, show
+
+    if out is not None and out.suffix.lower() != ".png":
+        raise click.UsageError(f"--out writes a PNG file: its name must end in .png, got {str(out)!r}")
+    most, seconds = (256, 3.0) if samples is None else (samples, float("inf"))
+    if all(data_files.is_data_file(name) for name in what):
+        seen: show.Seen = show.SeenFiles(data_files.peek_files(what, most, seconds))
+    elif len(what) > 1:
+        raise click.UsageError("give one feed, or data files of one format")
+    else:
+        seen = _read_feed(what[0], most, seconds, keys)
+    show.show(seen, out, as_json=as_json)
+
+
+def _read_feed(feed: str, most: int, seconds: float, keys: str | None) -> SeenFeed:
+    """Read samples of one feed, with a stream that belongs to nobody else."""
+    import penstock
+    from penstock._samples import samples
+    from penstock_server import control
+    from penstock_server.peeking import data_files, show
+    from penstock_server.peeking.sampling import limited
+    from penstock_server.peeking.summary import Summary
+
+    running = data_files.is_url_of_feed(feed)
+    if running:
+        control.status(feed, 5.0, client_keys(keys))  # says at once if nobody listens there
+    summary, error = Summary(), ""
+    with penstock.connect(feed, workers=None if running else 0, reconnect=0, keys=keys) as connection:
+        began = time.monotonic()
+        try:
+            for sample in limited(samples(connection), most, seconds):
+                summary.add(sample)
+        except penstock.PenstockError as failed:
+            if not summary.samples:
+                raise
+            error = str(failed)
+        return show.SeenFeed(feed, connection.info, summary, time.monotonic() - began, error)

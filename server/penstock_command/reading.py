@@ -1,0 +1,42 @@
+"""Reads a feed as a trainer does, for `penstock check URL`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+from penstock_proto.keys import client_keys
+
+if TYPE_CHECKING:
+    from penstock_server.checking.connection import Read
+
+
+def read_for_check(url: str, seconds: float, keys: str | None) -> Read:
+    """Read a feed for some seconds from its first batch on, which may take 10 s, as a trainer does."""
+    import penstock
+    from penstock._reading import Reading, epochs
+    from penstock_server import control
+    from penstock_server.checking.connection import Read
+
+    with penstock.connect(url, reconnect=0, timeout=10, keys=keys) as connection:
+        with Reading(connection, epochs(connection)) as reading:
+            deadline = time.monotonic() + 10
+            while not connection.stats()["batches"] and reading.goes_on() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            began, before = time.monotonic(), connection.stats()
+            while reading.goes_on() and time.monotonic() < began + seconds:
+                time.sleep(0.05)
+            after, took = connection.stats(), time.monotonic() - began
+            state = json.loads(control.status(url, 5.0, client_keys(keys)))
+        if reading.error is not None:
+            raise reading.error
+    feed = url.rpartition("/")[2]
+    return Read(
+        transport=after["transport"],
+        seconds=took,
+        batches=after["batches"] - before["batches"],
+        nbytes=after["bytes"] - before["bytes"],
+        waiting=(after["wait_seconds"] - before["wait_seconds"]) / took,
+        unsent=any(stream["unsent"] for stream in state["streams"] if stream["feed"] == feed),
+    )

@@ -1,0 +1,49 @@
+"""`penstock top`: what a daemon does now."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from penstock_proto.keys import client_keys
+from penstock_server.parameters import client_keys_option
+
+
+@click.command()
+@click.argument("url")
+@click.option("--once", is_flag=True, help="Look twice, print the screen once, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Likewise, but print JSON.")
+@client_keys_option
+@click.option(
+    "--every",
+    type=click.FloatRange(0.2),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+def top(url: str, once: bool, as_json: bool, keys: str | None, every: float) -> None:
+    """Show what a daemon does now: feeds, workers, consumers, and what limits each consumer.
+
+    URL is a daemon's or a feed's address. The figures are averages of the last ten seconds.
+
+    \b
+    Examples:
+      penstock top tcp://loader:5555
+      penstock top tcp://loader:5555 --once
+    """  # noqa: D301
+    from penstock._top_screen import as_json as figures
+    from penstock._top_screen import show, watch
+    from penstock_server import control
+
+    own = client_keys(keys)
+
+    def status() -> dict[str, object]:
+        return dict(json.loads(control.status(url, 5.0, own)))
+
+    if once or as_json:
+        looks = watch(status, every)
+        click.echo(json.dumps(figures(looks), indent=2)) if as_json else show(looks)
+    else:
+        watch(status, every, live=True)

@@ -1,0 +1,137 @@
+"""Events about work: what workers say of runs, and what becomes of slots. Each goes to the stream of its run or ticket.
+
+Runs that list splits at the start of the daemon belong to no stream, but to the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock_proto.messages import Made, NeedRoom, RowsMeasured, RowsWritten
+
+from . import commands as do
+from . import events as on
+from .affected import AffectedStreams
+from .budget import Budget
+from .staffing import Staffing
+from .starting import Starting
+from .stream import Stream
+from .timers import Timers
+
+
+class WorkEvents:
+    """See the file's head.
+
+    Args:
+        streams: all streams; notes those that the event affects.
+        staffing: workers that leave.
+        starting: how feeds start.
+        budget: the memory.
+        timers: for further attempts.
+        out: where commands go.
+    """
+
+    def __init__(
+        self,
+        streams: AffectedStreams,
+        staffing: Staffing,
+        starting: Starting,
+        budget: Budget,
+        timers: Timers,
+        out: Callable[[do.Command], None],
+    ) -> None:
+        self._affected = streams
+        self._staffing = staffing
+        self._starting = starting
+        self._budget = budget
+        self._timers = timers
+        self._do = out
+
+    def made(self, event: Made) -> None:
+        """Batches of a turn are made."""
+        if (stream := self._affected.of(event.ticket)) is not None:
+            stream.production.made(event)
+
+    def rows_measured(self, event: RowsMeasured) -> None:
+        """Leftover rows are measured. If all rows of the merged batch are, it may need a larger slot."""
+        if (stream := self._affected.of(event.ticket)) is not None:
+            self._has_room(stream, stream.production.merging.measured(event))
+            stream.production.rows_answered(event.ticket, event.run)
+
+    def rows_written(self, event: RowsWritten) -> None:
+        """The leftover rows of a lane are in the slot of a merged batch."""
+        if (stream := self._affected.of(event.ticket)) is not None:
+            stream.production.rows_answered(event.ticket, event.run)
+
+    def need_room(self, event: NeedRoom) -> None:
+        """A batch does not fit into its slot: make later slots larger, if the memory allows it."""
+        stream = self._affected.of(event.ticket)
+        if stream is None or not stream.production.needs(event.ticket, event.run):
+            return
+        if self._has_room(stream, event.nbytes):
+            stream.production.enlarge(event.ticket)
+
+    def slot_found(self, event: on.SlotFound) -> None:
+        """There is a slot for a ticket."""
+        stream = self._affected.find(event.ticket)
+        if stream is None:
+            return
+        if event.ticket in stream.copies.unmade:
+            stream.copies.slot_found(event.ticket)
+        elif stream.production.slot_found(event.ticket):
+            self._affected.add(stream)  # otherwise it can neither send nor grant more than before
+
+    def no_slot(self, event: on.NoSlot) -> None:
+        """There is no memory for a ticket's slot."""
+        stream = self._affected.of(event.ticket)
+        if stream is not None and event.ticket in stream.slots:
+            stream.fail(event.error)
+            stream.copies.no_slot(event.ticket)
+
+    def copied(self, event: on.Copied) -> None:
+        """A copy is made."""
+        if (stream := self._affected.of(event.ticket)) is not None:
+            stream.copies.copied(event.ticket)
+
+    def splits_listed(self, event: on.SplitsListed) -> None:
+        """A worker has listed splits."""
+        if self._starting.lists(event.run):
+            self._starting.listed(event)
+            self._staffing.retire()
+        elif (stream := self._affected.of(event.run)) is not None:
+            stream.splits_listed(event.run, event.splits)
+        else:
+            self._do(do.ForgetSplits(event.splits.number))
+
+    def run_failed(self, event: on.RunFailed) -> None:
+        """User code failed in a run."""
+        if self._starting.lists(event.run):
+            self._starting.failed(event.run, event.error)
+            self._staffing.retire()
+        elif (stream := self._affected.of(event.run)) is not None:
+            stream.run_failed(event.run, event.error)
+
+    def split_skipped(self, event: on.SplitSkipped) -> None:
+        """A run leaves out the rest of a split."""
+        stream = self._affected.of(event.run)
+        if stream is not None and stream.production.split_skipped(event.run, event.number, event.skipped):
+            skipped = event.skipped
+            what = skipped.split, skipped.samples, skipped.why, skipped.traceback
+            self._do(do.ReportSkipped(stream.feed.name, event.run, *what))
+
+    def retry_later(self, seconds: float, run: int) -> None:
+        """Try the work of a run that failed again, in this many seconds."""
+
+        def retry() -> None:
+            if (stream := self._affected.of(run)) is not None:
+                with self._affected.alone(stream):
+                    stream.retry(run)
+
+        self._timers.later(seconds, retry)
+
+    def _has_room(self, stream: Stream, nbytes: int) -> bool:
+        """Make later slots of the stream at least this large. If the memory does not allow it, the stream fails."""
+        missing = self._budget.grow(stream, nbytes) if nbytes > stream.slots.slot_nbytes else None
+        if missing is not None:
+            stream.fail(missing)
+        return missing is None

@@ -1,0 +1,99 @@
+"""The daemon's status: what there is now, gathered from all parts, with averages of the last seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock_proto.status_history import History
+
+from . import status
+from .bugs import Bugs
+from .cache_usage import CacheUsages
+from .coordinator import Coordinator
+from .host.arena import Arena
+from .host.network import Router
+from .host.supervisor import Supervisor
+from .sessions import Sessions
+from .starting_feeds import StartingFeeds
+from .waits import Looks
+
+
+class CurrentStatus:
+    """See the file's head. The arguments are the parts that it looks at.
+
+    Args:
+        draining: whether the daemon stops when the epochs that are being read have ended.
+        caches: how the caches of feeds are used.
+        unix: the address of the listener for consumers on this host.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        draining: Callable[[], bool],
+        feeds: StartingFeeds,
+        sessions: Sessions,
+        looks: Looks,
+        supervisor: Supervisor,
+        caches: CacheUsages,
+        arena: Arena,
+        router: Router,
+        unix: str,
+        bugs: Bugs,
+    ) -> None:
+        self._coordinator = coordinator
+        self._draining = draining
+        self._feeds = feeds
+        self._sessions = sessions
+        self._looks = looks
+        self._supervisor = supervisor
+        self._caches = caches
+        self._arena = arena
+        self._router = router
+        self._unix = unix
+        self._bugs = bugs
+        self._started = time.monotonic()
+        self._history = History()
+        self._text = status.Text(self.described)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the daemon was started."""
+        return time.monotonic() - self._started
+
+    def described(self) -> dict[str, Any]:
+        """Return the answer to `penstock status`, as JSON types."""
+        return self._history.described(self._counts())
+
+    def text(self) -> str:
+        """Return the same as JSON text; if it is asked for often, a copy from just before."""
+        return self._text.get()
+
+    def look_at_the_clock(self, seconds: int) -> None:
+        """Keep the status for the averages. Called once a second, with the seconds since the clock was started."""
+        self._text.another_second()
+        if seconds % (1 + len(self._supervisor.workers) // 32) == 0:  # each worker takes some 70 us
+            self._history.add(self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        """Return what there is now, and what there was since the start."""
+        coordinator, sessions = self._coordinator, self._sessions
+        return {
+            **status.of_process(self._router.endpoint, self._unix, self.seconds),
+            **status.of_service(coordinator, sessions, self._bugs, ready=self._feeds.ready, draining=self._draining()),
+            "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
+            "feeds": [
+                status.of_feed(
+                    feed, self._feeds.url(feed.name), coordinator.streams.values(), self._caches.of(feed.name)
+                )
+                for feed in coordinator.feeds.values()
+            ],
+            "workers": [
+                status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
+                for worker in self._supervisor.workers.values()
+            ],
+            **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
+        }

@@ -1,0 +1,155 @@
+"""What all TCP connections of consumers have in common: how messages are queued, how they end, and their bounds.
+
+A connection is bounded in time, memory, and work in one step of the loop. The daemon stops reading from a peer that
+does not read its answers, and closes one that exceeds a bound or is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from ..keys import ClientKey
+from .outgoing import Outgoing, OutgoingMessages
+
+HANDSHAKE = 10
+"""Seconds that a handshake may take."""
+PATIENCE = 30
+"""Seconds of silence after which the connection is closed."""
+MESSAGES, BUSY = 16, 0.001
+"""Messages of a peer that are handled in one step of the loop, and seconds, before the other peers."""
+UNREAD = 256 * 1024
+"""Bytes of answers that a peer may leave unread before the daemon stops reading from it."""
+QUEUED = 64 << 20
+"""Bytes of messages, without the bytes of slabs, that may wait for a peer. Credit keeps honest clients far below."""
+LAST_WORDS = 2
+"""Seconds that a dropped peer has to read what waits for it."""
+
+
+class NetworkPeer(ABC):
+    """A connection.
+
+    Args:
+        connection: a non-blocking socket, which the peer owns from now on.
+        outgoing: what waits to be sent.
+        on_ready: called once, when the handshake is over.
+        on_message: called with each message of one frame, and with b"" for any other.
+        on_end: called once, from the loop, when the connection has ended; with the reason if the peer broke the rules.
+
+    Attributes:
+        PIECE: bytes of a slab that are sent at once.
+        key: the client's key; None without encryption, and until it is admitted.
+    """
+
+    PIECE: int
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        outgoing: Outgoing | OutgoingMessages,
+        on_ready: Callable[[], None],
+        on_message: Callable[[bytes], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.key: ClientKey | None = None
+        self._tcp = connection
+        self._outgoing = outgoing
+        self._on_ready = on_ready
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._ready = False  # the handshake is over
+        self._broken = False  # nothing can be sent; its last messages may still be unread
+        self._dropped = 0  # seconds left to send what waits
+        self._finishing = False  # all is sent, and that direction shut down
+        self._silence = 0  # seconds
+        self._patience = PATIENCE
+        self._goes_on = False  # in the loop's next step
+
+    @property
+    def open(self) -> bool:
+        """Whether the connection is open."""
+        return self._open
+
+    @property
+    @abstractmethod
+    def unsent(self) -> bool:
+        """Whether bytes wait until the connection takes them."""
+
+    def send(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> bool:
+        """Queue a message. Return False if the peer is gone.
+
+        Args:
+            message: its first frame.
+            body: its second, if it has two. It must not change before it is sent or the peer is gone.
+            answer: whether the peer asked for it. The daemon stops reading from a peer that leaves too much of this
+                unread.
+        """
+        if not self._open or self._broken or self._dropped:
+            return False
+        self._outgoing.put(message, body, answer=answer)
+        if self._outgoing.cost > QUEUED:
+            self.close("it reads nothing, and too much waits for it")
+            return False
+        self._soon()
+        return True
+
+    def tick(self) -> None:
+        """Count a second. Seconds in which the loop stood still do not count: a peer may have sent something then."""
+        self._silence += 1
+        if self._dropped:
+            self._dropped -= 1
+            if not self._dropped:
+                self.close()
+        elif self._silence > (self._patience if self._ready else HANDSHAKE):
+            self.close()
+
+    def close(self, why: str = "") -> None:
+        """Close the connection. `on_end` is called in the loop's next step."""
+        if self._open:
+            self._open = False
+            self._release()
+            self._outgoing.clear()
+            self._loop.call_soon(self._on_end, why)
+
+    def drop(self) -> None:
+        """Stop reading, and close the connection when what waits has been sent, or after 2 seconds."""
+        if self._open and not self._dropped:
+            self._dropped = LAST_WORDS
+            self._stop_reading()
+
+    @abstractmethod
+    def finish(self) -> tuple[int, int] | None:
+        """Send some of what waits. When all is sent, shut down that direction, and read until the peer closes its end.
+        (If the connection were closed with unread bytes, it would be reset, and the peer would lose what it has not
+        read.)
+
+        Returns:
+            What to wait for before it is called again, a descriptor and the events of poll(2); None when all is done.
+        """
+
+    def _soon(self) -> None:
+        """Continue in the loop's next step, so that all messages of this one are sent together."""
+        if not self._goes_on:
+            self._goes_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _shaken(self) -> None:
+        """The handshake is over."""
+        self._ready, self._silence = True, 0
+        self._on_ready()
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """Send and receive, within the bounds of one step of the loop."""
+
+    @abstractmethod
+    def _stop_reading(self) -> None:
+        """The peer is dropped: read no more, and close when nothing waits."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Close what the connection uses."""

@@ -1,0 +1,197 @@
+"""The parts of a daemon: those that tell the coordinator what happens, and those that carry out its commands. This file
+makes them and connects them; the daemon starts and stops them (daemon.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock_proto import PenstockError
+from penstock_proto import messages as m
+
+from .bugs import Bugs
+from .coordinator import Coordinator
+from .coordinator import events as on
+from .current_status import CurrentStatus
+from .dispatch import Dispatch
+from .from_workers import FromWorkers
+from .group_file import GroupFile
+from .host.arena import Arena, Memfd
+from .host.local import Listener
+from .host.network import Router
+from .host.slots import Slots
+from .host.supervisor import Supervisor
+from .http.watched import Watched
+from .scaling import Scaling
+from .sessions import Sessions
+from .starting_feeds import StartingFeeds
+from .statefile import StateFile
+from .to_workers import ToWorkers
+from .waits import Looks
+
+
+class Lifecycle(Protocol):
+    """What the parts need of the daemon."""
+
+    @property
+    def draining(self) -> bool: ...
+
+    def epoch_begins(self) -> None: ...
+
+    def idle(self) -> None: ...
+
+    def stop_asked(self, now: bool) -> None: ...
+
+    def fail(self, error: PenstockError) -> None: ...
+
+
+class Parts:
+    """See the file's head.
+
+    Args:
+        lifecycle: the daemon.
+        coordinator: what decides.
+        router: the listener for consumers over TCP.
+        listener: the listener for consumers on this host.
+        feeds: MODULE:ATTR of each feed.
+        workers: number of worker processes at the start.
+        hang_timeout: seconds without a sample after which a worker is killed, or None.
+        environment: variables of the workers; None as a value removes one.
+        advertise: HOST or HOST:PORT for the feeds' URLs, or None.
+        on_ready: called with the URL of each feed once it can be consumed.
+        state: the file with which groups outlive the daemon, or None.
+        stale: whether the feeds' code has changed since the daemon was started, if it looks for that.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        coordinator: Coordinator,
+        router: Router,
+        listener: Listener,
+        *,
+        feeds: list[str],
+        workers: int,
+        hang_timeout: float | None,
+        environment: m.Environment | None,
+        advertise: str | None,
+        on_ready: Callable[[str], None],
+        state: StateFile | None,
+        stale: Callable[[], bool],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._coordinator = coordinator
+        self.bugs = Bugs()
+        self.feeds = StartingFeeds(
+            coordinator,
+            feeds=len(feeds),
+            workers=workers,
+            endpoint=router.endpoint,
+            advertise=advertise,
+            on_ready=on_ready,
+            all_ready=lambda: self.sessions.feeds_ready(),
+        )
+        self.dispatch = dispatch = Dispatch(
+            coordinator,
+            bugs=self.bugs,
+            feed_ready=self.feeds.feed_ready,
+            accepted=lambda worker: self.from_workers.accepted(worker),
+            rejected=lambda worker: self.from_workers.rejected(worker),
+            skipped=lambda said: self.from_workers.skipped(said),
+            fail_start=lifecycle.fail,
+            idle=lifecycle.idle,
+        )
+        self.supervisor = Supervisor(
+            feeds,
+            workers,
+            lambda worker, data, fd: self.from_workers.heard(worker, data, fd),
+            lambda worker, how, doing: self.from_workers.died(worker, how, doing),
+            lambda worker, how: self.from_workers.given_up(worker, how),
+            hang_timeout,
+            environment,
+        )
+        self.to_workers = ToWorkers(self.supervisor, range(workers))
+        self.from_workers = FromWorkers(
+            coordinator,
+            dispatch,
+            supervisor=self.supervisor,
+            to_workers=self.to_workers,
+            feeds=self.feeds,
+            fail=lifecycle.fail,
+            stale=stale,
+        )
+        self.scaling = Scaling(coordinator, dispatch.tell, self.supervisor, self.to_workers)
+        self.sessions = Sessions(
+            coordinator,
+            self._tell_of_consumer,
+            router,
+            listener.name,
+            ready=lambda: self.feeds.ready,
+            status=lambda: self.status.text(),
+            stop=lifecycle.stop_asked,
+            scale=self.scaling.scale,
+            stacks=self.supervisor.stacks,
+            bugs=self.bugs,
+        )
+        self.looks = Looks(coordinator, self.sessions.table, router.unsent)
+        arena = Arena()
+        self.slots = Slots(
+            arena,
+            reserved=lambda: (coordinator.budget.reserved, coordinator.budget.slots_reserved),
+            found=lambda ticket: dispatch.tell(on.SlotFound(ticket)),
+            copied=lambda ticket: dispatch.tell(on.Copied(ticket)),
+            refused=lambda ticket, error: dispatch.tell(on.NoSlot(ticket, error)),
+            gone=self._memfd_gone,
+        )
+        self.group_file = (
+            None
+            if state is None
+            else GroupFile(state, coordinator, self.sessions, tell=dispatch.tell, fail=lifecycle.fail)
+        )
+        self.status = CurrentStatus(
+            coordinator,
+            draining=lambda: lifecycle.draining,
+            feeds=self.feeds,
+            sessions=self.sessions,
+            looks=self.looks,
+            supervisor=self.supervisor,
+            caches=self.from_workers.caches,
+            arena=arena,
+            router=router,
+            unix=listener.name,
+            bugs=self.bugs,
+        )
+        dispatch.connect(
+            slots=self.slots,
+            sessions=self.sessions,
+            supervisor=self.supervisor,
+            to_workers=self.to_workers,
+            group_file=self.group_file,
+        )
+
+    def watched(self) -> Watched:
+        """Return what the HTTP server may look at."""
+        return Watched(
+            status=self.status.described,
+            status_text=self.status.text,
+            waits=self.looks.of_feed,
+            seconds=lambda: self.status.seconds,
+            feeds=self._coordinator.feeds,
+            workers=self.supervisor.workers.values,
+            feed_of=self._feed_of,
+            look_at_slabs=self.sessions.look_at_slabs,
+            bugs=self.bugs,
+        )
+
+    def _tell_of_consumer(self, event: on.Event) -> None:
+        if isinstance(event, on.Begin):
+            self._lifecycle.epoch_begins()
+        self.dispatch.tell(event)
+
+    def _memfd_gone(self, memfd: Memfd) -> None:
+        self.sessions.memfd_gone(memfd)
+        self.to_workers.forget_memfd(memfd)
+
+    def _feed_of(self, run: int) -> str:
+        stream = self._coordinator.streams.get(run // m.IDS_PER_STREAM)
+        return "" if stream is None or self.feeds.count == 1 else stream.feed.name
