@@ -92,7 +92,7 @@ def test_keygen_makes_a_folder_for_each_side_that_nobody_else_can_read_and_overw
     own = keys.server_keys(str(folder))
     trainer = client_keys(folder / "clients/trainer")
     assert trainer is not None
-    assert own.clients == {trainer.own.public: "trainer"}
+    assert own.admitted == {trainer.own.public: keys.ClientKey(trainer.own.public, "trainer", host=False)}
     assert trainer.server == own.own.public
     for path in (files["clients/trainer/server.key"], files["server/clients/trainer.key"]):
         assert "secret-key" not in path.read_text()
@@ -106,7 +106,7 @@ def test_keygen_makes_a_folder_for_each_side_that_nobody_else_can_read_and_overw
     assert "clients/trainer exists already" in taken.output
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert run.invoke(cli.main, ["keygen", str(folder), "--client", "eve"]).exit_code == 0
-    assert sorted(keys.admitted(folder / "server").values()) == ["eve", "trainer"]
+    assert sorted(key.name for key in keys.admitted(folder / "server").values()) == ["eve", "trainer"]
     odd = run.invoke(cli.main, ["keygen", str(folder), "--client", "../eve"])
     assert odd.exit_code == 1
     assert "a name has 1 to 64 letters" in odd.output
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
     (alice / "server.key").write_text('public-key = "too short"')
     assert "is not a key file, or is damaged" in refused(alice)
     (server / "clients").chmod(0o777)
-    assert f"so admit clients: chmod 700 {server / 'clients'}" in daemon_refused(server)
+    assert f"so admit others: chmod 700 {server / 'clients'}" in daemon_refused(server)
     (server / "clients").chmod(0o700)
     (server / "clients/again.key").write_bytes((server / "clients/alice.key").read_bytes())
     assert "are the same key" in daemon_refused(folder)
