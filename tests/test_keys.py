@@ -297,7 +297,7 @@ def test_keys_that_this_user_may_not_read_are_refused_and_do_not_count_as_none(
             Path(place).chmod(0o755)
 
 
-def test_which_key_may_join_and_which_may_read() -> None:
+def test_which_key_may_join_and_which_may_read_and_which_no_longer_counts() -> None:
     client, host = keys.ClientKey(b"c", "alice", host=False), keys.ClientKey(b"h", "box", host=True)
     keys.may_join(host, True)
     keys.may_join(None, False)
@@ -311,6 +311,9 @@ def test_which_key_may_join_and_which_may_read() -> None:
         keys.may_join(None, True)
     with pytest.raises(KeyRefused, match="box is the key of a host, which is for `penstock join` only: use a client's"):
         keys.may_read(host)
+    assert keys.revoked(host, {})
+    assert keys.revoked(host, {b"h": keys.ClientKey(b"h", "box", host=False)})  # its file was moved to clients/
+    assert not keys.revoked(host, {b"h": keys.ClientKey(b"h", "renamed", host=True)})
 
 
 def test_a_bind_beyond_this_host_needs_keys_or_insecure(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
