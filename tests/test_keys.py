@@ -25,8 +25,9 @@ from fault_proxy import FaultProxy
 import penstock
 from penstock import _tcp_transport
 from penstock._daemon_status import DaemonStatus
-from penstock_proto import KeyRefused, StartError
-from penstock_proto.keys import client_keys
+from penstock_proto import KeyRefused, StartError, codec, libzmq
+from penstock_proto import messages as m
+from penstock_proto.keys import client_keys, host_keys
 from penstock_server import cli, control, keygen, keys
 from penstock_server.access import Access
 from penstock_server.host.accepting import only_this_host
@@ -92,7 +93,7 @@ def test_keygen_makes_a_folder_for_each_side_that_nobody_else_can_read_and_overw
     own = keys.server_keys(str(folder))
     trainer = client_keys(folder / "clients/trainer")
     assert trainer is not None
-    assert own.clients == {trainer.own.public: "trainer"}
+    assert own.admitted == {trainer.own.public: keys.ClientKey(trainer.own.public, "trainer", host=False)}
     assert trainer.server == own.own.public
     for path in (files["clients/trainer/server.key"], files["server/clients/trainer.key"]):
         assert "secret-key" not in path.read_text()
@@ -106,7 +107,7 @@ def test_keygen_makes_a_folder_for_each_side_that_nobody_else_can_read_and_overw
     assert "clients/trainer exists already" in taken.output
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert run.invoke(cli.main, ["keygen", str(folder), "--client", "eve"]).exit_code == 0
-    assert sorted(keys.admitted(folder / "server").values()) == ["eve", "trainer"]
+    assert sorted(key.name for key in keys.admitted(folder / "server").values()) == ["eve", "trainer"]
     odd = run.invoke(cli.main, ["keygen", str(folder), "--client", "../eve"])
     assert odd.exit_code == 1
     assert "a name has 1 to 64 letters" in odd.output
@@ -154,7 +155,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
     (alice / "server.key").write_text('public-key = "too short"')
     assert "is not a key file, or is damaged" in refused(alice)
     (server / "clients").chmod(0o777)
-    assert f"so admit clients: chmod 700 {server / 'clients'}" in daemon_refused(server)
+    assert f"so admit others: chmod 700 {server / 'clients'}" in daemon_refused(server)
     (server / "clients").chmod(0o700)
     (server / "clients/again.key").write_bytes((server / "clients/alice.key").read_bytes())
     assert "are the same key" in daemon_refused(folder)
@@ -164,6 +165,155 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
 
     monkeypatch.setitem(sys.modules, "zmq", None)
     assert "needs pyzmq for encryption: pip install 'penstock[keys]'" in refused(folder / "clients/bob")
+
+
+def test_hosts_have_keys_of_their_own_and_a_name_belongs_to_one_client_or_host(folder: Path, tmp_path: Path) -> None:
+    run = CliRunner()
+    first = run.invoke(cli.main, ["keygen", str(tmp_path / "new"), "--host", "box"])
+    assert first.exit_code == 0, first.output
+    assert sorted(path.name for path in (tmp_path / "new").rglob("*.key_secret")) == [  # with the first keys, a client
+        "client.key_secret",
+        "host.key_secret",
+        "server.key_secret",
+    ]
+    made = run.invoke(cli.main, ["keygen", str(folder), "--host", "box", "--client", "carol", "--host", "big-box"])
+    assert made.exit_code == 0, made.output
+    assert f"copy it there: penstock join URL ... --keys {folder / 'hosts/box'}" in made.output
+    assert made.output.endswith("after `kill -HUP PID`.\n")
+    box, big, own = host_keys(folder / "hosts/box"), host_keys(folder / "hosts/big-box"), keys.server_keys(str(folder))
+    assert box is not None
+    assert big is not None
+    assert own.admitted[box.own.public] == keys.ClientKey(box.own.public, "box", host=True)
+    assert {key.name: key.host for key in own.admitted.values()} == {
+        "alice": False,
+        "bob": False,
+        "carol": False,
+        "big-box": True,
+        "box": True,
+    }
+    assert box.server == big.server == own.own.public
+    inside = [*(folder / "hosts").rglob("*"), *(folder / "server/hosts").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in inside if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in inside if path.is_file()} == {0o600}
+    assert "secret-key" not in (folder / "server/hosts/box.key").read_text()
+
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for options, said in (
+        (["--host", "eve", "--host", "box"], "hosts/box exists already: choose another name, or remove the old host's"),
+        (
+            ["--host", "alice"],
+            "clients/alice exists already: choose another name, or remove the old client's key first",
+        ),
+        (["--client", "box"], "hosts/box exists already"),
+        (["--client", "eve", "--host", "eve"], "--client eve and --host eve: give each a name of its own"),
+        (["--host", "../eve"], "--host '../eve': a name has 1 to 64 letters"),
+        ([], f"To add a host that joins: penstock keygen {folder} --host NAME"),
+    ):
+        refused = run.invoke(cli.main, ["keygen", str(folder), *options])
+        assert refused.exit_code == 1
+        assert said in refused.output
+    below = run.invoke(cli.main, ["keygen", str(folder / "server"), "--host", "eve"])
+    assert f"is the daemon's own folder: give the one above, {folder}" in below.output
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+    clients, hosts = folder / "server/clients", folder / "server/hosts"
+    for source, copy, said in (
+        (hosts / "box.key", clients / "again.key", "are the same key"),
+        (clients / "alice.key", hosts / "again.key", "are the same key"),
+        (tmp_path / "new/server/hosts/box.key", clients / "box.key", "have the same name"),
+    ):
+        copy.write_bytes(source.read_bytes())
+        with pytest.raises(StartError, match=f"{copy} .*{said}: remove one of them|.* and {copy} {said}"):
+            keys.admitted(folder / "server")
+        copy.unlink()
+    hosts.chmod(0o777)
+    with pytest.raises(StartError, match=f"every user of this host can change {hosts}"):
+        keys.admitted(folder / "server")
+
+
+def test_a_host_is_told_which_folder_it_needs_and_a_client_that_was_given_a_hosts_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: str | Path | None, read: Callable[[str | Path | None], object] = host_keys) -> str:
+        with pytest.raises(StartError) as raised:
+            read(path)
+        return str(raised.value)
+
+    assert f"has no host's keys. To make some: penstock keygen {folder} --host NAME" in refused(folder)
+    keygen.generate(folder, hosts=["box"])
+    box = folder / "hosts/box"
+    assert f"--keys {tmp_path / 'none'}: there is no folder" in refused(tmp_path / "none")
+    assert "--keys : give the host's folder" in refused("")
+    assert "is a client's folder, and `penstock join` needs a host's: on the daemon's" in refused(
+        folder / "clients/bob"
+    )
+    assert "is the daemon's folder: give a host's" in refused(folder / "server")
+    for above in (folder, folder / "hosts"):
+        assert f"give one host's folder, such as {box}" in refused(above)
+    assert "is not a host's folder: it has no host.key_secret" in refused(folder / "clients")
+    assert "is a host's folder, which is for `penstock join` only: give a client's" in refused(box, client_keys)
+    with pytest.raises(StartError, match=r"is a host's folder: give the daemon's"):
+        keys.server_keys(str(box))
+
+    monkeypatch.setenv("PENSTOCK_KEYS", str(folder / "clients/bob"))
+    assert refused(None).startswith("PENSTOCK_KEYS: ")
+    monkeypatch.setenv("PENSTOCK_KEYS", str(box))
+    assert host_keys(None) == host_keys(box)
+    monkeypatch.delenv("PENSTOCK_KEYS")
+    assert host_keys(None) is None
+
+    (box / "host.key_secret").chmod(0o604)
+    assert f"(mode 604): chmod 600 {box / 'host.key_secret'}" in refused(box)
+    (box / "host.key_secret").chmod(0o600)
+    (box / "server.key").unlink()
+    assert "cannot read the key" in refused(box)
+
+
+def test_keys_that_this_user_may_not_read_are_refused_and_do_not_count_as_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keygen.generate(folder, hosts=["box"])
+    monkeypatch.chdir(folder)  # another user cannot come through pytest's folders
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    reads: dict[str, Callable[[], object]] = {
+        "clients/alice": lambda: client_keys("clients/alice"),
+        "hosts/box": lambda: host_keys("hosts/box"),
+        "server": lambda: keys.server_keys("."),
+        "server/clients": lambda: keys.admitted(Path("server")),
+        "server/hosts": lambda: keys.admitted(Path("server")),
+    }
+    root = os.geteuid() == 0
+    for place, read in reads.items():
+        Path(place).chmod(0o700 if root else 0)
+        if root:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(StartError, match=f"^cannot read the keys in {place}.*: Permission denied"):
+                read()
+        finally:
+            if root:
+                os.seteuid(0)
+            Path(place).chmod(0o755)
+
+
+def test_which_key_may_join_and_which_may_read_and_which_no_longer_counts() -> None:
+    client, host = keys.ClientKey(b"c", "alice", host=False), keys.ClientKey(b"h", "box", host=True)
+    keys.may_join(host, True)
+    keys.may_join(None, False)
+    keys.may_read(client)
+    keys.may_read(None)
+    with pytest.raises(
+        KeyRefused, match=r"alice is the key of a client, and `penstock join` needs a host's\. .*--host"
+    ):
+        keys.may_join(client, True)
+    with pytest.raises(KeyRefused, match="this connection has no key"):
+        keys.may_join(None, True)
+    with pytest.raises(KeyRefused, match="box is the key of a host, which is for `penstock join` only: use a client's"):
+        keys.may_read(host)
+    assert keys.revoked(host, {})
+    assert keys.revoked(host, {b"h": keys.ClientKey(b"h", "box", host=False)})  # its file was moved to clients/
+    assert not keys.revoked(host, {b"h": keys.ClientKey(b"h", "renamed", host=True)})
 
 
 def test_a_bind_beyond_this_host_needs_keys_or_insecure(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -337,6 +487,55 @@ def test_sighup_admits_added_keys_and_cuts_off_removed_ones_and_the_others_read_
             assert (next(carol.batches()) == first).all()
         assert sum(1 for _ in readers[0]) == 79
         assert alice.stats()["reconnects"] == 0
+
+
+def test_a_hosts_key_reads_nothing_and_its_connection_ends_when_the_key_is_removed(
+    serve: Serve, folder: Path, tmp_path: Path
+) -> None:
+    keygen.generate(folder, hosts=["box"])
+    daemon = serve(FEED, keys=folder)
+    assert "with keys: alice, bob may connect; hosts: box may join" in daemon.stderr()
+    posing = tmp_path / "posing"  # as a client
+    posing.mkdir(0o700)
+    for name, copy in (("host.key_secret", "client.key_secret"), ("server.key", "server.key")):
+        (posing / copy).write_bytes((folder / "hosts/box" / name).read_bytes())
+        (posing / copy).chmod(0o600)
+    with pytest.raises(KeyRefused, match="box is the key of a host, which is for `penstock join` only"):
+        penstock.connect(daemon.url, keys=posing, timeout=60)
+
+    port = int(daemon.url.rpartition("/")[0].rpartition(":")[2])
+
+    def connect() -> libzmq.LibzmqDealer:
+        return libzmq.dealer(host_keys(folder / "hosts/box"), "127.0.0.1", port, 60, lambda: None)
+
+    def ask(message: m.Message) -> m.ServerMessage:
+        assert host.send(codec.encode(message))
+        said = host.message(60)
+        assert said is not None
+        return codec.from_server(said)
+
+    host = connect()
+    try:
+        with penstock.connect(daemon.url, keys=folder / "clients/alice", transport="tcp", timeout=60) as alice:
+            batches = alice.batches()
+            next(batches)
+            assert isinstance(ask(m.StatusRequest(m.VERSION)), m.Status)
+            refused = ask(m.Hello(m.VERSION, "feed"))
+            assert isinstance(refused, m.Failed)
+            assert refused.error.kind == "KeyRefused"
+            assert isinstance(ask(m.StatusRequest(m.VERSION)), m.Status)  # the connection is still there
+            (folder / "server/hosts/box.key").unlink()
+            daemon.process.send_signal(signal.SIGHUP)
+            with pytest.raises(ConnectionResetError):
+                while host.message(60) is not None:
+                    pass
+            assert "read the keys again: alice, bob may connect\n" in daemon.stderr()
+            with pytest.raises(KeyRefused, match=r"does not know the key .*hosts/box/host\.key_secret: .*server/hosts"):
+                connect()
+            assert sum(1 for _ in batches) == 79
+            assert alice.stats()["reconnects"] == 0
+    finally:
+        host.close(0)
 
 
 def test_a_stream_goes_on_over_a_restart_with_keys_and_ends_if_the_key_is_gone(serve: Serve, folder: Path) -> None:

@@ -1,26 +1,32 @@
-"""The files of keys: a client's folder, and the reading and checking of any key file.
+"""The files of keys: the folder of a client or of a joined host, and the reading and checking of any key file.
 
-A client's folder holds `client.key_secret`, its own two keys, and `server.key`, by which it recognizes the daemon. The
-files are ZeroMQ certificates (Z85 text), which libzmq's other tools read too. The server's folder is read by
-penstock_server/keys.py, and penstock_server/keygen.py makes all of them. Encryption itself is libzmq's (see libzmq.py).
+A client's folder holds `client.key_secret`, its own two keys, and `server.key`, by which it recognizes the daemon. A
+host's folder is the same, with `host.key_secret`. The files are ZeroMQ certificates (Z85 text), which libzmq's other
+tools read too. The server's folder is read by penstock_server/keys.py, and penstock_server/keygen.py makes all of them.
+Encryption itself is libzmq's (see libzmq.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from .errors import StartError
 
-SECRET = "client.key_secret"
-"""A client's own keys, in its folder."""
+Kind: TypeAlias = Literal["client", "host"]
+"""Who has a key: a client, which reads feeds, or a host, which joins with workers (`penstock join`)."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 SERVER = "server.key"
-"""The daemon's public key, in a client's folder."""
+"""The daemon's public key, in the folder of a client or host."""
+SERVER_SECRET = "server.key_secret"
+"""The daemon's own keys, in its folder."""
 VARIABLE = "PENSTOCK_KEYS"
-"""The environment variable that names a client's folder."""
+"""The environment variable that names the folder of a client or host."""
 
 
 class KeyPair(NamedTuple):
@@ -31,17 +37,24 @@ class KeyPair(NamedTuple):
 
 
 class ClientKeys(NamedTuple):
-    """What a client needs to connect.
+    """What a client or a host needs to connect.
 
     Attributes:
         folder: where the keys are.
-        own: the client's keys.
+        own: its own keys.
         server: the daemon's public key, in Z85.
+        kind: whose they are.
     """
 
     folder: Path
     own: KeyPair
     server: bytes
+    kind: Kind
+
+    @property
+    def secret_file(self) -> Path:
+        """The file of its own keys."""
+        return self.folder / secret_name(self.kind)
 
 
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
@@ -51,24 +64,28 @@ def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
         StartError: the folder is not a client's, a file is damaged, others can read the secret key, or pyzmq is
             missing.
     """
-    source = f"keys={os.fspath(folder)!r}" if folder is not None else VARIABLE
-    found = os.environ.get(VARIABLE) if folder is None else os.fspath(folder)
-    if not found:
-        if folder is not None:
-            raise StartError("keys='': give the client's folder that `penstock keygen` made")
-        return None
-    path = Path(found).expanduser()
-    require_zmq(source)
-    if not (path / SECRET).exists():
-        raise StartError(f"{source}: {_not_a_client(path)}")
-    return ClientKeys(path, read_pair(path / SECRET), read_public(path / SERVER))
+    return _keys("client", "keys={!r}", folder)
+
+
+def host_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
+    """Read a host's keys for `penstock join --keys`, from where `client_keys` reads a client's.
+
+    Raises:
+        StartError: as `client_keys`, of a host's folder.
+    """
+    return _keys("host", "--keys {}", folder)
+
+
+def secret_name(kind: Kind) -> str:
+    """Return the name of the file of its own keys, in the folder of a client or host."""
+    return f"{kind}.key_secret"
 
 
 def needs_key(daemon: str) -> str:
-    """Return what a client without keys is told that meets a daemon with keys."""
+    """Return what a client or a host without keys is told that meets a daemon with keys."""
     return (
         f"{daemon} admits only clients with keys: give keys= (on the command line --keys) or set {VARIABLE}, each the "
-        "folder of a client that `penstock keygen` made"
+        "folder of a client (for `penstock join`: of a host) that `penstock keygen` made"
     )
 
 
@@ -86,6 +103,17 @@ def require_zmq(source: str) -> None:
         raise StartError(
             f"{source}: this pyzmq was built without CURVE encryption: pip install --force-reinstall pyzmq"
         )
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Raise StartError, with what to do, where a folder of keys may not be read."""
+    try:
+        yield
+    except PermissionError as error:
+        raise StartError(
+            f"cannot read the keys in {error.filename}: {error.strerror}. They must belong to the user who runs this"
+        ) from None
 
 
 def read_pair(path: Path) -> KeyPair:
@@ -138,13 +166,38 @@ def _read(path: Path) -> tuple[bytes, bytes | None]:
     return public, secret
 
 
-def _not_a_client(path: Path) -> str:
-    """Say why a folder is not a client's, and what the user may have meant."""
+def _keys(kind: Kind, argument: str, folder: str | os.PathLike[str] | None) -> ClientKeys | None:
+    """Read the keys of a client or a host. `argument` is how the user gives the folder."""
+    source = VARIABLE if folder is None else argument.format(os.fspath(folder))
+    found = os.environ.get(VARIABLE) if folder is None else os.fspath(folder)
+    if not found:
+        if folder is not None:
+            raise StartError(f"{argument.format('')}: give the {kind}'s folder that `penstock keygen` made")
+        return None
+    path = Path(found).expanduser()
+    require_zmq(source)
+    with readable():
+        if not (path / secret_name(kind)).exists():
+            raise StartError(f"{source}: {_not_the_folder(path, kind)}")
+        return ClientKeys(path, read_pair(path / secret_name(kind)), read_public(path / SERVER), kind)
+
+
+def _not_the_folder(path: Path, kind: Kind) -> str:
+    """Say why a folder is not one of this kind, and what the user may have meant."""
     if not path.is_dir():
         return f"there is no folder {path}"
-    inside = sorted(one.parent for one in path.glob(f"clients/*/{SECRET}"))
-    if inside:
-        return f"{path} has the keys of several programs: give one client's folder, such as {inside[0]}"
-    if (path / "server.key_secret").exists():
-        return f"{path} is the daemon's folder: give a client's, which `penstock keygen` made beside it"
-    return f"{path} is not a client's folder: it has no {SECRET}"
+    name = secret_name(kind)
+    for pattern in (f"{kind}s/*/{name}", f"*/{name}"):
+        inside = sorted(one.parent for one in path.glob(pattern))
+        if inside:
+            return f"{path} has the keys of several programs: give one {kind}'s folder, such as {inside[0]}"
+    if kind == "client" and (path / secret_name("host")).exists():
+        return f"{path} is a host's folder, which is for `penstock join` only: give a client's"
+    if kind == "host" and (path / secret_name("client")).exists():
+        make = "on the daemon's host `penstock keygen DIR --host NAME` makes one"
+        return f"{path} is a client's folder, and `penstock join` needs a host's: {make}"
+    if (path / SERVER_SECRET).exists():
+        return f"{path} is the daemon's folder: give a {kind}'s, which `penstock keygen` made beside it"
+    if (path / "server" / SERVER_SECRET).exists():
+        return f"{path} has no {kind}'s keys. To make some: penstock keygen {path} --{kind} NAME"
+    return f"{path} is not a {kind}'s folder: it has no {name}"

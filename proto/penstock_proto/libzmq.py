@@ -20,7 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from .codec import MAX_CHUNK, MAX_MESSAGE
 from .errors import KeyRefused, ProtocolError
-from .keys import SECRET, SERVER, ClientKeys, needs_key
+from .keys import SERVER, ClientKeys, needs_key
 from .zmtp import Silent
 
 OVERHEAD = 64
@@ -204,19 +204,20 @@ class LibzmqDealer:
         if code == UNDECIPHERED:
             return (
                 f"the daemon is another one than {self._keys.folder / SERVER} is for, or was given other keys since: "
-                "copy the client's folder from the daemon's host again"
+                f"copy the {self._keys.kind}'s folder from the daemon's host again"
             )
         return (
-            f"the daemon does not know the key {self._keys.folder / SECRET}: it was removed there (the daemon reads "
-            "its folder server/clients when it starts, and at SIGHUP), or it belongs to another daemon"
+            f"the daemon does not know the key {self._keys.secret_file}: it was removed there (the daemon reads its "
+            f"folder server/{self._keys.kind}s when it starts, and at SIGHUP), or it belongs to another daemon"
         )
 
     def _one_sided(self) -> str:
         if self._keys is None:
             return needs_key("the daemon")
+        option = "keys=" if self._keys.kind == "client" else "--keys"
         return (
-            f"this client has keys ({self._keys.folder}), and the daemon uses none, so nothing would be encrypted: "
-            "start the daemon with --keys, or omit keys= and unset PENSTOCK_KEYS"
+            f"this {self._keys.kind} has keys ({self._keys.folder}), and the daemon uses none, so nothing would be "
+            f"encrypted: start the daemon with --keys, or omit {option} and unset PENSTOCK_KEYS"
         )
 
 
@@ -224,7 +225,7 @@ def dealer(keys: ClientKeys | None, host: str, port: int, timeout: float, watch:
     """Connect to the first of the addresses of `host` that answers, and shake hands.
 
     Args:
-        keys: the client's keys; None: do not encrypt.
+        keys: the keys of this end; None: do not encrypt.
         host: a name or an address.
         port: a number.
         timeout: seconds for each address.

@@ -1,4 +1,4 @@
-"""Who may connect over TCP: everybody on this host, clients with keys, or (`--insecure`) everybody."""
+"""Who may connect over TCP: everybody on this host, clients and hosts with keys, or (`--insecure`) everybody."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock_proto import StartError
 
 from .host.accepting import only_this_host
 from .host.network import Router
-from .keys import ServerKeys, admitted, server_keys
+from .keys import ClientKey, ServerKeys, admitted, revoked, server_keys
 from .sessions import Sessions
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Access:
 
     Args:
         bind: the `tcp://address:port` on which the daemon will listen.
-        folder: with the daemon's keys and those of the clients that may connect; None: no keys.
+        folder: with the daemon's keys and those of the clients and hosts that may connect; None: no keys.
         insecure: whether other hosts may reach `bind` without keys.
 
     Attributes:
@@ -47,8 +47,8 @@ class Access:
     def say(self, endpoint: str) -> None:
         """Log who may connect to `endpoint`."""
         if self.keys is not None:
-            log.info("listening on %s with keys: %s", endpoint, _clients(self.keys.clients), extra=_LISTENING)
-            if not self.keys.clients:
+            log.info("listening on %s with keys: %s", endpoint, _names(self.keys.admitted), extra=_LISTENING)
+            if all(key.host for key in self.keys.admitted.values()):
                 log.warning(
                     "no client may connect: there are no keys in %s", self.keys.folder / "clients", extra=_LISTENING
                 )
@@ -61,22 +61,27 @@ class Access:
             )
 
     def read_again(self, sessions: Sessions, router: Router) -> None:
-        """Read again which clients may connect, and cut off those whose keys were removed."""
+        """Read again which clients and hosts may connect, and cut off those whose keys were removed."""
         assert self.keys is not None
-        before = self.keys.clients
+        before = self.keys.admitted
         try:
             now = admitted(self.keys.folder)
         except StartError as error:
             text = "the keys were not read again, and those from before still count: %s"
             log.error(text, error, extra={"event": "keys_read"})
             return
-        self.keys = self.keys._replace(clients=now)
-        log.info("read the keys again: %s", _clients(now), extra={"event": "keys_read"})
-        sessions.revoke(before.keys() - now.keys())
+        self.keys = self.keys._replace(admitted=now)
+        log.info("read the keys again: %s", _names(now), extra={"event": "keys_read"})
+        sessions.revoke([key.public for key in before.values() if revoked(key, now)])
         router.admit(now)
 
 
-def _clients(clients: Mapping[bytes, str]) -> str:
-    names = sorted(clients.values())
+def _names(admitted: Mapping[bytes, ClientKey]) -> str:
+    clients = _list([key.name for key in admitted.values() if not key.host])
+    hosts = [key.name for key in admitted.values() if key.host]
+    return f"{clients} may connect" + (f"; hosts: {_list(hosts)} may join" if hosts else "")
+
+
+def _list(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(names[:_MOST_NAMES]) or 'nobody'}{more} may connect"
+    return f"{', '.join(sorted(names)[:_MOST_NAMES]) or 'nobody'}{more}"

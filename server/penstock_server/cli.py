@@ -63,7 +63,7 @@ def main() -> None:
     default=None,
     metavar="DIR",
     show_default="none",
-    help="Admit only clients with keys, and encrypt; DIR is what `penstock keygen` made.",
+    help="Admit only clients and hosts with keys, and encrypt; DIR is what `penstock keygen` made.",
 )
 @click.option(
     "--insecure", is_flag=True, help="Let other hosts connect without keys, when --bind is more than this host."
@@ -178,7 +178,7 @@ def serve(
     Signals:
       SIGTERM, Ctrl-C   let the epochs that are being read finish, then stop; a second one stops at once
       SIGTTIN, SIGTTOU  add a worker, remove a worker
-      SIGHUP            with --keys: read again which clients may connect
+      SIGHUP            with --keys: read again which clients and hosts may connect
 
     \b
     Examples:

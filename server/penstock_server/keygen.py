@@ -1,4 +1,4 @@
-"""Makes keys for a daemon and its clients: `penstock keygen`."""
+"""Makes keys for a daemon, its clients, and the hosts that join it: `penstock keygen`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 import click
 
 from penstock_proto import StartError
-from penstock_proto.keys import SECRET as CLIENT_SECRET
-from penstock_proto.keys import SERVER, KeyPair, read_pair, require_zmq
+from penstock_proto.keys import KINDS, SERVER, SERVER_SECRET, KeyPair, Kind, read_pair, require_zmq, secret_name
 
-from .keys import SECRET, SUFFIX
+from .keys import SUFFIX
 
 FIRST = "trainer"
 """Name of the first client, if none is given."""
@@ -32,10 +31,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
     show_default="trainer, with the daemon's first keys",
     help="Make keys for a client of this name; may be repeated.",
 )
-def keygen(folder: Path, clients: tuple[str, ...]) -> None:
-    """Make keys for a daemon and its clients, or for further clients.
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Make keys for a host of this name that joins the daemon with workers; may be repeated.",
+)
+def keygen(folder: Path, clients: tuple[str, ...], hosts: tuple[str, ...]) -> None:
+    """Make keys for a daemon, its clients and the hosts that join it, or for further clients and hosts.
 
-    Existing files are never overwritten. The log and the status call a client by the name of its key.
+    Existing files are never overwritten. The log and the status call a client or host by the name of its key.
 
     \b
     Examples:
@@ -43,64 +49,89 @@ def keygen(folder: Path, clients: tuple[str, ...]) -> None:
       penstock serve scenes:feed --bind tcp://0.0.0.0:5555 --keys keys
       penstock status tcp://loader:5555 --keys keys/clients/trainer
       penstock keygen keys --client alice   # then: kill -HUP PID
+      penstock keygen keys --host loader2   # keys/hosts/loader2, for `penstock join` on that host
     """  # noqa: D301
-    server, *made = generate(folder, clients)
+    server, *made = generate(folder, clients, hosts)
     click.echo(f"{server}  for the daemon: penstock serve ... --keys {folder}")
-    for client in made:
-        click.echo(f'{client}  for a client, copy it there: penstock.connect(url, keys="{client}")')
-    if clients:
-        click.echo("A daemon that runs already admits new clients after `kill -HUP PID`.")
+    for one in made:
+        if one.parent.name == "hosts":
+            click.echo(f"{one}  for a host that joins, copy it there: penstock join URL ... --keys {one}")
+        else:
+            click.echo(f'{one}  for a client, copy it there: penstock.connect(url, keys="{one}")')
+    if clients or hosts:
+        click.echo("A daemon that runs already admits them after `kill -HUP PID`.")
 
 
-def generate(folder: Path, clients: Iterable[str] = ()) -> list[Path]:
-    """Make a daemon's keys, unless `folder` has them already, and those of clients.
+def generate(folder: Path, clients: Iterable[str] = (), hosts: Iterable[str] = ()) -> list[Path]:
+    """Make a daemon's keys, unless `folder` has them already, and those of clients and hosts.
 
     Args:
         folder: where the keys are, or will be.
         clients: names of new clients; none: `FIRST`, with the daemon's keys.
+        hosts: names of new hosts, which may join the daemon.
 
     Returns:
-        The folders that were made or, of the daemon, changed: the daemon's, then one for each client.
+        The folders that were made or, of the daemon, changed: the daemon's, then one for each client and each host.
 
     Raises:
         StartError: one of them exists, a name is not possible, or a folder cannot be written. Nothing was changed.
     """
     require_zmq("keygen")
-    server, names = folder / "server", list(dict.fromkeys(clients))
-    new = not (server / SECRET).exists()
-    if not new and not names:
-        raise StartError(f"{server} exists already. To add a client: penstock keygen {folder} --client NAME")
-    names = names or [FIRST]
-    for name in names:
-        if _NAME.fullmatch(name) is None:
-            raise StartError(
-                f"--client {name!r}: a name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with "
-                "a letter or a digit"
-            )
-        for made in (folder / "clients" / name, server / "clients" / f"{name}{SUFFIX}"):
-            if made.exists():
-                raise StartError(f"{made} exists already: choose another name, or remove the old client's key first")
+    server = folder / "server"
+    names: dict[Kind, list[str]] = {"client": list(dict.fromkeys(clients)), "host": list(dict.fromkeys(hosts))}
     try:
+        if (folder / SERVER_SECRET).exists():
+            raise StartError(f"{folder} is the daemon's own folder: give the one above, {folder.parent}")
+        new = not (server / SERVER_SECRET).exists()
+        if not new and not any(names.values()):
+            raise StartError(
+                f"{server} exists already. To add a client: penstock keygen {folder} --client NAME. "
+                f"To add a host that joins: penstock keygen {folder} --host NAME"
+            )
+        if new and not names["client"]:
+            names["client"] = [FIRST]
+        _require_free(folder, names)
         if new:
             pair = _new_pair()
             _folder(server)
-            _write(server / SECRET, pair)
+            _write(server / SERVER_SECRET, pair)
         else:
-            pair = read_pair(server / SECRET)
-        return [server, *(_add_client(folder, name, pair.public) for name in names)]
+            pair = read_pair(server / SERVER_SECRET)
+        return [server, *(_add(folder, kind, name, pair.public) for kind in KINDS for name in names[kind])]
     except OSError as error:
         raise StartError(f"cannot write keys below {folder}: {error.strerror or error} ({error.filename})") from None
 
 
-def _add_client(folder: Path, name: str, server: bytes) -> Path:
-    """Make a client's folder, and then admit it. Return the folder."""
-    pair, made = _new_pair(), folder / "clients" / name
+def _require_free(folder: Path, names: dict[Kind, list[str]]) -> None:
+    """Raise StartError unless these names are possible, and neither a client nor a host has one of them."""
+    for kind in KINDS:
+        for name in names[kind]:
+            if _NAME.fullmatch(name) is None:
+                raise StartError(
+                    f"--{kind} {name!r}: a name has 1 to 64 letters, digits, dots, dashes and underscores, and begins "
+                    "with a letter or a digit"
+                )
+            if name in names["client"] and name in names["host"]:
+                raise StartError(f"--client {name} and --host {name}: give each a name of its own, the log shows it")
+            for taken in KINDS:
+                places = folder / f"{taken}s" / name, folder / "server" / f"{taken}s" / f"{name}{SUFFIX}"
+                for made in places:
+                    if made.exists():
+                        raise StartError(
+                            f"{made} exists already: choose another name, or remove the old {taken}'s key first"
+                        )
+
+
+def _add(folder: Path, kind: Kind, name: str, server: bytes) -> Path:
+    """Make the folder of a client or host, and then admit it. Return the folder."""
+    pair, made = _new_pair(), folder / f"{kind}s" / name
+    admitted = folder / "server" / f"{kind}s"
     _folder(made)
     try:
-        _write(made / CLIENT_SECRET, pair)
+        _write(made / secret_name(kind), pair)
         _write(made / SERVER, KeyPair(server, b""))
-        _folder(folder / "server" / "clients")
-        _write(folder / "server" / "clients" / f"{name}{SUFFIX}", KeyPair(pair.public, b""))
+        _folder(admitted)
+        _write(admitted / f"{name}{SUFFIX}", KeyPair(pair.public, b""))
     except BaseException:
         shutil.rmtree(made)
         raise

@@ -1,10 +1,11 @@
-"""The keys of a daemon: its own, and those of the clients that it admits. (keygen.py makes them.)
+"""The keys of a daemon: its own, and those of the clients and hosts that it admits. (keygen.py makes them.)
 
 A folder DIR of keys holds:
 
-- `server/`, for the daemon and only for it: `server.key_secret`, and `clients/NAME.key`, the public key of each client
-  that may connect. The file's name is the client's.
+- `server/`, for the daemon and only for it: `server.key_secret`, and the public keys of the clients that may connect,
+  `clients/NAME.key`, and of the hosts that may join, `hosts/NAME.key`. The file's name is that of the client or host.
 - `clients/NAME/`, for this client, to copy to its host: `client.key_secret`, and `server.key`, the daemon's public key.
+- `hosts/NAME/`, for this host, to copy to it: `host.key_secret`, and `server.key`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock_proto import StartError
-from penstock_proto.keys import SECRET as CLIENT_SECRET
-from penstock_proto.keys import KeyPair, read_pair, read_public, require_zmq
+from penstock_proto import KeyRefused, StartError
+from penstock_proto.keys import (
+    KINDS,
+    SERVER_SECRET,
+    KeyPair,
+    read_pair,
+    read_public,
+    readable,
+    require_zmq,
+    secret_name,
+)
 
-SECRET = "server.key_secret"
-"""The daemon's own keys, in its folder."""
 SUFFIX = ".key"
-"""The end of the names of clients' public keys."""
+"""The end of the names of public keys."""
 
 
 class ClientKey(NamedTuple):
-    """The key of a client that is connected: its public part, in Z85, and its name."""
+    """The key of a peer that may connect.
+
+    Attributes:
+        public: its public part, in Z85.
+        name: the name of the client or host.
+        host: whether it is a host's, which may join and not read; otherwise it is a client's.
+    """
 
     public: bytes
     name: str
+    host: bool
 
 
 class ServerKeys(NamedTuple):
@@ -38,55 +52,110 @@ class ServerKeys(NamedTuple):
     Attributes:
         folder: the daemon's folder.
         own: the daemon's keys.
-        clients: the names of the clients that may connect, by public key.
+        admitted: the keys that may connect, by their public parts.
     """
 
     folder: Path
     own: KeyPair
-    clients: Mapping[bytes, str]
+    admitted: Mapping[bytes, ClientKey]
 
 
 def server_keys(folder: str) -> ServerKeys:
     """Read a daemon's keys from its folder, or from the folder that `penstock keygen` made, which holds it.
 
     Raises:
-        StartError: it is not such a folder, a file is damaged, others can read the secret key or add clients, or pyzmq
-            is missing.
+        StartError: it is not such a folder, a file is damaged, others can read the secret key or add keys, or pyzmq is
+            missing.
     """
     require_zmq("--keys")
     path = Path(folder).expanduser()
-    if (path / "server").is_dir():
-        path /= "server"
-    if not (path / SECRET).exists():
-        raise StartError(f"--keys {folder}: {_not_a_server(path)}")
-    return ServerKeys(path, read_pair(path / SECRET), admitted(path))
+    with readable():
+        if (path / "server").is_dir():
+            path /= "server"
+        if not (path / SERVER_SECRET).exists():
+            raise StartError(f"--keys {folder}: {_not_a_server(path)}")
+    return ServerKeys(path, read_pair(path / SERVER_SECRET), admitted(path))
 
 
-def admitted(folder: Path) -> Mapping[bytes, str]:
-    """Read which clients a daemon admits: their names by public key.
+def admitted(folder: Path) -> Mapping[bytes, ClientKey]:
+    """Read which clients and hosts a daemon admits: their keys, by public part.
 
     Raises:
-        StartError: a file is damaged or there twice, or others can add clients.
+        StartError: a file cannot be read or is damaged, a key or a name is there twice, or others can add keys.
     """
-    found: dict[bytes, str] = {}
-    clients = folder / "clients"
-    for place in (folder, clients):
-        if not place.exists() or os.statvfs(place).f_flag & os.ST_RDONLY:  # as where Kubernetes mounts a secret
-            continue
-        if place.stat().st_mode & stat.S_IWOTH:
-            raise StartError(f"every user of this host can change {place}, and so admit clients: chmod 700 {place}")
-    for file in sorted(clients.glob(f"*{SUFFIX}")):
-        public, name = read_public(file), file.name.removesuffix(SUFFIX)
-        if public in found:
-            raise StartError(f"{file} and {clients / found[public]}{SUFFIX} are the same key: remove one of them")
-        found[public] = name
+    found: dict[bytes, ClientKey] = {}
+    files: dict[bytes | str, Path] = {}
+    with readable():
+        _only_ours(folder)
+        for kind in KINDS:
+            place = folder / f"{kind}s"
+            _only_ours(place)
+            for file in _key_files(place):
+                key = ClientKey(read_public(file), file.name.removesuffix(SUFFIX), kind == "host")
+                for what, value in (("are the same key", key.public), ("have the same name", key.name)):
+                    if (other := files.setdefault(value, file)) != file:
+                        raise StartError(f"{file} and {other} {what}: remove one of them")
+                found[key.public] = key
     return found
+
+
+def revoked(key: ClientKey, now: Mapping[bytes, ClientKey]) -> bool:
+    """Return whether a key that was admitted no longer is, or no longer as what it was."""
+    found = now.get(key.public)
+    return found is None or found.host != key.host
+
+
+def may_read(key: ClientKey | None) -> None:
+    """Check that a peer with this key may read feeds. (None: there are no keys.)
+
+    Raises:
+        KeyRefused: it is a host's.
+    """
+    if key is not None and key.host:
+        raise KeyRefused(
+            f"{key.name} is the key of a host, which is for `penstock join` only: use a client's "
+            "(`penstock keygen DIR --client NAME` on the daemon's host makes one)"
+        )
+
+
+def may_join(key: ClientKey | None, keys_on: bool) -> None:
+    """Check that a peer with this key may join as a host with workers.
+
+    Args:
+        key: the peer's key; None without keys, or if its connection has ended.
+        keys_on: whether the daemon has keys. Without, each peer may join.
+
+    Raises:
+        KeyRefused: it is a client's, or unknown.
+    """
+    if not keys_on or (key is not None and key.host):
+        return
+    whose = f"{key.name} is the key of a client" if key is not None else "this connection has no key"
+    raise KeyRefused(
+        f"{whose}, and `penstock join` needs a host's. On the daemon's host: penstock keygen DIR --host NAME, then "
+        "kill -HUP PID. On the host that joins: penstock join ... --keys with its copy of DIR/hosts/NAME"
+    )
+
+
+def _only_ours(place: Path) -> None:
+    """Check that not every user of this host can add keys to a folder."""
+    if not place.exists() or os.statvfs(place).f_flag & os.ST_RDONLY:  # as where Kubernetes mounts a secret
+        return
+    if place.stat().st_mode & stat.S_IWOTH:
+        raise StartError(f"every user of this host can change {place}, and so admit others: chmod 700 {place}")
+
+
+def _key_files(place: Path) -> list[Path]:
+    """Return the files of public keys in a folder, which need not exist."""
+    # glob() would say nothing of a folder that may not be read
+    return sorted(place / name for name in os.listdir(place) if name.endswith(SUFFIX)) if place.exists() else []
 
 
 def _not_a_server(path: Path) -> str:
     """Say why a folder is not a daemon's, and what the user may have meant."""
     if not path.is_dir():
         return f"there is no folder {path}. To make keys: penstock keygen {path}"
-    if (path / CLIENT_SECRET).exists():
-        return f"{path} is a client's folder: give the daemon's, which `penstock keygen` made beside it"
-    return f"{path} has no {SECRET}. To make keys: penstock keygen {path}"
+    for kind in KINDS:
+        if (path / secret_name(kind)).exists():
+            return f"{path} is a {kind}'s folder: give the daemon's, which `penstock keygen` made beside it"
+    return f"{path} has no {SERVER_SECRET}. To make keys: penstock keygen {path}"

@@ -18,6 +18,7 @@ from .coordinator import events as on
 from .coordinator.ask import Ask
 from .greeted import Greeted
 from .host.local import LocalPeer
+from .keys import may_read
 from .rate_limited_log import RateLimitedLog
 from .session import Session
 from .session_table import SessionTable
@@ -77,10 +78,13 @@ class Opening:
 
         Raises:
             ProtocolError: it speaks another version of the protocol.
+            KeyRefused: it has the key of a host, not of a client.
             UnknownFeed: names the feeds that exist.
             ConnectionLost: too many wait already.
         """
         check_version(hello.version)
+        key = self._out.key(routing_id)
+        may_read(key)
         if routing_id in self._table.by_routing_id:
             return
         if hello.feed not in self._coordinator.feeds:
@@ -92,7 +96,7 @@ class Opening:
             return
         token = secrets.token_bytes(16)
         client = "".join(letter for letter in hello.client if letter.isprintable())[:128]
-        session = Session(token, hello.feed, client, routing_id, time.monotonic(), self._out.key(routing_id))
+        session = Session(token, hello.feed, client, routing_id, time.monotonic(), key)
         welcome = m.Welcome(token, self._coordinator.feeds[hello.feed].info, self._unix)
         if self._out.answer(routing_id, welcome):
             self._table.greet(session)

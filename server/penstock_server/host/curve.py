@@ -34,7 +34,7 @@ _PING_EVERY, _PATIENCE = 5_000, 30_000
 _NAMES, _YES, _NO = b"1.0", b"200", b"400"
 
 Admit = Callable[[ClientKey | None], None]
-"""Called with the key that a client has proved to have; None if it may not connect."""
+"""Called with the key that a client or host has proved to have; None if it may not connect."""
 
 
 class Curve:
@@ -44,7 +44,7 @@ class Curve:
         keys: the daemon's keys, and who may connect.
 
     Attributes:
-        clients: who may connect: names by public key.
+        admitted: the keys that may connect, by their public parts.
     """
 
     DESCRIPTORS = 5
@@ -53,7 +53,7 @@ class Curve:
     def __init__(self, keys: ServerKeys) -> None:
         self.log = RateLimitedLog(logging.getLogger(__name__))
         self._keys = keys
-        self.clients = keys.clients
+        self.admitted = keys.admitted
         self._asking: dict[bytes, tuple[str, Admit]] = {}
         self._context = zmq.Context(io_threads=max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2)))
         self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)
@@ -136,17 +136,18 @@ class Curve:
         if admit is None or mechanism != b"CURVE":
             return ""
         key = z85.encode(credentials[0])
-        client = self.clients.get(key, "")
-        admit(ClientKey(key, client) if client else None)
-        if not client:
+        found = self.admitted.get(key)
+        admit(found)
+        if found is None:
             self.log.warning(
-                "refused a client at %s: its key %s is not in %s",
+                "refused a client at %s: its key %s is not in clients/ or hosts/ of %s",
                 address,
                 key.decode(),
-                self._keys.folder / "clients",
+                self._keys.folder,
                 event="key_refused",
             )
-        return client
+            return ""
+        return found.name
 
 
 def _require_descriptors() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
 from penstock_proto.messages import Chunk, Failed, Message, Pong, Status, Welcome
 
-from ..keys import ClientKey, ServerKeys
+from ..keys import ClientKey, ServerKeys, revoked
 from .accepting import Acceptor
 from .arena import Bytes
 from .network_peer import NetworkPeer
@@ -46,7 +46,8 @@ class Router:
         bind: a `tcp://address:port` to listen on; port 0 takes a free one.
         on_frame: called with (peer id, frame) for each message of one frame, and with an empty frame for any other.
         on_end: called once, from the loop, with the id of a peer whose connection has ended.
-        keys: the daemon's keys, and which clients it admits; None: it admits every client, and nothing is encrypted.
+        keys: the daemon's keys, and which clients and hosts it admits; None: it admits everybody, and nothing is
+            encrypted.
 
     Raises:
         StartError: the address cannot be bound.
@@ -116,12 +117,12 @@ class Router:
         connection = self._peers.get(peer)
         return None if connection is None else connection.key
 
-    def admit(self, clients: Mapping[bytes, str]) -> None:
-        """From now on admit only these clients (names by public key), and drop the connections of all others."""
+    def admit(self, admitted: Mapping[bytes, ClientKey]) -> None:
+        """From now on admit only these keys, and drop the connections with all others."""
         assert self._curve is not None
-        self._curve.clients = clients
+        self._curve.admitted = admitted
         for connection in self._peers.values():
-            if connection.key is not None and connection.key.public not in clients:
+            if connection.key is not None and revoked(connection.key, admitted):
                 connection.drop()
 
     def close(self) -> None:
