@@ -194,7 +194,7 @@ class World:
         """Let the row's event happen."""
         last = self._row.workers - 1
         if self._row.event == "leaves":
-            self._tell(on.RetireWorker(last))
+            self._tell(on.RetireWorkers((last,)))
         elif self._row.event == "dies":
             self._fills[last].clear()
             self._tell(on.WorkerDied(last, "was killed by SIGKILL"))

@@ -1374,7 +1374,7 @@ class World:
             self.handle(on.WorkerAdded(number))
         else:
             number = self.random.choice(staying)
-            self.handle(on.RetireWorker(number, now=self.random.random() < 0.2))
+            self.handle(on.RetireWorkers((number,), now=self.random.random() < 0.2))
 
     # --- commands ---
 

@@ -219,12 +219,12 @@ def test_what_a_lane_of_an_indexable_feed_fails_with_is_raised_also_where_its_wo
     """A worker that is to leave has turns, and they go to a worker that had none so far."""
     world = World(SimFeed(length=2, batch_size=1), workers=2, memory=3 * 4096)
     consumer = world.open(credit=1)
-    world.handle(on.RetireWorker(1))
+    world.handle(on.RetireWorkers((1,)))
     epoch = consumer.stream._epochs[0]
     while not any(lane.run is not None for lane in epoch.lanes.values()):
         assert world.step()
     ((_, run),) = [lane.run for lane in epoch.lanes.values() if lane.run is not None]
-    world.handle(on.RetireWorker(0))
+    world.handle(on.RetireWorkers((0,)))
     world.handle(on.WorkerAdded(2))
     world.handle(world.imports(2))
     world.handle(on.RunFailed(run, GeneratorError("fails")))
@@ -332,7 +332,7 @@ def test_a_worker_that_lists_splits_may_be_told_to_leave() -> None:
     feed = SimFeed()
     commands = coordinator.handle(on.Imported(1, (feed.plan(),)), 0.0)
     assert commands[0] == do.ListSplits(1, 0, "train", 0)
-    assert coordinator.handle(on.RetireWorker(1), 0.0) == []  # its answer is awaited
+    assert coordinator.handle(on.RetireWorkers((1,)), 0.0) == []  # its answer is awaited
     assert coordinator.handle(on.WorkerDied(1, "was killed"), 0.0) == [do.ListSplits(0, 0, "train", 0), do.Retire(1)]
     found = coordinator.handle(on.SplitsListed(0, SplitsInfo(1, 4, bytes(32)), feed.spec(), 8), 0.0)
     assert do.FeedReady("train", 4) in found

@@ -75,10 +75,16 @@ class Machine:
     """
 
     def __init__(
-        self, workers: int = 2, credit: int = 1, ragged: bool = False, group: str = "", **options: Any
+        self,
+        workers: int = 2,
+        credit: int = 1,
+        ragged: bool = False,
+        group: str = "",
+        idle: bool = False,
+        **options: Any,
     ) -> None:
         self.now = 0.0
-        self.coordinator = Coordinator(workers=workers, memory=1 << 30, saved={} if group else None)
+        self.coordinator = Coordinator(workers=workers, idle=idle, memory=1 << 30, saved={} if group else None)
         plan = m.FeedPlan(**{**{name: getattr(PLAN, name) for name in PLAN.__struct_fields__}, **options})
         spec = Leaf("int64", ()) if plan.batch_size and not ragged else Leaf("int64", (None,), ragged)
         self.plan = plan
@@ -195,7 +201,7 @@ def test_a_batch_that_does_not_fit_gets_a_larger_slot() -> None:
 def test_a_run_that_asked_for_a_larger_slot_before_it_was_dropped_no_longer_answers_for_the_turn() -> None:
     machine = Machine(batch_size=None)
     fill = filling(machine, machine.tickets[0])
-    assert do.DropRun(0, fill.run) in machine.tell(on.RetireWorker(0))
+    assert do.DropRun(0, fill.run) in machine.tell(on.RetireWorkers((0,)))
     machine.tell(m.NeedRoom(fill.run, fill.ticket, 100_000))
     assert filling(machine, fill.ticket).worker == 1
     assert machine.made(fill, batches=0) == []  # its answer to DropRun
@@ -343,7 +349,7 @@ def test_a_lane_moves_at_a_border_once_its_run_has_answered() -> None:
     machine.made(fills[0], last=False, record=b"no border")
     machine.tell(on.WorkerAdded(1))
     machine.tell(on.Imported(1, (machine.plan,)))
-    assert machine.tell(on.RetireWorker(0)) == []
+    assert machine.tell(on.RetireWorkers((0,))) == []
     assert machine.made(fills[0], first=1, record=b"border", border=True) == [do.DropRun(0, fills[0].run)]
     assert machine.lane.state is LaneState.DROPPING
     commands = machine.made(fills[1], batches=0)
@@ -356,7 +362,7 @@ def test_a_lane_moves_at_a_border_once_its_run_has_answered() -> None:
 def test_a_worker_that_is_to_leave_has_a_minute_and_is_killed_soon_after() -> None:
     machine = Machine(turn=2)
     machine.made(filling(machine, machine.tickets[0]), last=False, record=b"no border")
-    machine.tell(on.RetireWorker(0))
+    machine.tell(on.RetireWorkers((0,)))
     assert machine.coordinator.next_tick == 60.0
     machine.now = 60.0
     assert kinds(machine.tell(on.Tick())) == [do.DropRun]
@@ -390,7 +396,7 @@ def test_of_an_indexable_feed_only_the_turn_fails_that_was_being_made() -> None:
 def test_the_ranges_of_a_worker_that_stood_in_for_another_are_each_handed_over_once() -> None:
     machine = Machine(workers=3, credit=8, length=64, static_splits=False)
     tickets = list(machine.tickets)
-    machine.tell(on.RetireWorker(2, now=True))
+    machine.tell(on.RetireWorkers((2,), now=True))
     filled = [filling(machine, ticket) for ticket in tickets]
     assert len({fill.run for fill in filled if fill.worker == 0}) == 2  # also what worker 2 was to make
     machine.tell(on.WorkerAdded(2))

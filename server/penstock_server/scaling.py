@@ -37,16 +37,17 @@ class Scaling:
         self._to_workers = to_workers
 
     def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
-        """Run `workers` workers from now on, as far as there are file descriptors. Those beyond that number leave when
-        their lanes come to a border, or at once if `now`.
+        """Run `workers` workers that make batches on this host from now on, as far as there are file descriptors. Those
+        beyond that number leave when their lanes come to a border, or at once if `now`. One stays, unless this host has
+        idle workers. Workers of other hosts do not count.
 
         Returns:
             How many there were, and how many there will be.
         """
         there = self._coordinator.workers
-        staying = [number for number in there.numbers if number not in there.leaving]
-        before, workers = len(staying), max(1, workers)
-        most = descriptors.most_workers(descriptors.limit(), self._coordinator.budget.slots_reserved)
+        staying = there.scaled
+        before, workers = len(staying), max(0 if there.idle else 1, workers)
+        most = descriptors.most_workers(descriptors.limit(), self._coordinator.budget.slots_reserved) - len(there.idle)
         if workers > max(before, most):
             text = "there are file descriptors for only %d workers: %s"
             log.error(text, max(before, most), descriptors.HOW_TO_RAISE, extra={"event": "scale_limited"})
@@ -57,17 +58,17 @@ class Scaling:
             except OSError as error:
                 text = "no worker can be added (%s): %s"
                 log.error(text, error, descriptors.HOW_TO_RAISE, extra={"event": "scale_limited"})
-                workers = len(there.numbers) - len(there.leaving)
+                workers = len(there.scaled)
                 break
             self._to_workers.new_process(number)
             self._tell(on.WorkerAdded(number))
-        for number in staying[workers:]:
-            self._tell(on.RetireWorker(number, now))
-        self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.numbers))))
+        if staying[workers:]:
+            self._tell(on.RetireWorkers(tuple(staying[workers:]), now))
+        self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.own))))
         log.info("workers: %d, now %d", before, workers, extra={"event": "scaled"})
         return before, workers
 
     def scale_by(self, more: int) -> None:
         """Add `more` workers, or remove some if it is negative."""
         there = self._coordinator.workers
-        self.scale(len(there.numbers) - len(there.leaving) + more)
+        self.scale(len(there.scaled) + more)

@@ -163,7 +163,7 @@ class Admission:
             credit=ask.credit,
             quota=ask.quota,
             consumers=max(1, ask.world_size),
-            workers=len(self._workers),
+            workers=len(self._workers.makers),
             feeds=self._feeds.values(),
         )
         self._last_stream = next(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from penstock_proto import MemoryBound
 
 from .feeds import ServedFeed, whole_pages
-from .memory import Share, least_slots, regrown, share, with_consumers
+from .memory import Share, least_slots, regrown, share, with_consumers, with_workers
 from .stream import Stream
 
 
@@ -103,6 +103,25 @@ class Budget:
         smaller = with_consumers(stream.share, consumers, free=free, slot=slot)
         assert smaller is not None, "it needs less"
         return smaller
+
+    def plan_for(self, stream: Stream, workers: int) -> None:
+        """Let the stream hold more slots if there are more workers than there ever were for it. It keeps them when
+        workers go, as others may come."""
+        if workers <= stream.planned_for:
+            return
+        slot = stream.slots.slot_nbytes
+        larger = with_workers(
+            stream.share,
+            stream.planned_for,
+            workers,
+            free=max(0, self.memory - self.reserved),
+            slot=slot,
+            blocks=stream.feed.blocks_nbytes,
+            pool=stream.feed.info.pool,
+            most=max(0, self.slots - self.slots_reserved),
+        )
+        stream.planned_for = workers
+        stream.resize(larger, slot)
 
     def grow(self, stream: Stream, nbytes: int) -> MemoryBound | None:
         """Make the stream's slots large enough for `nbytes`, with some to spare if there is room.

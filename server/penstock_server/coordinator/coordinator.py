@@ -45,14 +45,15 @@ from .starting import Starting
 from .stream import Stream
 from .timers import Timers
 from .work_events import WorkEvents
-from .workers import Workers
+from .workers import VACANT, Workers
 
 
 class Coordinator:
     """See the file's head.
 
     Args:
-        workers: how many worker processes there are; they are numbered from 0.
+        workers: how many worker processes the daemon has; they are numbered from 0.
+        idle: whether these make no batches, so that only workers of hosts that join do.
         memory: bytes that slots and shuffle blocks may take in all.
         saved: the groups in the state file, by feed and name; None without such a file.
         slots: the most slots that there may be in all.
@@ -67,6 +68,7 @@ class Coordinator:
         self,
         *,
         workers: int,
+        idle: bool = False,
         memory: int,
         saved: Mapping[tuple[str, str], SavedGroup] | None = None,
         slots: int = MANY,
@@ -74,7 +76,7 @@ class Coordinator:
     ) -> None:
         self._commands: list[do.Command] = []
         self._do = self._commands.append
-        self.workers = Workers(workers)
+        self.workers = Workers(workers, idle)
         self.streams: dict[int, Stream] = {}
         self.consumers: dict[int, Consumer] = {}
         self.stopping: DaemonStopped | None = None
@@ -85,7 +87,7 @@ class Coordinator:
         self._read: dict[int, Stream] = {}
         """The stream that each consumer reads, even if it has ended."""
         self._affected = AffectedStreams(self.streams, self._do)
-        self._staffing = Staffing(self.workers, self._affected, self.starting, self.timers, self._do)
+        self._staffing = Staffing(self.workers, self._affected, self.starting, self.budget, self.timers, self._do)
         self._work = WorkEvents(self._affected, self._staffing, self.starting, self.budget, self.timers, self._do)
         self._groups = Groups(saved, self._do, patience)
         self._admission = Admission(
@@ -119,8 +121,9 @@ class Coordinator:
             on.Imported: self._imported,
             on.WorkerDied: self._staffing.died,
             on.WorkerAdded: self._staffing.added,
-            on.RetireWorker: self._staffing.leave,
+            on.RetireWorkers: self._staffing.leave,
             on.WorkerGone: self._staffing.gone,
+            on.WorkersLost: self._staffing.lost,
             on.SlotsAllowed: self._slots_allowed,
             on.Stop: self._stop,
             on.NotSaved: self._not_saved,
@@ -151,6 +154,8 @@ class Coordinator:
                 self._staffing.retire()
         commands = self._commands.copy()
         self._commands.clear()
+        if self.workers.vacant:  # nobody carries out what a vacant place is told
+            return [command for command in commands if getattr(command, "worker", None) != VACANT]
         return commands
 
     @property
@@ -160,7 +165,7 @@ class Coordinator:
 
     def check(self) -> list[str]:
         """Return the broken invariants of the state, in words. Slow: for tests and debugging."""
-        return check(self.budget, self.streams)
+        return check(self.budget, self.streams, self.workers)
 
     def _failed(self, event: on.Event, error: Exception) -> None:
         """Refuse the consumer that sent the event, or fail the stream that the event is about."""

@@ -128,11 +128,11 @@ class WorkerAdded(Struct, frozen=True):
     worker: int
 
 
-class RetireWorker(Struct, frozen=True):
-    """The worker is to leave. It hands over its lanes when they come to borders, or at once if `now`. `Retire` ends
-    it."""
+class RetireWorkers(Struct, frozen=True):
+    """These workers are to leave. They hand over their lanes when these come to borders, or at once if `now`. `Retire`
+    ends each. If no other worker can make batches they go on, until they are gone or lost."""
 
-    worker: int
+    workers: tuple[int, ...]
     now: bool = False
 
 
@@ -140,6 +140,16 @@ class WorkerGone(Struct, frozen=True):
     """The worker has ended for good: no other process takes its place."""
 
     worker: int
+    how: str
+
+
+class WorkersLost(Struct, frozen=True):
+    """A host that had joined is gone, with these workers of it. Their numbers are not used again. No split is to blame.
+
+    If no other worker can make batches, streams wait for the next one.
+    """
+
+    workers: tuple[int, ...]
     how: str
 
 
@@ -213,8 +223,9 @@ Event: TypeAlias = (
     | Imported
     | WorkerDied
     | WorkerAdded
-    | RetireWorker
+    | RetireWorkers
     | WorkerGone
+    | WorkersLost
     | SlotsAllowed
     | Stop
     | NotSaved

@@ -10,14 +10,32 @@ from .epoch import Epoch
 from .lane import LaneState
 from .stream import Stream
 from .turn import Turn, TurnState
+from .workers import VACANT, Workers
 
 
-def check(budget: Budget, streams: Mapping[int, Stream]) -> list[str]:
+def check(budget: Budget, streams: Mapping[int, Stream], workers: Workers) -> list[str]:
     """Return the invariants that are broken, in words."""
     found = [] if budget.reserved <= budget.memory else ["more memory is reserved than allowed"]
     for stream in streams.values():
-        found += [f"stream {stream.number}: {said}" for said in _stream(stream)]
+        found += [f"stream {stream.number}: {said}" for said in (*_stream(stream), *_staff(stream, workers))]
     return found
+
+
+def _staff(stream: Stream, workers: Workers) -> Iterator[str]:
+    """Check that only workers that are there have work, and only work that they may have."""
+    makers = {*workers.makers, VACANT} if workers.available == [VACANT] else {*workers.makers}
+    own = {*workers.own}
+    for epoch in stream.epochs:
+        if epoch.listing is not None and epoch.listing[0] not in own:
+            yield f"epoch {epoch.number}: worker {epoch.listing[0]} is to list its splits"
+        for key, lane in epoch.lanes.items():
+            for run in (lane.run, lane.dropped):
+                if run is not None and run[0] not in makers:
+                    yield f"epoch {epoch.number}: worker {run[0]} is to make lane {key}"
+    for epoch, turn in stream.production.turns.by_ticket.values():
+        for worker, _ in turn.fillers:
+            if worker not in (own if turn.pooled else makers) or (turn.left_order and worker == VACANT):
+                yield f"epoch {epoch.number}: worker {worker} is to fill a turn that is {turn.state.name}"
 
 
 def _stream(stream: Stream) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Has workers list the splits of a stream's epochs, and asks again when that fails or a worker dies."""
+"""Has the daemon's own workers list the splits of a stream's epochs. Asks again when that fails or a worker dies."""
 
 from __future__ import annotations
 
@@ -43,8 +43,12 @@ class SplitLists:
         self._do = out
 
     def ask(self, epoch: Epoch) -> None:
-        """Have a worker list the epoch's splits."""
-        epoch.listing = self._workers.pick(epoch.number + epoch.listings), next(self._ids)
+        """Have one of the daemon's own workers list the epoch's splits.
+
+        Raises:
+            WorkerDied: the daemon has no worker of its own.
+        """
+        epoch.listing = self._workers.pick_local(epoch.number + epoch.listings), next(self._ids)
         epoch.listings += 1
         self._do(do.ListSplits(*epoch.listing, self._feed.name, epoch.number))
 

@@ -81,11 +81,19 @@ def share(
     least = least_slots(quota, consumers, pool)
     if blocks + least * slot > free or least > most:
         return None
-    ahead = min(_MANY_AHEAD, _AHEAD // slot) if blocks else 0
-    pools = 0 if pool == 1 else 2 * pool + (pool + 1) // 2
-    wanted = max(2 * workers + 1, ahead, pools) + consumers * (credit + quota) + _round(consumers)
+    wanted = _wanted(workers, slot, blocks, pool) + consumers * (credit + quota) + _round(consumers)
     slots = max(least, min(wanted, most // 2, (min(free // 2, free - kept) - blocks) // slot))
     return _dealt(slots, wanted, credit, quota, consumers, blocks + slots * slot, _least_production(pool))
+
+
+def with_workers(
+    old: Share, before: int, workers: int, *, free: int, slot: int, blocks: int, pool: int = 1, most: int = MANY
+) -> Share:
+    """Return the share of a stream that was planned for `before` workers, now that there are `workers`. It gets at most
+    half of what is free, as when it opened."""
+    more = _wanted(workers, slot, blocks, pool) - _wanted(before, slot, blocks, pool)
+    more = max(0, min(more, free // 2 // slot, most // 2))
+    return replace(old, production=old.production + more, nbytes=old.nbytes + more * slot)
 
 
 def with_consumers(old: Share, consumers: int, *, free: int, slot: int, most: int = MANY) -> Share | None:
@@ -111,6 +119,13 @@ def regrown(old: Share, *, free: int, held: int, blocks: int, slot: int) -> Shar
     slots = max(least, min(wanted, room // 2 // slot))
     nbytes = max(old.nbytes, blocks + held + slots * slot)
     return replace(_dealt(slots, wanted, old.credit, old.quota, consumers, nbytes), consumers=old.consumers)
+
+
+def _wanted(workers: int, slot: int, blocks: int, pool: int) -> int:
+    """Return the slots of production that a stream wants."""
+    ahead = min(_MANY_AHEAD, _AHEAD // slot) if blocks else 0
+    pools = 0 if pool == 1 else 2 * pool + (pool + 1) // 2
+    return max(2 * workers + 1, ahead, pools)
 
 
 def _dealt(slots: int, wanted: int, credit: int, quota: int, consumers: int, nbytes: int, production: int = 1) -> Share:

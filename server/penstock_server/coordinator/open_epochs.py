@@ -10,7 +10,7 @@ from penstock_proto.position import Position
 from .epoch import Epoch
 from .feeds import ServedFeed, SplitsInfo
 from .listing import SplitLists
-from .workers import Workers
+from .workers import VACANT, Workers
 
 
 class OpenEpochs:
@@ -60,11 +60,18 @@ class OpenEpochs:
 
     def plan(self, epoch: Epoch, splits: SplitsInfo, consumers: int) -> None:
         """The epoch's splits are known: plan its order, or keep the error with which the stream is to fail."""
-        lane_sets = 1 if self._feed.plan.order == "exact" else max(1, len(self._workers.available))
         try:
-            epoch.plan(self._feed, splits, lane_sets, consumers)
+            epoch.plan(self._feed, splits, self._lane_sets(splits), consumers)
         except StateMismatch as error:
             epoch.error = error
+
+    def _lane_sets(self, splits: SplitsInfo) -> int:
+        """Return how many sets of lanes are visited independently of each other: in fast order one for each worker. If
+        there is no worker yet, each lane is a set."""
+        plan, workers = self._feed.plan, self._workers.available
+        if plan.order == "exact":
+            return 1
+        return len(workers) if workers != [VACANT] else max(1, min(plan.lanes, splits.count))
 
     def close_first(self) -> Epoch:
         """Remove the first epoch, and return it."""

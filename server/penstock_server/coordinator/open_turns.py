@@ -14,6 +14,7 @@ from .epoch import Epoch
 from .lane import Filler
 from .slots import Slots
 from .turn import ABANDONED, COMPLETE, DONE, FILLING, IDLE, PLANNED, WAITING, Turn, TurnState
+from .workers import VACANT
 
 
 class OpenTurns:
@@ -49,6 +50,7 @@ class OpenTurns:
         """The turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is closed."""
         if turn.left_order:
             return
+        self.take_from(turn, lambda filler: filler[0] == VACANT)
         if turn.state is FILLING:
             turn.become(ABANDONED)
         elif turn.state is COMPLETE:

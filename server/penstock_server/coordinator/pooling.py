@@ -1,4 +1,4 @@
-"""Pooling: has the rows of a formed pool put into new batches. Any worker can do that, as it only copies rows.
+"""Pooling: has the rows of a formed pool put into new batches. Any of the daemon's own workers can do that.
 
 The slots of the pool's visits are kept until all of its batches are there. So if a worker dies, another one does its
 part again.
@@ -48,10 +48,14 @@ class Pooling:
         self._do = out
 
     def fill(self, epoch: Epoch, turn: Turn) -> None:
-        """Have a worker copy the rows of the turn into its slot."""
+        """Have one of the daemon's own workers copy the rows of the turn into its slot.
+
+        Raises:
+            WorkerDied: the daemon has no worker of its own.
+        """
         pool = turn.pool
         assert pool is not None
-        worker, run = self._workers.pick(turn.index // self._feed.turn), next(self._ids)
+        worker, run = self._workers.pick_local(turn.index // self._feed.turn), next(self._ids)
         turn.fillers = [(worker, run)]
         turn.become(FILLING)
         self._do(

@@ -29,7 +29,7 @@ from .open_turns import OpenTurns
 from .pooling import Pooling
 from .slots import Slots
 from .turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Part, Turn
-from .workers import Workers
+from .workers import VACANT, Workers
 
 
 class Production(ABC):
@@ -328,7 +328,7 @@ class Production(ABC):
         """Open a run for the lane."""
         run = self._worker_for(epoch, key), next(self._ids)
         epoch.start(lane, run)
-        self.feed.replays += bool(lane.record)
+        self.feed.replays += bool(lane.record) and run[0] != VACANT
         self._do(
             do.StartRun(
                 *run,

@@ -23,6 +23,7 @@ class RangeProduction(Production):
             if turn is not None:
                 turn.worker = self._workers.pick(turn.index // self.feed.turn)
             return turn
+        sets.grow(len(self._workers.available))
         number = sets.least(max(1, most // sets.count))
         turn = None if number is None else order.visit(number)
         if turn is not None and number is not None:

@@ -2,20 +2,24 @@
 
 A worker that is to leave hands over each lane when the lane comes to a border. After a minute it hands over the rest
 wherever they are. A little later it is killed.
+
+While no worker can make batches, their work is that of a vacant place (`workers.VACANT`). The next worker that is ready
+takes it over, as if another one had died.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock_proto import WorkerDied
 
 from . import commands as do
 from . import events as on
 from .affected import AffectedStreams
+from .budget import Budget
 from .starting import Starting
 from .timers import Timers
-from .workers import Workers
+from .workers import REMOTE, VACANT, Workers
 
 HAND_OVER = 60.0
 """Seconds for which a worker that is to leave may go on until its lanes come to a border."""
@@ -31,6 +35,7 @@ class Staffing:
         workers: the worker processes.
         streams: all streams; notes those that the event affects.
         starting: how feeds start.
+        budget: the memory that streams share.
         timers: for the steps of leaving.
         out: where commands go.
     """
@@ -40,23 +45,28 @@ class Staffing:
         workers: Workers,
         streams: AffectedStreams,
         starting: Starting,
+        budget: Budget,
         timers: Timers,
         out: Callable[[do.Command], None],
     ) -> None:
         self._workers = workers
         self._streams = streams
         self._starting = starting
+        self._budget = budget
         self._timers = timers
         self._do = out
 
     def imported(self, event: on.Imported) -> None:
         """A worker has imported the feeds. Give it work, unless other workers have imported different ones."""
-        if not self._starting.imported(event.worker, event.feeds):
+        lost = event.worker >= REMOTE and event.worker not in self._workers.numbers
+        if lost or not self._starting.imported(event.worker, event.feeds):
             self._do(do.RejectWorker(event.worker))
             return
         self._do(do.AcceptWorker(event.worker))
         if event.worker in self._workers.away:
             self._workers.is_ready(event.worker)
+            self._take_vacant_place()
+            self._plan_memory()
             self._changed()
 
     def died(self, event: on.WorkerDied) -> None:
@@ -73,26 +83,36 @@ class Staffing:
         """Another worker was added."""
         self._workers.add(event.worker)
 
-    def leave(self, event: on.RetireWorker) -> None:
-        """A worker is to leave."""
-        self._workers.leaves(event.worker)
+    def leave(self, event: on.RetireWorkers) -> None:
+        """Workers are to leave. None of them gets lanes of another."""
+        workers = [worker for worker in event.workers if worker in self._workers.numbers]
+        self._workers.leave(workers)
         self._changed()
         if event.now:
-            self._kill(event.worker)
+            self._kill(workers)
         else:
-            self._timers.later(HAND_OVER, lambda: self._hurry(event.worker))
+            self._timers.later(HAND_OVER, lambda: self._hurry(workers))
 
     def gone(self, event: on.WorkerGone) -> None:
         """A worker has ended for good: no other process takes its place."""
         self._workers.gone(event.worker)
-        if self._workers.leaving.issuperset(self._workers.numbers):
-            self._workers.all_stay()
+        if not self._workers.scaled and not self._workers.idle:
+            self._workers.own_stay()
         if not self._workers.numbers:
             said = f"no worker process is left, and none can start: the last one {event.how}; see the daemon's log"
             for stream in self._streams.all():
                 with self._streams.alone(stream):
                     stream.fail(WorkerDied(said))
         self.died(on.WorkerDied(event.worker, event.how))
+
+    def lost(self, event: on.WorkersLost) -> None:
+        """A host is gone with its workers. All are removed before one's work goes to another."""
+        self._workers.gone(*event.workers)
+        for stream in self._streams.all():
+            with self._streams.alone(stream):
+                for worker in event.workers:
+                    stream.worker_died(worker, event.how, None)
+        self.retire()
 
     def retire(self) -> None:
         """End the workers that are to leave and no longer do anything."""
@@ -103,22 +123,38 @@ class Staffing:
                 self._starting.checks.worker_away(worker)
                 self._do(do.Retire(worker))
 
+    def _take_vacant_place(self) -> None:
+        """A worker is ready: work that waited for one goes to it."""
+        if self._workers.vacant and self._workers.available != [VACANT]:
+            for stream in self._streams.all():
+                with self._streams.alone(stream):
+                    stream.worker_died(VACANT, "", None)
+            self._workers.place_taken()
+
+    def _plan_memory(self) -> None:
+        """Let streams hold more slots if there are more workers than when they opened."""
+        for stream in self._streams.all():
+            with self._streams.alone(stream):
+                self._budget.plan_for(stream, len(self._workers.makers))
+
     def _changed(self) -> None:
         for stream in self._streams.all():
             with self._streams.alone(stream):
                 stream.production.workers_changed()
         self.retire()
 
-    def _hurry(self, worker: int) -> None:
-        """The minute is over: hand the worker's lanes over wherever they are."""
-        if worker not in self._workers.leaving:
-            return
+    def _hurry(self, workers: Sequence[int]) -> None:
+        """The minute is over: hand the lanes of these workers over wherever they are."""
+        leaving = [worker for worker in workers if worker in self._workers.leaving]
         for stream in self._streams.all():
             with self._streams.alone(stream):
-                stream.production.move_all(worker)
+                for worker in leaving:
+                    stream.production.move_all(worker)
         self.retire()
-        self._timers.later(HURRY, lambda: self._kill(worker))
+        if leaving:
+            self._timers.later(HURRY, lambda: self._kill(leaving))
 
-    def _kill(self, worker: int) -> None:
-        if worker in self._workers.leaving:
-            self._do(do.KillWorker(worker))
+    def _kill(self, workers: Sequence[int]) -> None:
+        for worker in workers:
+            if worker in self._workers.leaving:
+                self._do(do.KillWorker(worker))

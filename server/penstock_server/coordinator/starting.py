@@ -1,6 +1,7 @@
-"""Starts feeds: a worker imports them, lists their splits and looks at a first sample. Then they can be read.
+"""Starts feeds: one of the daemon's own workers imports them, lists their splits and makes a first sample.
 
-If that fails, a feed with on_error="retry" is tried again. Any other feed ends the daemon's start.
+Then they can be read. If that fails, a feed with on_error="retry" is tried again. Any other feed ends the start of the
+daemon.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .failures import pause
 from .feeds import ServedFeed
 from .first_samples import FirstSampleChecks
 from .timers import Timers
-from .workers import Workers
+from .workers import REMOTE, Workers
 
 NOBODY = -1
 """In place of a worker's number: the feed waits for its next attempt."""
@@ -80,10 +81,12 @@ class Starting:
         """A worker has imported the feeds. The first one to do so is asked for splits and samples.
 
         Returns:
-            Whether its feeds are those that the first worker imported.
+            Whether its feeds are those that the first worker imported. A remote worker cannot be the first.
         """
-        if self._plans and list(plans) != list(self._plans.values()):
+        if list(plans) != list(self._plans.values()) and (self._plans or worker >= REMOTE):
             return False
+        if worker >= REMOTE:
+            return True
         self.checks.worker_ready(worker)
         if self._plans:
             self._check_samples()
@@ -135,11 +138,13 @@ class Starting:
 
     def worker_died(self, worker: int, how: str) -> None:
         """A worker's process is gone. If it was to leave anyway, another one takes over its work."""
+        if worker >= REMOTE:  # it has no part in the start
+            return
         self.checks.worker_away(worker)
         if worker in self._workers.leaving:
             for run, (lister, feed) in list(self._listings.items()):
                 if lister == worker:
-                    self._list(self._workers.pick(0), run, feed)
+                    self._list(self._workers.pick_local(0), run, feed)
             return
         if not self._plans or (self._listings and not self.retries):
             error = WorkerDied(f"the worker process {how} before it could serve a feed", worker=worker)
@@ -156,8 +161,8 @@ class Starting:
     def _retry(self, run: int) -> None:
         if run in self._listings:
             _, feed = self._listings[run]
-            self._list(self._workers.pick(self.failing[feed].times), run, feed)
+            self._list(self._workers.pick_local(self.failing[feed].times), run, feed)
 
     def _check_samples(self) -> None:
         if self.feeds and not self._listings:
-            self.checks.ask(len(self._workers))
+            self.checks.ask(len(self._workers.own))

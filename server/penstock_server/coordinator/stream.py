@@ -62,6 +62,7 @@ class Stream:
         production: makes its turns.
         copies: makes copies of its batches.
         outlet: its consumers, and what they are sent.
+        planned_for: the number of workers for which its share was planned.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Stream:
         self.number = number
         self.feed = feed
         self.share = share
+        self.planned_for = len(workers.makers)
         self._do = out
         self._stopping: DaemonStopped | None = None
         ids = itertools.count(number * m.IDS_PER_STREAM)

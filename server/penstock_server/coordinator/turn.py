@@ -67,7 +67,7 @@ TURN_STATES: Table[TurnState] = {
         DONE: "its epoch is closed",
     },
     FILLING: {
-        IDLE: "the worker died, the run was dropped or failed, or RowsMeasured tells the last sizes",
+        IDLE: "the worker died or is lost, the run was dropped or failed, or RowsMeasured tells the last sizes",
         WAITING: "NeedRoom, or the last RowsMeasured: the slot is too small",
         COMPLETE: "Made (last), or the last RowsWritten, or a worker could not mix the rows",
         ABANDONED: "its epoch is closed",

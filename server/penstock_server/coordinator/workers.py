@@ -1,32 +1,87 @@
-"""Which workers there are, which of them can be given work, and which are to leave."""
+"""Which workers there are, which of them can be given work, and which are to leave.
+
+The daemon's own workers run on its host. They have small numbers, which are used again. Workers of hosts that have
+joined are *remote*: their numbers begin at REMOTE, and each is used once. Remote workers only make batches. Lists of
+splits, first samples and rows of pools are for the daemon's own workers (`pick_local`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock_proto import WorkerDied
+
+REMOTE = 1_000_000
+"""The first number of a remote worker."""
+
+VACANT = -1
+"""In place of a worker's number: the place of the next worker. Its work waits until one is ready."""
 
 
 class Workers:
     """The workers by number.
 
-    A worker that died is away until the next process in its place is ready. It gets work only if all others are away or
-    leaving too. A worker that is to leave gets no new work.
+    A worker that died is away until the next process in its place is ready. Meanwhile it makes no batches. A worker
+    that is to leave gets no new work, unless all others are away or leaving too. If no worker can make batches, VACANT
+    gets the work.
+
+    Args:
+        count: how many workers the daemon has; they are numbered from 0.
+        idle: whether these make no batches.
+
+    Attributes:
+        numbers: all workers.
+        away: those whose next process is not ready yet.
+        leaving: those that are to leave.
+        vacant: whether VACANT may have work.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, idle: bool = False) -> None:
         self.numbers = list(range(count))
         self.away: set[int] = set()
         self.leaving: set[int] = set()
-        self._available = list(self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+        self.vacant = False
+        self._idle = set(self.numbers) if idle else set()
+        self._look()
 
     @property
     def available(self) -> list[int]:
-        """The numbers of the workers that can be given work: none that leaves or is away, unless all do."""
+        """The workers that can be given batches to make: none that leaves, unless all do; [VACANT] if there is none."""
         return self._available
 
+    @property
+    def makers(self) -> list[int]:
+        """All workers that make batches, even if they are away or leaving."""
+        return [number for number in self.numbers if number not in self._idle]
+
+    @property
+    def own(self) -> list[int]:
+        """The daemon's own workers."""
+        return [number for number in self.numbers if number < REMOTE]
+
+    @property
+    def scaled(self) -> list[int]:
+        """The workers that `scale` counts: the daemon's own that make batches, and are not to leave."""
+        return [number for number in self.own if number not in self._idle and number not in self.leaving]
+
+    @property
+    def idle(self) -> set[int]:
+        """The daemon's own workers that make no batches."""
+        return self._idle
+
     def pick(self, place: int) -> int:
-        """Return the worker for work number `place`. Neighbouring places get different workers."""
+        """Return the worker that makes batches number `place`. Neighbouring places get different workers."""
         return self._available[place % len(self._available)]
+
+    def pick_local(self, place: int) -> int:
+        """Return the daemon's own worker for work number `place`. One that is away does it when it is ready.
+
+        Raises:
+            WorkerDied: the daemon has no worker of its own.
+        """
+        if not self._local:
+            raise WorkerDied("no worker process of the daemon is left, and none can start: see the daemon's log")
+        return self._local[place % len(self._local)]
 
     def add(self, number: int) -> None:
         """Add a worker. It is away until it is ready."""
@@ -44,23 +99,30 @@ class Workers:
         self.away.add(number)
         self._look()
 
-    def leaves(self, number: int) -> None:
-        """The worker is to leave. At least one other must stay."""
-        self.leaving.add(number)
+    def leave(self, numbers: Iterable[int]) -> None:
+        """These workers are to leave."""
+        self.leaving.update(numbers)
         self._look()
 
-    def all_stay(self) -> None:
-        """No worker leaves after all."""
-        self.leaving.clear()
+    def own_stay(self) -> None:
+        """None of the daemon's own workers leaves after all."""
+        self.leaving.difference_update(self.own)
         self._look()
 
-    def gone(self, number: int) -> None:
-        """Remove the worker."""
-        self.numbers.remove(number)
-        self.away.discard(number)
-        self.leaving.discard(number)
+    def gone(self, *numbers: int) -> None:
+        """Remove these workers."""
+        self.numbers = [number for number in self.numbers if number not in numbers]
+        for those in (self.away, self.leaving, self._idle):
+            those.difference_update(numbers)
         self._look()
+
+    def place_taken(self) -> None:
+        """VACANT has no work any longer."""
+        self.vacant = False
 
     def _look(self) -> None:
-        staying = [number for number in self.numbers if number not in self.leaving]
-        self._available = [number for number in staying if number not in self.away] or staying or self.numbers
+        ready = [number for number in self.makers if number not in self.away]
+        self._available = [number for number in ready if number not in self.leaving] or ready or [VACANT]
+        self.vacant = self.vacant or self._available == [VACANT]
+        staying = [number for number in self.own if number not in self.leaving]
+        self._local = [number for number in staying if number not in self.away] or staying or self.own
