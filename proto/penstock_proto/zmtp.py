@@ -79,7 +79,12 @@ def check_greeting(greeting: Buffer) -> None:
     """
     wanted = mechanism(greeting)
     if wanted != "NULL":
-        raise ProtocolError(f"it wants ZeroMQ's security mechanism {wanted!r}")
+        raise ProtocolError(wants(wanted))
+
+
+def wants(mechanism: str) -> str:
+    """Return what is said of a peer that wants a security mechanism where none is used."""
+    return f"it wants ZeroMQ's security mechanism {mechanism!r}"
 
 
 def head(data: Buffer) -> Head | None:

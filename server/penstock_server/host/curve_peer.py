@@ -26,6 +26,7 @@ from penstock_proto.libzmq import UNDECIPHERED
 from ..keys import ClientKey
 from .client_greeting import ClientGreeting
 from .curve import Curve
+from .incoming import Place
 from .network_peer import BUSY, LAST_WORDS, MESSAGES, UNREAD, NetworkPeer
 from .outgoing import OutgoingMessages
 
@@ -64,8 +65,9 @@ class CurvePeer(NetworkPeer):
     ) -> None:
         super().__init__(connection, OutgoingMessages(), on_ready, on_message, on_end)
         self._curve = curve
-        self._address = "{}:{}".format(*connection.getpeername()[:2])
-        self._dealer, self._pipe, self._id = curve.connected(self._address, self._admit)
+        self._place: Place | None = None
+        self._client = "{}:{}".format(*connection.getpeername()[:2])
+        self._dealer, self._pipe, self._id = curve.connected(self._client, self._admit)
         self._fd: int = int(self._dealer.get(zmq.FD))
         self._up = self._down = b""  # ciphertext that the next connection has no room for
         self._greeting = ClientGreeting()
@@ -80,6 +82,10 @@ class CurvePeer(NetworkPeer):
     def unsent(self) -> bool:
         """Whether bytes wait until the connection takes them."""
         return bool(self._outgoing or self._down)
+
+    def receive_into(self, place: Place) -> None:
+        """Take messages of two frames, as `NetworkPeer` says."""
+        self._place = place
 
     def finish(self) -> tuple[int, int] | None:
         """Send some of what waits, as `NetworkPeer` says."""
@@ -146,7 +152,7 @@ class CurvePeer(NetworkPeer):
             if self._dropped and not self._outgoing:
                 self._close_dealer(LAST_WORDS)
             return False
-        message, body, _, _ = self._outgoing.first
+        message, body, *_ = self._outgoing.first
         try:
             self._dealer.send(message, zmq.NOBLOCK if body is None else zmq.NOBLOCK | zmq.SNDMORE)
             if body is not None:
@@ -165,8 +171,22 @@ class CurvePeer(NetworkPeer):
         except zmq.Again:
             return False
         self._without_message = 0
+        if self._place is not None and len(frames) == 2:
+            self._put(self._place, *frames)
+            return True
         self._on_message(frames[0] if len(frames) == 1 and len(frames[0]) <= MAX_MESSAGE else b"")
         return True
+
+    def _put(self, place: Place, first: bytes, second: bytes) -> None:
+        """Put the second frame of a message where it belongs."""
+        try:
+            target = place(first)
+            if len(target) != len(second):
+                raise ProtocolError(f"a second frame of {len(second)} bytes, where {len(target)} belong")
+        except ProtocolError as error:
+            self.close(error.message)
+        else:
+            target[:] = second
 
     @property
     def _has_message(self) -> bool:
@@ -208,7 +228,7 @@ class CurvePeer(NetworkPeer):
             if self._greeting.plain and not self._refused:
                 self._refused = True
                 text = "refused a client at %s: it has no keys"
-                self._curve.log.warning(text, self._address, event="key_refused")
+                self._curve.log.warning(text, self._client, event="key_refused")
             self._to_libzmq()
             if self._without_message > (_WITHOUT_MESSAGE if self.key else _UNADMITTED) and not self._has_message:
                 self.close("a message of too many frames or bytes" if self.key else "too many bytes before its key")
@@ -275,7 +295,7 @@ class CurvePeer(NetworkPeer):
         self._curve.log.warning(
             "refused a client at %s: its handshake cannot be deciphered; it was given another daemon's key, or repeats "
             "what another client has said",
-            self._address,
+            self._client,
             event="key_refused",
         )
         code = str(UNDECIPHERED).encode()

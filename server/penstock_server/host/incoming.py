@@ -1,14 +1,25 @@
 """Turns the bytes of a TCP peer into events: the end of the handshake, heartbeats and messages, each within bounds.
 
 The receiving half of the daemon's ZMTP, without I/O. The Identity that a peer may announce is ignored.
+
+A consumer's messages have one frame. Those of a joined host, and those that it gets from the head, may have a second
+one, with bytes that belong into memory that the first frame names. They are received there, and not copied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from penstock_proto import ProtocolError, zmtp
 from penstock_proto.codec import MAX_MESSAGE
+
+Place: TypeAlias = Callable[[bytes], memoryview]
+"""Tells where the second frame of a message belongs, by its first frame; as many bytes as the frame must have.
+
+Raises:
+    ProtocolError: it belongs nowhere.
+"""
 
 MAX_FRAMES = 4
 """Most frames of a message that are read. A client's message has one; a message of several is reported as empty."""
@@ -31,13 +42,29 @@ Event: TypeAlias = bytes | zmtp.Ping | Ready | Ignored
 
 class Incoming:
     """Takes bytes with `feed`, and returns one event after another with `next`. Holds at most one message and the bytes
-    of one `feed`."""
+    of one `feed`.
 
-    def __init__(self) -> None:
+    Args:
+        peers: the type of socket that the peer must have.
+
+    Attributes:
+        place: where second frames belong; None if messages have only one.
+        target: where the next bytes belong that are received, if that is known. Then call `took`, and not `feed`.
+    """
+
+    def __init__(self, peers: bytes = b"DEALER") -> None:
+        self.place: Place | None = None
+        self.target = memoryview(b"")
+        self._peers = peers
         self._held = bytearray()
         self._at = 0
         self._greeted = self._ready = False
         self._frames = self._nbytes = 0  # of the message that has begun
+        self._first = b""  # its first frame, if a second one belongs elsewhere
+
+    def took(self, count: int) -> None:
+        """Note that this many bytes were received into `target`."""
+        self.target = self.target[count:]
 
     def feed(self, data: memoryview) -> None:
         """Take received bytes. `next` must have returned None since the last call."""
@@ -57,13 +84,15 @@ class Incoming:
             self._at = len(zmtp.GREETING)
             zmtp.check_greeting(self._held[: self._at])
             self._greeted = True
-        while (frame := self._frame()) is not None:
+        while not self.target and (frame := self._frame()) is not None:
             head, body = frame
             if head.command:
                 return self._command(body)
             if not self._ready:
                 raise ProtocolError("a message before READY")
-            if not head.more:
+            if head.more and self.place is not None:
+                self._first = body
+            elif not head.more:
                 whole = self._frames == 1
                 self._frames = self._nbytes = 0
                 return body if whole else b""
@@ -74,6 +103,9 @@ class Incoming:
         head = zmtp.head(self._held[self._at : self._at + 9])
         if head is None:
             return None
+        if self._first and not head.command:
+            self._placed(head)
+            return self._frame() if not self.target else None
         if not head.command and (self._frames >= MAX_FRAMES or self._nbytes + head.size > MAX_MESSAGE):
             raise ProtocolError(f"a message of more than {MAX_FRAMES} frames or {MAX_MESSAGE} bytes")
         body = self._at + head.nbytes
@@ -85,11 +117,25 @@ class Incoming:
             self._nbytes += head.size
         return head, bytes(self._held[body : self._at])
 
+    def _placed(self, head: zmtp.Head) -> None:
+        """Begin the second frame of a message: put what has come of it where it belongs."""
+        assert self.place is not None
+        target = self.place(self._first)
+        if head.more or head.size != len(target):
+            raise ProtocolError(f"a second frame of {head.size} bytes, where {len(target)} belong")
+        self._first = b""
+        self._frames = self._nbytes = 0
+        self._at += head.nbytes
+        here = min(head.size, len(self._held) - self._at)
+        target[:here] = self._held[self._at : self._at + here]
+        self._at += here
+        self.target = target[here:]
+
     def _command(self, body: bytes) -> Event:
         if not self._ready:
             socket_type = zmtp.parse_ready(body)
-            if socket_type != b"DEALER":
-                raise ProtocolError(f"a socket of type {socket_type!r}; clients use a DEALER")
+            if socket_type != self._peers:
+                raise ProtocolError(f"a socket of type {socket_type!r}, where {self._peers!r} belongs")
             self._ready = True
             return READY
         name, data = zmtp.parse_command(body)

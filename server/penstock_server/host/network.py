@@ -22,6 +22,7 @@ from penstock_proto.messages import Chunk, Failed, Message, Pong, Status, Welcom
 from ..keys import ClientKey, ServerKeys, revoked
 from .accepting import Acceptor
 from .arena import Bytes
+from .incoming import Place
 from .network_peer import NetworkPeer
 from .tcp_peer import TcpPeer
 
@@ -100,6 +101,27 @@ class Router:
             if not connection.send(encode(Chunk(seq, start + at)), whole[at : at + connection.PIECE]):
                 return False
         return True
+
+    def send_piece(self, peer: bytes, message: Message, body: memoryview) -> bool:
+        """Send a message with a second frame. Return False if the peer is gone.
+
+        The router refers to `body` until it is sent or the peer is gone.
+        """
+        connection = self._peers.get(peer)
+        return connection is not None and connection.send(encode(message), body)
+
+    def receive_into(self, peer: bytes, place: Place) -> None:
+        """The peer is a joined host: from now on its messages may have a second frame, which belongs where `place`
+        says."""
+        self._peers[peer].receive_into(place)
+
+    def address(self, peer: bytes) -> str:
+        """Return the address of a peer, HOST:PORT."""
+        return self._peers[peer].address
+
+    def piece(self, peer: bytes) -> int:
+        """Return how many bytes a second frame may have."""
+        return self._peers[peer].PIECE
 
     def unsent(self, peer: bytes) -> bool:
         """Whether bytes wait until the peer's connection takes them."""

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from ..keys import ClientKey
+from .incoming import Place
 from .outgoing import Outgoing, OutgoingMessages
 
 HANDSHAKE = 10
@@ -79,7 +80,31 @@ class NetworkPeer(ABC):
     def unsent(self) -> bool:
         """Whether bytes wait until the connection takes them."""
 
-    def send(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> bool:
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes wait until the connection takes them."""
+        return self._outgoing.nbytes
+
+    @property
+    def address(self) -> str:
+        """The address of the peer, HOST:PORT; "" if it is gone."""
+        try:
+            return "{}:{}".format(*self._tcp.getpeername()[:2])
+        except OSError:
+            return ""
+
+    @abstractmethod
+    def receive_into(self, place: Place) -> None:
+        """From now on take messages of two frames, the second of which belongs where `place` says."""
+
+    def send(
+        self,
+        message: bytes,
+        body: memoryview | None = None,
+        *,
+        answer: bool = False,
+        done: Callable[[], None] | None = None,
+    ) -> bool:
         """Queue a message. Return False if the peer is gone.
 
         Args:
@@ -87,10 +112,11 @@ class NetworkPeer(ABC):
             body: its second, if it has two. It must not change before it is sent or the peer is gone.
             answer: whether the peer asked for it. The daemon stops reading from a peer that leaves too much of this
                 unread.
+            done: called when the message is sent, unless the peer is gone before.
         """
         if not self._open or self._broken or self._dropped:
             return False
-        self._outgoing.put(message, body, answer=answer)
+        self._outgoing.put(message, body, answer=answer, done=done)
         if self._outgoing.cost > QUEUED:
             self.close("it reads nothing, and too much waits for it")
             return False

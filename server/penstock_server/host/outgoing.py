@@ -7,6 +7,7 @@ much of it went. `OutgoingMessages` keeps messages as they are, for libzmq.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ class _Piece(NamedTuple):
     """Bytes of the daemon's own memory."""
     answer: int
     """The same number if the piece answers a question of the peer, otherwise 0."""
+    done: Callable[[], None] | None = None
+    """Called when it is sent."""
 
 
 class Outgoing:
@@ -34,9 +37,11 @@ class Outgoing:
     Attributes:
         cost: bytes of the daemon's own memory that the queue takes, without slots.
         answers: how many of these bytes answer questions of the peer.
+        nbytes: how many bytes wait to be sent.
     """
 
     def __init__(self) -> None:
+        self.nbytes = 0
         self.cost = 0
         self.answers = 0
         self._pieces: deque[_Piece] = deque()
@@ -46,13 +51,24 @@ class Outgoing:
         """Whether anything waits."""
         return bool(self._pieces)
 
-    def put(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> None:
-        """Queue a message of one frame, or of two. The queue refers to `body`, the second one, until it is sent."""
+    def put(
+        self,
+        message: bytes,
+        body: memoryview | None = None,
+        *,
+        answer: bool = False,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Queue a message of one frame, or of two. The queue refers to `body`, the second one, until it is sent. Then
+        it calls `done`."""
         frames = zmtp.head_of(len(message), more=body is not None) + message
-        self._pieces.append(self._piece(frames if body is None else frames + zmtp.head_of(len(body)), answer))
-        if body is not None:
-            self._pieces.append(_Piece(body, False, _OVERHEAD, 0))
+        if body is None:
+            self._pieces.append(self._piece(frames, answer, done))
+        else:
+            self._pieces.append(self._piece(frames + zmtp.head_of(len(body)), answer))
+            self._pieces.append(_Piece(body, False, _OVERHEAD, 0, done))
             self.cost += _OVERHEAD
+            self.nbytes += len(body)
 
     def put_first(self, command: bytes, *, answer: bool = False) -> None:
         """Queue the bytes of a command before everything except the rest of a message that was sent in part."""
@@ -79,22 +95,26 @@ class Outgoing:
     def sent(self, count: int) -> None:
         """Remove the first `count` bytes, which were sent."""
         self._sent += count
+        self.nbytes -= count
         while self._pieces and self._sent >= len(self._pieces[0].data):
             piece = self._pieces.popleft()
             self._sent -= len(piece.data)
             self.cost -= piece.cost
             self.answers -= piece.answer
+            if piece.done is not None:
+                piece.done()
 
     def clear(self) -> None:
         """Remove everything."""
         self._pieces.clear()
-        self.cost = self.answers = self._sent = 0
+        self.cost = self.answers = self.nbytes = self._sent = 0
 
-    def _piece(self, data: bytes, answer: bool) -> _Piece:
+    def _piece(self, data: bytes, answer: bool, done: Callable[[], None] | None = None) -> _Piece:
         cost = len(data) + _OVERHEAD
         self.cost += cost
         self.answers += cost * answer
-        return _Piece(data, True, cost, cost * answer)
+        self.nbytes += len(data)
+        return _Piece(data, True, cost, cost * answer, done)
 
 
 class Message(NamedTuple):
@@ -105,6 +125,13 @@ class Message(NamedTuple):
     cost: int
     answer: int
     """The same number if the peer asked for the message, otherwise 0."""
+    done: Callable[[], None] | None
+    """Called when it is sent."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its frames."""
+        return len(self.first) + (0 if self.body is None else len(self.body))
 
 
 class OutgoingMessages:
@@ -113,9 +140,11 @@ class OutgoingMessages:
     Attributes:
         cost: bytes of the daemon's own memory that the queue takes, without slots.
         answers: how many of these bytes answer questions of the peer.
+        nbytes: how many bytes wait to be sent.
     """
 
     def __init__(self) -> None:
+        self.nbytes = 0
         self.cost = 0
         self.answers = 0
         self._messages: deque[Message] = deque()
@@ -124,10 +153,19 @@ class OutgoingMessages:
         """Whether anything waits."""
         return bool(self._messages)
 
-    def put(self, message: bytes, body: memoryview | None = None, *, answer: bool = False) -> None:
-        """Queue a message of one frame, or of two. The queue refers to `body`, the second one, until it is sent."""
+    def put(
+        self,
+        message: bytes,
+        body: memoryview | None = None,
+        *,
+        answer: bool = False,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Queue a message of one frame, or of two. The queue refers to `body`, the second one, until it is sent. Then
+        it calls `done`."""
         cost = len(message) + _OVERHEAD
-        self._messages.append(Message(message, body, cost, cost * answer))
+        self._messages.append(Message(message, body, cost, cost * answer, done))
+        self.nbytes += self._messages[-1].nbytes
         self.cost += cost
         self.answers += cost * answer
 
@@ -141,8 +179,11 @@ class OutgoingMessages:
         message = self._messages.popleft()
         self.cost -= message.cost
         self.answers -= message.answer
+        self.nbytes -= message.nbytes
+        if message.done is not None:
+            message.done()
 
     def clear(self) -> None:
         """Remove everything."""
         self._messages.clear()
-        self.cost = self.answers = 0
+        self.cost = self.answers = self.nbytes = 0

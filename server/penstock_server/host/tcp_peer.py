@@ -11,7 +11,7 @@ from collections.abc import Callable
 from penstock_proto import ProtocolError, zmtp
 from penstock_proto.codec import MAX_CHUNK
 
-from .incoming import READY, Event, Incoming
+from .incoming import READY, Event, Incoming, Place
 from .network_peer import BUSY, MESSAGES, PATIENCE, UNREAD, NetworkPeer
 from .outgoing import Outgoing
 
@@ -26,7 +26,12 @@ _read = memoryview(bytearray(64 * 1024))
 
 
 class TcpPeer(NetworkPeer):
-    """A connection without encryption."""
+    """A connection without encryption.
+
+    Args:
+        ours: the type of socket at this end.
+        theirs: the type that the peer must have. The others are as for `NetworkPeer`.
+    """
 
     PIECE = MAX_CHUNK
     _outgoing: Outgoing
@@ -37,22 +42,29 @@ class TcpPeer(NetworkPeer):
         on_ready: Callable[[], None],
         on_message: Callable[[bytes], None],
         on_end: Callable[[str], None],
+        *,
+        ours: bytes = b"ROUTER",
+        theirs: bytes = b"DEALER",
     ) -> None:
         super().__init__(connection, Outgoing(), on_ready, on_message, on_end)
         self._fd = connection.fileno()
-        self._incoming = Incoming()
+        self._incoming = Incoming(theirs)
         self._reading = True
         self._writing = False
         self._more = False  # to be handled or received
         self._age = 0  # seconds
         self._loop.add_reader(self._fd, self._readable)
-        self._outgoing.put_first(zmtp.GREETING + zmtp.ready(b"ROUTER"))
+        self._outgoing.put_first(zmtp.GREETING + zmtp.ready(ours))
         self._soon()
 
     @property
     def unsent(self) -> bool:
         """Whether bytes wait until the connection takes them."""
         return bool(self._outgoing)
+
+    def receive_into(self, place: Place) -> None:
+        """Take messages of two frames, as `NetworkPeer` says."""
+        self._incoming.place = place
 
     def tick(self) -> None:
         """Count a second, and send a heartbeat from time to time."""
@@ -129,8 +141,9 @@ class TcpPeer(NetworkPeer):
 
     def _receive(self) -> bool:
         """Receive what has come. Return False if that is nothing, or the end of the connection."""
+        target = self._incoming.target
         try:
-            count = self._tcp.recv_into(_read)
+            count = self._tcp.recv_into(target or _read)
         except BlockingIOError:
             self._more = False
             self._read_on(True)
@@ -142,7 +155,10 @@ class TcpPeer(NetworkPeer):
             return False
         if self._ready:
             self._silence = 0
-        self._incoming.feed(_read[:count])
+        if target:
+            self._incoming.took(count)
+        else:
+            self._incoming.feed(_read[:count])
         return True
 
     def _handle(self, event: Event) -> None:
