@@ -276,3 +276,90 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
     yield start
     stop_all(daemons)
+
+
+class Host:
+    """A running `penstock join` in its folder; `log()` is its log so far."""
+
+    def __init__(self, words: list[str], folder: Path, name: str, daemon: Daemon, environment: dict[str, str]) -> None:
+        self.name = name
+        self.folder = folder
+        self._daemon = daemon
+        self._log = folder / f"log of {name}"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                words, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+
+    def log(self) -> str:
+        """What it has logged."""
+        return self._log.read_text(errors="replace")
+
+    def wait_working(self, times: int = 1, timeout: float = 60) -> None:
+        """Wait until the head gives it work, for the `times`-th time."""
+        wait_until(lambda: self._daemon.stderr().count(f"host {self.name} works") >= times, timeout, self.log)
+
+    def wait_ended(self, timeout: float = 60) -> int:
+        """Wait until it has ended, and return its exit status."""
+        return self.process.wait(timeout)
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            return [child for child in children if child.name().startswith("penstock-w")]
+        return []
+
+    def close(self) -> None:
+        """End it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 60, said: Callable[[], str] = str) -> None:
+    """Wait for a condition. If it takes too long, fail with what `said` returns."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"it takes too long:\n{said()}"
+        time.sleep(0.05)
+
+
+Join = Callable[..., Host]
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    """`join(daemon, "train", "val", workers=2, host_name="b")`: a host that joins the daemon, with the same module.
+
+    Keyword `working=False` does not wait until it gets work, `folder` is where its module lies, `patched` is as for
+    `command`, `words` are further arguments; other keywords become options.
+    """
+    hosts: list[Host] = []
+
+    def start(
+        daemon: Daemon,
+        *feeds: str,
+        folder: Path | None = None,
+        working: bool = True,
+        patched: dict[str, object] | None = None,
+        env: dict[str, str] | None = None,
+        words: tuple[str, ...] = (),
+        **options: object,
+    ) -> Host:
+        name = str(options.setdefault("host_name", f"host{len(hosts)}"))
+        url = next(iter(daemon.urls.values())).rpartition("/")[0]
+        all_words = [*command(patched or {}), "join", url, *(f"feeds.py:{feed}" for feed in feeds or ("feed",)), *words]
+        for option, value in {"workers": 2, **options}.items():
+            all_words += [f"--{option.replace('_', '-')}", str(value)]
+        host = Host(all_words, folder or daemon.folder, name, daemon, {**os.environ, **(env or {})})
+        hosts.append(host)
+        if working:
+            host.wait_working()
+        return host
+
+    yield start
+    for host in hosts:
+        host.close()
+        assert "Traceback" not in host.log(), host.log()

@@ -1,5 +1,5 @@
-"""Reads feeds in every way in which their streams must be the same: with 0, 1 and 3 workers, over both transports,
-through SIGKILLs, and from states."""
+"""Reads feeds in every way in which their streams must be the same: with 0, 1 and 3 workers, with those of hosts that
+have joined, over both transports, through SIGKILLs, and from states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
 
-from conftest import Serve
+from conftest import Join, Serve
 from one_stream import digests
 
 import penstock
@@ -26,7 +26,7 @@ def two_epochs(connection: penstock.Connection) -> list[Any]:
     return [batch for _ in range(2) for batch in connection.batches()]
 
 
-def read_every_way(serve: Serve, source: str, names: Sequence[str]) -> dict[str, list[Any]]:
+def read_every_way(serve: Serve, join: Join, source: str, names: Sequence[str]) -> dict[str, list[Any]]:
     """Check that each stream is the same however it is read. Return the batches of two epochs by the feed's name."""
     streams, expected = {}, {}
     one = serve(source, *names, workers=1)
@@ -53,6 +53,24 @@ def read_every_way(serve: Serve, source: str, names: Sequence[str]) -> dict[str,
     assert "please report this as a bug" not in three.stderr(), three.stderr()
     assert "a different first sample" not in three.stderr(), three.stderr()
     assert three.stop() == 0
+
+    head = serve(source, *names, workers=0)
+    lost, stays = (join(head, *names, folder=one.folder, working=False) for _ in range(2))
+    for host in (lost, stays):
+        host.wait_working()
+    for number, name in enumerate(names):
+        with penstock.connect(head.urls[name], transport=("tcp", "local")[number % 2]) as connection:
+            batches = connection.batches()
+            seen = digests(islice(batches, 3))
+            if number == 0:
+                lost.process.kill()
+            del batches
+            with penstock.connect(head.urls[name], state=connection.state_dict()) as resumed:
+                seen += digests(islice(two_epochs(resumed), len(expected[name]) - 3))
+            assert seen == expected[name], f"{name}: workers of other hosts only, and one host lost"
+    assert "please report this as a bug" not in head.stderr(), head.stderr()
+    assert head.stop() == 0
+    assert stays.wait_ended() == 0, stays.log()
 
     module = shutil.copy(one.folder / "feeds.py", one.folder / f"feeds_{next(_numbers)}.py")  # one is loaded
     for name in names:

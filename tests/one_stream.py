@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from conftest import Daemon
 
 import penstock
@@ -20,6 +21,11 @@ def arrays(batch: Any) -> Iterator[Any]:
     elif isinstance(batch, tuple):
         for item in batch:
             yield from arrays(item)
+    elif isinstance(batch, penstock.Ragged):
+        yield from (batch.values, batch.row_splits)
+    elif batch.dtype == object:  # strings
+        yield np.array([len(text) for text in batch.reshape(-1)])
+        yield np.frombuffer(b"".join(batch.reshape(-1).tolist()), np.uint8)
     else:
         yield batch
 

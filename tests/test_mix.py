@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Join, Serve
 from every_way import read_every_way
 from msgspec import structs
 from one_stream import digests
@@ -137,8 +137,8 @@ def ids_of(batches: list[Any]) -> list[int]:
     return [i for batch in batches for i in batch["id"].tolist()]
 
 
-def test_a_mixed_stream_is_the_same_with_any_workers_through_kills_and_from_a_state(serve: Serve) -> None:
-    streams = read_every_way(serve, FEEDS, NAMES)
+def test_a_mixed_stream_is_the_same_with_any_workers_through_kills_and_from_a_state(serve: Serve, join: Join) -> None:
+    streams = read_every_way(serve, join, FEEDS, NAMES)
     assert sorted(ids_of(streams["every"])) == sorted((of(1) + of(2)) * 2)
     shuffled = Counter(ids_of(streams["shuffled"]))
     assert sum(shuffled.values()) == 2 * (2 * sum(SIZES) + 130)
@@ -198,10 +198,10 @@ OWN_OPTIONS = """
 """
 
 
-def test_a_feed_of_a_mix_may_have_a_cache_and_may_yield_batches(serve: Serve, tmp_path: Path) -> None:
+def test_a_feed_of_a_mix_may_have_a_cache_and_may_yield_batches(serve: Serve, join: Join, tmp_path: Path) -> None:
     log = tmp_path / "log"
     source = OWN_OPTIONS.format(cache=str(tmp_path / "cache"), log=str(log))
-    streams = read_every_way(serve, source, ["cached", "plain", "rebatched", "both"])
+    streams = read_every_way(serve, join, source, ["cached", "plain", "rebatched", "both"])
     expected = digests(streams["plain"])
     assert all(digests(stream) == expected for stream in streams.values())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Serve
+from conftest import Join, Serve
 from every_way import read_every_way
 
 import penstock
@@ -114,8 +114,8 @@ NAMES = re.findall(r"^    (\w+) = Feed\.zip\(", FEEDS, re.MULTILINE)
 ALL = [100 * split + i for split, n in enumerate([7, 0, 31, 1, 16, 20, 5, 12]) for i in range(n)]
 
 
-def test_a_zipped_stream_is_the_same_with_any_workers_through_kills_and_from_a_state(serve: Serve) -> None:
-    streams = read_every_way(serve, FEEDS, NAMES)
+def test_a_zipped_stream_is_the_same_with_any_workers_through_kills_and_from_a_state(serve: Serve, join: Join) -> None:
+    streams = read_every_way(serve, join, FEEDS, NAMES)
     for image, (label, _) in streams["plain"]:
         assert image["id"].tolist() == label.tolist()
     assert sorted(i for image, _ in streams["plain"] for i in image["id"].tolist()) == sorted(ALL * 2)

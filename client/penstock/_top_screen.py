@@ -131,7 +131,7 @@ def _workers(status: dict[str, Any], unicode: bool) -> Table:
         what = _state_of(worker) or (Text(doing["what"]) if doing else Text("idle", "bright_black"))
         if worker["restarts"]:
             what = Text.assemble(what, (f" (restarted {count(worker['restarts'], 'time')})", "yellow"))
-        table.add_row(str(worker["number"]), *figures, what)
+        table.add_row(worker.get("name", str(worker["number"])), *figures, what)
     if len(workers) > _MOST_ROWS:
         table.add_row("", f"and {len(workers) - _MOST_ROWS} more")
     return table

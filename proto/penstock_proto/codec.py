@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from .errors import ProtocolError
-from .messages import ClientMessage, FromWorker, Message, ServerMessage, ToWorker
+from .messages import ClientMessage, FromHead, FromHost, FromWorker, Message, ServerMessage, ToWorker
 from .reprs import shown
 
 MAX_MESSAGE = 128 * 1024
@@ -82,3 +82,5 @@ from_client: Decoder[ClientMessage] = Decoder(ClientMessage)
 from_server: Decoder[ServerMessage] = Decoder(ServerMessage)
 to_worker: Decoder[ToWorker] = Decoder(ToWorker)
 from_worker: Decoder[FromWorker] = Decoder(FromWorker)
+from_host: Decoder[FromHost] = Decoder(FromHost)
+from_head: Decoder[FromHead] = Decoder(FromHead)

@@ -81,13 +81,34 @@ class LibzmqDealer:
                 if time.monotonic() > deadline:
                     raise Silent("it accepts connections, and says nothing") if connected else TimeoutError("silence")
 
-    def send(self, data: bytes) -> bool:
-        """Send a message, if there is room. Return whether it was sent, or will be."""
+    def send(self, data: bytes, body: memoryview | None = None) -> bool:
+        """Send a message, perhaps with a second frame, if there is room. Both are copied. Return whether it was sent,
+        or will be."""
         try:
-            self._socket.send(data, zmq.NOBLOCK)
+            self._socket.send(data, zmq.NOBLOCK if body is None else zmq.NOBLOCK | zmq.SNDMORE)
+            if body is not None:
+                self._socket.send(body, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Two descriptors that become readable once whenever something may have changed."""
+        return int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
+
+    def frames(self) -> list[bytes] | None:
+        """Return the next message, or None if none has come.
+
+        Raises:
+            ConnectionResetError: the connection broke.
+        """
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            if self._broken():
+                raise ConnectionResetError("the peer closed the connection") from None
+            return None
 
     def begin(self) -> tuple[int, bool] | None:
         """Begin the next frame of a message. The one before must have been read to its end.

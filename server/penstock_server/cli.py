@@ -20,6 +20,7 @@ from . import log_format
 from .checking.command import check
 from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
+from .joining.command import join
 from .keygen import keygen
 from .parameters import Advertised, Bytes, HttpAddress, Variable, client_keys_option
 
@@ -44,11 +45,11 @@ def main() -> None:
 @click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--workers",
-    type=click.IntRange(1, 4096),
+    type=click.IntRange(0, 4096),
     default=lambda: len(os.sched_getaffinity(0)),
     metavar="N",
     show_default="the number of CPUs",
-    help="Number of worker processes.",
+    help="Number of worker processes; 0 if only hosts that join (penstock join) are to make batches.",
 )
 @click.option(
     "--bind",
@@ -242,6 +243,7 @@ def serve(
 
 main.add_command(check)
 main.add_command(keygen)
+main.add_command(join)
 
 
 @main.command()

@@ -15,6 +15,7 @@ from .coordinator import Coordinator
 from .host.arena import Arena
 from .host.network import Router
 from .host.supervisor import Supervisor
+from .joining.hosts import Hosts
 from .sessions import Sessions
 from .starting_feeds import StartingFeeds
 from .waits import Looks
@@ -38,6 +39,7 @@ class CurrentStatus:
         sessions: Sessions,
         looks: Looks,
         supervisor: Supervisor,
+        hosts: Hosts,
         caches: CacheUsages,
         arena: Arena,
         router: Router,
@@ -50,6 +52,7 @@ class CurrentStatus:
         self._sessions = sessions
         self._looks = looks
         self._supervisor = supervisor
+        self._hosts = hosts
         self._caches = caches
         self._arena = arena
         self._router = router
@@ -94,6 +97,12 @@ class CurrentStatus:
             "workers": [
                 status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
                 for worker in self._supervisor.workers.values()
+            ]
+            + [
+                described
+                for host in self._hosts
+                for described in status.of_workers_of(host, coordinator.workers.leaving)
             ],
+            "hosts": [status.of_host(host) for host in self._hosts],
             **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
         }

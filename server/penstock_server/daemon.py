@@ -38,6 +38,7 @@ from .coordinator.memory import least_slots
 from .host import descriptors
 from .host.local import Listener, LocalPeer
 from .host.network import Router
+from .keys import may_join
 from .parts import Parts
 from .reloading.reloader import Reloader
 from .statefile import StateFile
@@ -53,7 +54,8 @@ class Daemon:
 
     Args:
         feeds: MODULE:ATTR of each feed.
-        workers: number of worker processes, 1 or more.
+        workers: number of worker processes that make batches. With 0 there is one that makes none: it lists splits,
+            makes first samples and mixes rows, and hosts that join make the batches.
         bind: `tcp://address:port` to listen on.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `bind`.
         memory: bytes that slots and shuffle blocks may take.
@@ -104,13 +106,15 @@ class Daemon:
         self._advertise = advertise
         self._bind = bind
         self._on_ready = on_ready
-        self._workers = workers
+        self._workers = max(1, workers)
         self._hang_timeout = hang_timeout
         self._draining = False
-        slots = _slots(len(feeds), workers)
+        slots = _slots(len(feeds), self._workers)
         self._state = None if state is None else StateFile(state)
         saved = None if self._state is None else self._state.load()
-        self._coordinator = Coordinator(workers=workers, memory=memory, saved=saved, slots=slots)
+        self._coordinator = Coordinator(
+            workers=self._workers, idle=not workers, memory=memory, saved=saved, slots=slots
+        )
         self._stopped = asyncio.Event()
         self._error: PenstockError | None = None
         self._http: HttpService | None = None
@@ -159,6 +163,7 @@ class Daemon:
             parts.looks.stop()
             if until_stdin_closes:
                 loop.remove_reader(0)
+            parts.hosts.stop(self._error, again=self.renewing)
             parts.sessions.stop(self._error or DaemonStopped("the daemon was stopped"))
             await parts.slots.stop()
             await parts.supervisor.stop(codec.encode(m.Shutdown()))
@@ -266,11 +271,18 @@ class Daemon:
             advertise=self._advertise,
             on_ready=self._on_ready,
             state=self._state,
+            may_join=self._may_join,
             stale=lambda: self._reloader is not None and self._reloader.stale(),
         )
 
     def _frame(self, routing_id: bytes, data: bytes) -> None:
-        self._parts.sessions.frame(routing_id, data)
+        if routing_id in self._parts.hosts:
+            self._parts.hosts.heard(routing_id, data)
+        else:
+            self._parts.sessions.frame(routing_id, data)
+
+    def _may_join(self, routing_id: bytes) -> None:
+        may_join(self._router.key(routing_id), self._access.keys is not None)
 
     def _datagram(self, peer: LocalPeer, data: bytes) -> None:
         self._parts.sessions.datagram(peer, data)
@@ -279,7 +291,8 @@ class Daemon:
         self._parts.sessions.peer_ended(peer)
 
     def _connection_ended(self, routing_id: bytes) -> None:
-        self._parts.sessions.connection_ended(routing_id)
+        if not self._parts.hosts.ended(routing_id):
+            self._parts.sessions.connection_ended(routing_id)
 
     def _stdin(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -292,6 +305,7 @@ class Daemon:
             parts.feeds.look_at_the_clock,
             parts.status.look_at_the_clock,
             lambda _: parts.sessions.look_at_the_clock(),
+            lambda _: parts.hosts.another_second(),
             lambda _: listener.look_at_the_clock(time.monotonic()),
             lambda _: parts.from_workers.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from penstock_proto import PenstockError, codec
+from penstock_proto import PenstockError
 from penstock_proto import messages as m
 
 from .bugs import Bugs
@@ -22,7 +22,6 @@ from .coordinator import commands as do
 from .coordinator import events as on
 from .group_file import GroupFile
 from .host.slots import Slots
-from .host.supervisor import Supervisor
 from .sessions import Sessions
 from .to_workers import ToWorkers
 
@@ -75,14 +74,12 @@ class Dispatch:
         *,
         slots: Slots,
         sessions: Sessions,
-        supervisor: Supervisor,
         to_workers: ToWorkers,
         group_file: GroupFile | None,
     ) -> None:
         """Connect the parts that carry out commands."""
         self._slots = slots
         self._sessions = sessions
-        self._supervisor = supervisor
         self._to_workers = to_workers
         self._group_file = group_file
 
@@ -175,10 +172,9 @@ class Dispatch:
             case do.RejectWorker():
                 self._rejected(command.worker)
             case do.Retire():
-                self._to_workers.gone(command.worker)
-                self._supervisor.retire(command.worker, codec.encode(m.Shutdown()))
+                self._to_workers.retire(command.worker)
             case do.KillWorker():
-                self._supervisor.kill(command.worker)
+                self._to_workers.kill(command.worker)
             case do.FeedReady():
                 self._feed_ready(command.feed, command.splits)
             case do.ReportSkipped():

@@ -35,6 +35,7 @@ class FromWorkers:
         to_workers: speaks to them.
         feeds: how far the feeds are; logs warnings about them.
         fail: called with the error that keeps the daemon from serving.
+        name_of: returns the name of a worker, for the log.
         stale: whether the feeds' code has changed since the daemon was started, if it looks for that.
 
     Attributes:
@@ -50,10 +51,12 @@ class FromWorkers:
         to_workers: ToWorkers,
         feeds: StartingFeeds,
         fail: Callable[[PenstockError], None],
+        name_of: Callable[[int], str],
         stale: Callable[[], bool],
     ) -> None:
         self._coordinator = coordinator
         self._dispatch = dispatch
+        self._name_of = name_of
         self._supervisor = supervisor
         self._to_workers = to_workers
         self._feeds = feeds
@@ -75,6 +78,10 @@ class FromWorkers:
                 os.close(fd)
             self._supervisor.kill(worker)
             return
+        self.take(worker, message, fd)
+
+    def take(self, worker: int, message: m.FromWorker, fd: int | None = None) -> None:
+        """Take what a worker has said, perhaps with a file descriptor."""
         try:
             self._heard(worker, message, fd)
         except Exception as error:
@@ -95,7 +102,8 @@ class FromWorkers:
         fields = {"event": "worker_died", "worker": worker, **self._place(blamed[0] if blamed else -1)}
         if blamed and blamed[2]:
             fields["split"] = blamed[2]
-        log.error("worker %d %s%s; what it was to make is made elsewhere", worker, how, where, extra=fields)
+        who = self._name_of(worker)
+        log.error("%s %s%s; what it was to make is made elsewhere", who, how, where, extra=fields)
         if not self._coordinator.feeds and not self._coordinator.starting.retries:
             self._fail(StartError(f"worker {worker} {how}{where} before it could serve a feed: see its output above"))
         with_failures = set(self._coordinator.starting.failing)
@@ -110,7 +118,7 @@ class FromWorkers:
     def accepted(self, worker: int) -> None:
         """The worker serves the same feeds as the others: log what is notable about its imports."""
         message = self._imports.pop(worker)
-        self._supervisor.ready(worker)
+        self._to_workers.accepted(worker)
         if any(plan.on_error == "retry" for plan in message.feeds):
             self._supervisor.give_nobody_up()
         for plan in message.feeds:
@@ -123,7 +131,7 @@ class FromWorkers:
                 "are then done once for all workers"
             )
         fields = {"event": "worker_ready", "worker": worker}
-        log.info("worker %d is ready: its imports took %.2f s", worker, message.imports_seconds, extra=fields)
+        log.info("%s is ready: its imports took %.2f s", self._name_of(worker), message.imports_seconds, extra=fields)
 
     def rejected(self, worker: int) -> None:
         """The worker has imported other feeds than those that are served: end it."""
@@ -188,7 +196,7 @@ class FromWorkers:
             case m.StartFailed() if self._coordinator.starting.done or self._coordinator.starting.retries:
                 error = message.error.error()
                 fields = {"event": "worker_failed", "worker": worker, "error": error}
-                log.error("worker %d can no longer start: %s", worker, error, extra=fields)
+                log.error("%s can no longer start: %s", self._name_of(worker), error, extra=fields)
             case m.StartFailed():
                 self._fail(message.error.error())
         if fd is not None:

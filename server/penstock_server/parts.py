@@ -22,6 +22,7 @@ from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
 from .http.watched import Watched
+from .joining.hosts import Hosts
 from .scaling import Scaling
 from .sessions import Sessions
 from .starting_feeds import StartingFeeds
@@ -60,6 +61,7 @@ class Parts:
         advertise: HOST or HOST:PORT for the feeds' URLs, or None.
         on_ready: called with the URL of each feed once it can be consumed.
         state: the file with which groups outlive the daemon, or None.
+        may_join: raises an error unless the peer over TCP with this id may join as a host.
         stale: whether the feeds' code has changed since the daemon was started, if it looks for that.
     """
 
@@ -77,6 +79,7 @@ class Parts:
         advertise: str | None,
         on_ready: Callable[[str], None],
         state: StateFile | None,
+        may_join: Callable[[bytes], None],
         stale: Callable[[], bool],
     ) -> None:
         self._lifecycle = lifecycle
@@ -89,7 +92,7 @@ class Parts:
             endpoint=router.endpoint,
             advertise=advertise,
             on_ready=on_ready,
-            all_ready=lambda: self.sessions.feeds_ready(),
+            all_ready=self._all_ready,
         )
         self.dispatch = dispatch = Dispatch(
             coordinator,
@@ -110,7 +113,19 @@ class Parts:
             hang_timeout,
             environment,
         )
-        self.to_workers = ToWorkers(self.supervisor, range(workers))
+        self.hosts = Hosts(
+            feeds,
+            coordinator,
+            router,
+            dispatch.tell,
+            take=lambda worker, message: self.from_workers.take(worker, message),
+            died=lambda worker, how, doing: self.from_workers.died(worker, how, doing),
+            given_up=lambda worker, how: self.from_workers.given_up(worker, how),
+            list_of=lambda number: self.to_workers.list_of(number),
+            may_join=may_join,
+            ready=lambda: self.feeds.ready,
+        )
+        self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
         self.from_workers = FromWorkers(
             coordinator,
             dispatch,
@@ -118,6 +133,7 @@ class Parts:
             to_workers=self.to_workers,
             feeds=self.feeds,
             fail=lifecycle.fail,
+            name_of=self.hosts.name_of,
             stale=stale,
         )
         self.scaling = Scaling(coordinator, dispatch.tell, self.supervisor, self.to_workers)
@@ -130,6 +146,7 @@ class Parts:
             status=lambda: self.status.text(),
             stop=lifecycle.stop_asked,
             scale=self.scaling.scale,
+            join=self.hosts.join,
             stacks=self.supervisor.stacks,
             bugs=self.bugs,
         )
@@ -155,6 +172,7 @@ class Parts:
             sessions=self.sessions,
             looks=self.looks,
             supervisor=self.supervisor,
+            hosts=self.hosts,
             caches=self.from_workers.caches,
             arena=arena,
             router=router,
@@ -164,7 +182,6 @@ class Parts:
         dispatch.connect(
             slots=self.slots,
             sessions=self.sessions,
-            supervisor=self.supervisor,
             to_workers=self.to_workers,
             group_file=self.group_file,
         )
@@ -187,6 +204,10 @@ class Parts:
         if isinstance(event, on.Begin):
             self._lifecycle.epoch_begins()
         self.dispatch.tell(event)
+
+    def _all_ready(self) -> None:
+        self.sessions.feeds_ready()
+        self.hosts.feeds_ready()
 
     def _memfd_gone(self, memfd: Memfd) -> None:
         self.sessions.memfd_gone(memfd)

@@ -57,6 +57,7 @@ class Sessions:
         stop: called when the daemon's own user asks it to stop; the argument says whether at once.
         scale: called when that user asks for a number of workers, perhaps at once. Returns how many there were, and
             how many there will be.
+        join: called with the id of a peer and its Join when a host wants to join; it may raise an error.
         stacks: returns the workers that are ready: their numbers, their processes, and the fds of their stacks files.
         bugs: notes unexpected errors.
 
@@ -77,6 +78,7 @@ class Sessions:
         status: Callable[[], str],
         stop: Callable[[bool], None],
         scale: Callable[[int, bool], tuple[int, int]],
+        join: Callable[[bytes, m.Join], None],
         stacks: Callable[[], Iterable[tuple[int, int, int]]],
         bugs: Bugs,
     ) -> None:
@@ -87,6 +89,7 @@ class Sessions:
         self._tell = tell
         self._stop = stop
         self._scale = scale
+        self._join = join
         self._stacks = stacks
         self._bugs = bugs
         self._out = ToConsumers(coordinator, tell, router)
@@ -155,6 +158,8 @@ class Sessions:
                 self.opening.position_part(message, session)
             case m.Open():
                 self.opening.open(message, routing_id, None)
+            case m.Join() if session is None:
+                self._join(routing_id, message)
             case m.StatusRequest():
                 check_version(message.version)
                 self._status.came(routing_id)
@@ -383,7 +388,7 @@ class Sessions:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return False
         version = raw.get("version")
-        if raw.get("type") not in ("hello", "statusrequest") or not isinstance(version, int):
+        if raw.get("type") not in ("hello", "join", "statusrequest") or not isinstance(version, int):
             return False
         try:
             check_version(version)

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
 
 from penstock_proto import PenstockError
 from penstock_proto.messages import VERSION
@@ -20,6 +22,7 @@ from .coordinator.stream import Stream
 from .greeted import Greeted
 from .host.arena import Arena
 from .host.worker_handle import WorkerHandle
+from .joining.joined_host import JoinedHost
 from .session import Session
 from .sessions import Sessions
 from .waits import Waits
@@ -137,6 +140,8 @@ def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
     """Describe a worker, and what it is doing."""
     return {
         "number": worker.number,
+        "name": str(worker.number),
+        "host": None,
         "pid": worker.pid,
         "restarts": worker.restarts,
         "ready": worker.ready,
@@ -145,6 +150,38 @@ def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
         "stopped": worker.stopped,
         "doing": worker.doing,
         "spent": worker.spent,
+    }
+
+
+def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, object]]:
+    """Describe the workers of a host that has joined, as it has reported them."""
+    return [
+        {
+            **msgspec.to_builtins(host.said[worker]),
+            "name": f"{host.name}/{worker - host.numbers.start}",
+            "host": host.name,
+            "leaving": worker in leaving,
+            "ready": worker in host.there,
+        }
+        for worker in sorted(host.workers & host.said.keys())
+    ]
+
+
+def of_host(host: JoinedHost) -> dict[str, object]:
+    """Describe a host that has joined."""
+    report = host.report
+    return {
+        "name": host.name,
+        "address": host.address,
+        "state": "leaving" if host.leaving else "working" if host.working else "starting",
+        "workers": len(host.workers),
+        "ready": len(host.there),
+        "slots": host.slots,
+        "received_bytes": host.received,
+        "silent_seconds": round(time.monotonic() - host.heard, 1),
+        "memory": None if report is None else {"used": report.memory, "allowed": report.allowed},
+        "unsent_bytes": None if report is None else report.unsent,
+        "cpus": None if report is None else report.cpus,
     }
 
 

@@ -17,8 +17,10 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
     memory = state["memory"]
     arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
     yield f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed"
+    for host in state.get("hosts", []):
+        yield f"host     {_word(host['name'])}: {_host(host)}"
     for worker in state["workers"]:
-        yield f"worker   {worker['number']}: {_worker(worker)}"
+        yield f"worker   {_word(worker.get('name', worker['number']))}: {_worker(worker)}"
     for feed in state.get("failing", []):
         times = count(feed["times"], "try", "tries")
         yield f"feed     {feed['feed']}: not ready after {times}, trying again: {_word(feed['error'])}"
@@ -56,6 +58,19 @@ def _cache(cache: dict[str, Any]) -> str:
     rate = f"{hits} of {count(opened, 'split')} read from it ({100 * hits // max(1, opened)} %)"
     problem = f"; {_word(cache['problem'])}" if cache.get("problem") else ""
     return f"{size(cache.get('bytes', 0))} in {_word(cache.get('directory'))}, {rate}{problem}"
+
+
+def _host(host: dict[str, Any]) -> str:
+    words = [f"{host['state']} at {host['address']}", f"{host['ready']} of {count(host['workers'], 'worker')} ready"]
+    if host["memory"]:
+        used, allowed = size(host["memory"]["used"]), size(host["memory"]["allowed"])
+        words.append(f"{used} of {allowed} in use")
+    words.append(f"{size(host['received_bytes'])} received")
+    if host["unsent_bytes"]:
+        words.append(f"{size(host['unsent_bytes'])} wait for the network")
+    if host["silent_seconds"] >= 3:
+        words.append(f"silent for {host['silent_seconds']:.0f} s")
+    return ", ".join(words)
 
 
 def _worker(worker: dict[str, Any]) -> str:

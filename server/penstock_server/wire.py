@@ -88,6 +88,17 @@ def start_run(command: do.StartRun, spec: Spec) -> m.StartRun:
     )
 
 
+def compare(command: do.Compare) -> m.Compare:
+    """Return the message."""
+    return m.Compare(
+        run=command.run,
+        feed=command.feed,
+        splits=command.splits,
+        index=command.index,
+        digests=command.digests,
+    )
+
+
 def slab(command: do.SendSlab, memfd: int) -> m.Slab:
     """Return the message for a slab whose slot is in `memfd` (0 if the bytes follow)."""
     return m.Slab(

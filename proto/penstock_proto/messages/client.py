@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from .base import MAX_WORLD, Batches, Count, Epoch, Lane, Line, Message, Progress, Token, Version
+from .base import MAX_WORLD, Batches, Count, Digest, Epoch, Lane, Line, Message, Name, Progress, Token, Version
 
 
 class Hello(Message, frozen=True):
@@ -139,8 +139,36 @@ class StacksRequest(Message, frozen=True):
     """
 
 
+class Source(Struct, frozen=True, forbid_unknown_fields=True):
+    """A feed that a joining host serves: MODULE:ATTR as it was typed there, and the SHA-256 of the module's file."""
+
+    feed: Line
+    digest: Digest
+
+
+class Join(Message, frozen=True):
+    """A host offers its `workers` for the feeds that the daemon serves. Answered by Joined, or Failed. What follows is
+    another conversation (hosts.py).
+
+    `host` names it in status and logs. `process` is random, and stays the same when this process joins again.
+    `penstock`, `python` and `numpy` are versions; they and the feeds' sources must be those of the daemon. `memory`:
+    bytes that the host allows for slots.
+    """
+
+    version: Version
+    host: Name
+    process: Token
+    workers: Annotated[int, Meta(ge=1, le=4096)]
+    memory: Count
+    penstock: Line
+    python: Line
+    numpy: Line
+    sources: Annotated[tuple[Source, ...], Meta(max_length=256)]
+
+
 ClientMessage: TypeAlias = (
     Hello
+    | Join
     | PositionPart
     | Open
     | Begin

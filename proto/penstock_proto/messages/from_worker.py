@@ -68,10 +68,12 @@ class SplitsListed(Message, frozen=True):
 
 
 class Compared(Message, frozen=True):
-    """Answers Compare: what is wrong with the feed, for the log, or nothing."""
+    """Answers Compare: what is wrong with the feed, for the log, or nothing. `unfit`: why a host cannot serve the feed
+    on which the sample was made again, if it is another host."""
 
     run: Count
     warning: Line = ""
+    unfit: Line = ""
 
 
 class Made(Message, frozen=True):

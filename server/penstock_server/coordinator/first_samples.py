@@ -18,17 +18,24 @@ MOST_SECONDS = 0.25
 
 
 class FirstSampleChecks:
-    """The comparisons that are still to be made. Commands go to `out`."""
+    """The comparisons that are still to be made. Commands go to `out`.
+
+    Attributes:
+        of_hosts: those that each host makes that joins, by feed. Their lists of splits are kept.
+    """
 
     def __init__(self, out: Callable[[do.Command], None]) -> None:
         self._out = out
+        self.of_hosts: dict[str, do.Compare] = {}
         self._ready: set[int] = set()
-        self._waiting: list[tuple[int, do.Compare, bool]] = []
+        self._waiting: list[tuple[int, do.Compare]] = []
 
     def seen(self, feed: str, run: int, splits: int, forget: bool, first: FirstSample | None, worker: int) -> None:
-        """A worker has seen the feed's first sample. With `forget` the list of splits is forgotten after this."""
-        if first is not None and first.digests and first.seconds <= MOST_SECONDS:
-            self._waiting.append((worker, do.Compare(-1, run, feed, splits, first.index, first.digests), forget))
+        """A worker has seen the feed's first sample. With `forget` only comparisons need the list of splits."""
+        if first is not None and first.digests:
+            self.of_hosts[feed] = compare = do.Compare(-1, run, feed, splits, first.index, first.digests)
+            if first.seconds <= MOST_SECONDS:
+                self._waiting.append((worker, compare))
         elif forget:
             self._out(do.ForgetSplits(splits))
 
@@ -43,11 +50,9 @@ class FirstSampleChecks:
     def ask(self, workers: int) -> None:
         """All feeds are ready, and there are this many workers: have samples compared, as far as possible."""
         waiting, self._waiting = self._waiting, []
-        for seen_by, command, forget in waiting:
+        for seen_by, command in waiting:
             others = self._ready - {seen_by} if workers > 1 else self._ready
             if not others:
-                self._waiting.append((seen_by, command, forget))
+                self._waiting.append((seen_by, command))
                 continue
             self._out(structs.replace(command, worker=max(others)))  # its lanes' turn comes last
-            if forget:
-                self._out(do.ForgetSplits(command.splits))

@@ -53,6 +53,7 @@ class Memfd:
     fd: int
     retired: bool = False
     _memory: Bytes | None = None
+    _writable: memoryview | None = None
 
     def view(self, start: int, stop: int) -> Bytes:
         """Return bytes of the memfd, which is mapped at first use (only slabs for the network need that); a copy if
@@ -64,6 +65,17 @@ class Memfd:
                 return self._copied(start, stop)
             self._memory = np.frombuffer(mapped, np.uint8)
         return self._memory[start:stop]
+
+    def writable(self, start: int, stop: int) -> memoryview:
+        """Return bytes of the memfd to write to, which is mapped at first use (only slots that other hosts fill need
+        that).
+
+        Raises:
+            OSError: there is no descriptor or address space left for a mapping.
+        """
+        if self._writable is None:
+            self._writable = memoryview(mmap.mmap(self.fd, self.nbytes))
+        return self._writable[start:stop]
 
     def _copied(self, start: int, stop: int) -> Bytes:
         copy = np.empty(stop - start, np.uint8)
@@ -80,7 +92,7 @@ class Memfd:
 
     def drop(self) -> None:
         """Close the fd. A mapping lasts until the last bytes that wait in it have been sent."""
-        self._memory = None
+        self._memory = self._writable = None
         os.close(self.fd)
 
 

@@ -95,7 +95,7 @@ def _feeds(feeds: list[dict[str, Any]]) -> Iterator[Metric]:
 
 def _workers(workers: list[dict[str, Any]], memory: Mapping[int, int]) -> Iterator[Metric]:
     yield _gauge("penstock_workers", sum(not worker["leaving"] for worker in workers))
-    numbered: list[tuple[tuple[str, ...], dict[str, Any]]] = [((str(one["number"]),), one) for one in workers]
+    numbered: list[tuple[tuple[str, ...], dict[str, Any]]] = [((one["name"],), one) for one in workers]
     yield _gauges("penstock_worker_ready", ["worker"], {key: worker["ready"] for key, worker in numbered})
     yield _counters("penstock_worker_restarts_total", ["worker"], {key: worker["restarts"] for key, worker in numbered})
     spent = [(key, worker["spent"]) for key, worker in numbered if worker["spent"]]

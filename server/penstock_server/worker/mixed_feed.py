@@ -21,7 +21,7 @@ from .first_sample import Probe
 from .loaded_feed import LoadedFeed
 from .mixed_lane import live_lanes
 from .randomness import GlobalRandomness
-from .reproducibility import check_reproducibility
+from .reproducibility import Comparison, check_reproducibility
 from .sample_spec import DIGEST
 from .split_list import ListPart, SharedSplits, SplitSequence, list_splits
 
@@ -137,17 +137,16 @@ def lists_of_parts(feed: LoadedFeed, shared: SharedSplits) -> list[SplitSequence
 
 def check_mixed(
     feed: LoadedFeed, shared: SharedSplits, digests: bytes, randomness: GlobalRandomness, page: ActivityPage, run: int
-) -> str:
-    """Return a warning if the first sample of a component differs from that of another worker; see
-    `check_reproducibility`."""
+) -> Comparison:
+    """Compare the first sample of each component with that of another worker; see `check_reproducibility`."""
     each = len(digests) // len(feed.parts)
     for k, (part, splits) in enumerate(zip(feed.parts.values(), lists_of_parts(feed, shared), strict=True)):
         seen = digests[k * each : (k + 1) * each]
         index = int.from_bytes(seen[:_INDEX], "little")
         found = check_reproducibility(part, splits, index, seen[_INDEX:], randomness, page, run)
-        if found:
+        if any(found):
             return found
-    return ""
+    return Comparison()
 
 
 @contextmanager

@@ -3,20 +3,24 @@
 The worker that looks at a feed's first sample keeps a digest of each leaf. Another worker then makes the first samples
 of another split and of the same split. If they differ, the feed depends on something that Penstock does not control. If
 two segments are equal, every segment repeats the same samples. Either becomes a warning. Errors that user code raises
-meanwhile are ignored here: they come up again when the feed is read.
+meanwhile are no warning: they come up again when the feed is read.
+
+Workers of a host that joins do the same. There an error, or a sample that is another one each time in the same way,
+shows that this host is unfit: other files, or other versions of libraries.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock_proto import PenstockError
 from penstock_proto.inferring import infer
 from penstock_proto.spec import leaves
 
 from ..activity import ActivityPage
+from .failures import describe
 from .first_sample import Probe
 from .loaded_feed import LoadedFeed
 from .opening import opener_of
@@ -46,6 +50,13 @@ _SO = (
 )
 
 
+class Comparison(NamedTuple):
+    """What a comparison has found: a warning, and why a host is unfit where this was not made; each may be empty."""
+
+    warning: str = ""
+    unfit: str = ""
+
+
 class ReproducibilityCheck:
     """Makes samples of a feed again in this process. `splits` is its list of splits; an indexable feed has none."""
 
@@ -65,8 +76,8 @@ class ReproducibilityCheck:
         self._probe = Probe(feed, randomness, page, run)
         self._paths: list[str] = []
 
-    def with_what_was_seen(self, index: int, digests: bytes) -> str:
-        """Return a warning, or an empty text.
+    def with_what_was_seen(self, index: int, digests: bytes) -> Comparison:
+        """Compare.
 
         Args:
             index: of the split (or item) whose first sample another worker has seen.
@@ -80,20 +91,20 @@ class ReproducibilityCheck:
                 other = self._first_samples((index + 1) % count, 1)
         found = self._first_samples(index, 1)
         if found != [digests]:
-            reason = _ONCE_A_PROCESS if self._first_samples(index, 1) == found else _UNSEEDED
-            return self._differs(self._place(index), found, digests, reason)
+            constant = self._first_samples(index, 1) == found
+            return self._differs(self._place(index), found, digests, constant)
         if self._feed.plan.segment is not None and other == found:
-            return self._equal_segments()
-        return ""
+            return Comparison(self._equal_segments())
+        return Comparison()
 
-    def _item(self, digests: bytes) -> str:
+    def _item(self, digests: bytes) -> Comparison:
         first = self._item_digests(0)
         if self._feed.plan.length != 1:
             self._item_digests(1)
         again = self._item_digests(0)
         if first != digests:
-            return self._differs("item 0", [first], digests, _ONCE_A_PROCESS if first == again else _UNSEEDED)
-        return "" if again == first else self._differs("item 0", [again], digests, _KEPT)
+            return self._differs("item 0", [first], digests, first == again)
+        return Comparison() if again == first else self._differs("item 0", [again], digests, False, _KEPT)
 
     def _item_digests(self, index: int) -> bytes:
         return self._digests(self._probe.item(index, warm=index != 0))
@@ -139,7 +150,8 @@ class ReproducibilityCheck:
         piece = "" if self._feed.declared.splits is None else "split "
         return f"{piece}{opener.show(self._splits[index])}"
 
-    def _differs(self, place: str, found: list[bytes], digests: bytes, reason: str) -> str:
+    def _differs(self, place: str, found: list[bytes], digests: bytes, constant: bool, reason: str = "") -> Comparison:
+        """Say that a sample is another one than was seen. `constant`: this process makes the same one each time."""
         which = ""
         if found and len(found[0]) == len(digests) == len(self._paths) * DIGEST > DIGEST:
             paths = [
@@ -148,10 +160,13 @@ class ReproducibilityCheck:
                 if found[0][start : start + DIGEST] != digests[start : start + DIGEST]
             ]
             which = f" ({', '.join(paths[:4])}{', ...' if len(paths) > 4 else ''})"
-        return (
-            f"feed {self._feed.plan.name}: {place} gave a different first sample{which} when it was made again: "
-            f"{reason}. {_SO}"
+        reason = reason or (_ONCE_A_PROCESS if constant else _UNSEEDED)
+        differs = f"feed {self._feed.plan.name}: {place} gave a different first sample{which}"
+        unfit = (
+            f"{differs} there, each time that it was made: see that both hosts have the same files and the same "
+            "versions of the libraries that the feed uses"
         )
+        return Comparison(f"{differs} when it was made again: {reason}. {_SO}", unfit if constant else "")
 
 
 def check_reproducibility(
@@ -162,9 +177,11 @@ def check_reproducibility(
     randomness: GlobalRandomness,
     page: ActivityPage,
     run: int,
-) -> str:
-    """Return a warning if the feed's first sample differs from `digests`; an empty text if user code raises."""
+) -> Comparison:
+    """Compare the feed's first sample with `digests`."""
     try:
         return ReproducibilityCheck(feed, splits, randomness, page, run).with_what_was_seen(index, digests)
-    except BaseException:
-        return ""
+    except BaseException as error:
+        if not isinstance(error, PenstockError):
+            return Comparison(unfit=f"feed {feed.plan.name}: it {describe(error)}")
+        return Comparison(unfit=f"feed {feed.plan.name}, {feed.plan.piece} {error.split}: {error.message}")

@@ -197,7 +197,7 @@ class Work:
                 self._page,
                 message.run,
             )
-        self._daemon.send(m.Compared(run=message.run, warning=found[:1024]))
+        self._daemon.send(m.Compared(run=message.run, warning=found.warning[:1024], unfit=found.unfit[:1024]))
 
     def _drop(self, number: int) -> None:
         run = self._runs.pop(number, None)

@@ -1,0 +1,330 @@
+"""The process of `penstock join`: starts the workers of this host, joins the head with them, and joins it again.
+
+The workers import the feeds at once, so that a mistake shows before the head is asked. When the connection ends their
+processes are replaced: what they were making belongs to a stream that goes on without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from typing import Any
+
+from penstock_proto import (
+    DaemonStopped,
+    PenstockError,
+    ProtocolError,
+    StartError,
+    Unreachable,
+    codec,
+)
+from penstock_proto import messages as m
+from penstock_proto.keys import ClientKeys
+
+from ..activity import Activity
+from ..host.local_workers import LocalWorkers
+from ..host.supervisor import Supervisor
+from . import agreement
+from .joined_host import SILENT
+from .membership import Membership
+from .to_head import ToHead, connect
+
+log = logging.getLogger(__name__)
+
+AGAIN = 1.0
+"""Seconds between two attempts to connect."""
+
+PATIENCE = 60.0
+"""Seconds without the head after which a host ends that has joined before."""
+
+
+class Agent:
+    """See the file's head.
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        place: host and port of the head.
+        workers: how many.
+        memory: bytes in which they build what they send to the head.
+        name: of this host.
+        keys: this host's keys, or None.
+        hang_timeout: as for `Supervisor`.
+        environment: variables of the workers.
+        grace: seconds in which the workers hand over their work when this host is to leave.
+        patience: seconds to wait for the head.
+    """
+
+    def __init__(
+        self,
+        feeds: list[str],
+        place: tuple[str, int],
+        *,
+        workers: int,
+        memory: int,
+        name: str,
+        keys: ClientKeys | None = None,
+        hang_timeout: float | None = None,
+        environment: m.Environment | None = None,
+        grace: float = 25.0,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._feeds = feeds
+        self._place = place
+        self._count = workers
+        self._memory = memory
+        self._name = name
+        self._keys = keys
+        self._grace = grace
+        self._patience = patience
+        self._process = secrets.token_bytes(16)
+        self._imported: dict[int, bytes] = {}
+        """What workers said that are ready: their Imported."""
+        self._plans: dict[str, m.FeedPlan] = {}
+        self._link: ToHead | None = None
+        self._membership: Membership | None = None
+        self._ever = False
+        self._heard = 0.0
+        self._leaving = False
+        self._stopped = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._error: PenstockError | None = None
+        self._supervisor = Supervisor(feeds, workers, self._data, self._died, self._given_up, hang_timeout, environment)
+        self._workers = LocalWorkers(self._supervisor, range(workers))
+
+    async def run(self) -> None:
+        """Work until the head stops, or this host is told to leave.
+
+        Raises:
+            PenstockError: the feeds cannot be served here, the head refuses this host, or it is gone for too long.
+        """
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self.leave)
+        agreement.sources(self._feeds)  # raises if there is no such module
+        self._supervisor.start()
+        tasks = [loop.create_task(work) for work in (self._stopped.wait(), self._keep_joined(), self._each_second())]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        if self._link is not None:
+            self._link.drop()
+        await self._supervisor.stop(codec.encode(m.Shutdown()))
+        if self._link is not None:
+            self._link.close()
+        for task in done:
+            task.result()
+        if self._error is not None:
+            raise self._error
+        log.info("stopped", extra={"event": "stopped"})
+
+    def leave(self) -> None:
+        """Hand over what the workers do, and end; at once if this is called for the second time."""
+        if self._leaving or self._membership is None:
+            self._stopped.set()
+            return
+        self._leaving = True
+        log.info("leaving: the others take over within %.0f s", self._grace, extra={"event": "host_leaves"})
+        self._membership.leave()
+        asyncio.get_running_loop().call_later(self._grace, self._stopped.set)
+
+    def _fail(self, error: PenstockError) -> None:
+        if self._error is None:
+            self._error = error
+        self._stopped.set()
+
+    # --- the head ---
+
+    async def _keep_joined(self) -> None:
+        """Connect to the head and join it, again and again.
+
+        Raises:
+            PenstockError: the head is gone, or refuses the connection.
+        """
+        since = time.monotonic()
+        while True:
+            try:
+                await self._connect()
+            except (OSError, TimeoutError) as error:
+                if time.monotonic() - since > self._patience:
+                    raise self._gone(error) from None
+                await asyncio.sleep(AGAIN)
+                continue
+            await self._disconnected.wait()
+            since = time.monotonic()
+            await asyncio.sleep(AGAIN)
+
+    def _gone(self, error: OSError) -> PenstockError:
+        place = "tcp://{}:{}".format(*self._place)
+        what = "is gone, and did not come back" if self._ever else "does not answer"
+        return Unreachable(f"the head at {place} {what} within {self._patience:.0f} s ({error.strerror or error})")
+
+    async def _connect(self) -> None:
+        self._disconnected.clear()
+        self._link = await connect(
+            *self._place,
+            self._keys,
+            on_message=self._message,
+            place=self._second_frame,
+            on_end=self._ended,
+        )
+        self._heard = time.monotonic()
+        join = m.Join(
+            version=m.VERSION,
+            host=self._name,
+            process=self._process,
+            workers=self._count,
+            memory=self._memory,
+            sources=agreement.sources(self._feeds),
+            **agreement.versions(),
+        )
+        self._link.send(codec.encode(join))
+
+    def _message(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        try:
+            message = codec.from_head(data)
+            match message:
+                case m.Failed():
+                    self._refused(message.error.error())
+                case m.Joined():
+                    self._joined(message)
+                case _ if self._membership is not None:
+                    self._membership.take(message)
+        except ProtocolError as error:
+            self._fail(ProtocolError(f"the head says what no head says: {error.message}"))
+
+    def _second_frame(self, data: bytes) -> memoryview:
+        if self._membership is None:
+            raise ProtocolError("a second frame before Joined")
+        return self._membership.place(data)
+
+    def _joined(self, message: m.Joined) -> None:
+        assert self._link is not None
+        self._ever = True
+        self._membership = Membership(
+            self._link,
+            message,
+            self._supervisor,
+            self._workers,
+            memory=self._memory,
+            plans=lambda: self._plans,
+            fail=self._fail,
+            retired=self._retired,
+        )
+        log.info("joined the head at tcp://%s:%d", *self._place, extra={"event": "host_joins"})
+        for worker, data in self._imported.items():
+            self._membership.said(worker, codec.from_worker(data), data)
+
+    def _refused(self, error: PenstockError) -> None:
+        if isinstance(error, DaemonStopped):
+            log.info("the head was stopped", extra={"event": "head_stopped"})
+            self._stopped.set()
+        else:
+            self._fail(error)
+
+    def _ended(self, why: str) -> None:
+        """The connection has ended."""
+        if self._stopped.is_set():
+            return
+        text = "the connection to the head at tcp://%s:%d has ended%s; joining again"
+        log.warning(text, *self._place, f" ({why})" if why else "", extra={"event": "head_lost"})
+        if self._leaving:
+            self._stopped.set()
+        self._link = None
+        if self._membership is not None:
+            self._membership.end()
+            self._membership = None
+            for worker in list(self._supervisor.workers):
+                self._supervisor.kill(worker)
+        self._disconnected.set()
+
+    def _retired(self, worker: int) -> None:
+        self._imported.pop(worker, None)
+        if not self._supervisor.workers:
+            self._stopped.set()
+
+    async def _each_second(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            if self._link is None:
+                continue
+            self._link.tick()
+            if self._membership is not None:
+                self._membership.report()
+                if time.monotonic() - self._heard > SILENT:
+                    self._link.close()
+
+    # --- workers ---
+
+    def _data(self, worker: int, data: bytes, fd: int | None) -> None:
+        if fd is not None:
+            os.close(fd)
+        try:
+            message = codec.from_worker(data)
+        except ProtocolError as error:
+            text = "worker %d is killed, as it said what no worker says: %s"
+            log.error(text, worker, error.message, extra={"event": "worker_killed", "worker": worker})
+            self._supervisor.kill(worker)
+            return
+        match message:
+            case m.Imported():
+                self._is_ready(worker, message, data)
+            case m.EnvironmentWanted():
+                if not self._supervisor.use_environment(worker, message.variables):
+                    self._fail(StartError("the feeds' env= differs each time they are imported"))
+                return
+            case m.StartFailed() if not self._ever:
+                self._fail(message.error.error())
+                return
+        if self._membership is not None:
+            self._membership.said(worker, message, data)
+
+    def _is_ready(self, worker: int, message: m.Imported, data: bytes) -> None:
+        self._imported[worker] = data
+        self._plans = {plan.name: plan for plan in message.feeds}
+        self._supervisor.ready(worker)
+        if any(plan.on_error == "retry" for plan in message.feeds):
+            self._supervisor.give_nobody_up()
+        text = "worker %d is ready: its imports took %.2f s"
+        log.info(text, worker, message.imports_seconds, extra={"event": "worker_ready", "worker": worker})
+
+    def _died(self, worker: int, how: str, doing: Activity | None) -> None:
+        self._imported.pop(worker, None)
+        self._workers.new_process(worker)
+        if self._membership is not None:
+            text = "worker %d %s; what it was to make is made elsewhere"
+            log.error(text, worker, how, extra={"event": "worker_died", "worker": worker})
+            self._membership.ended(worker, how, doing)
+
+    def _given_up(self, worker: int, how: str) -> None:
+        if self._membership is not None:
+            self._membership.given_up(worker, how)
+        if all(handle.given_up for handle in self._supervisor.workers.values()):
+            self._fail(StartError(f"no worker can start here: the last one {how}; see its output above"))
+
+
+def join(feeds: list[str], place: tuple[str, int], **options: Any) -> None:
+    """Run the workers of this host for the head at `place`, on uvloop, until it is over. Call it on the main thread.
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        place: host and port of the head.
+        options: as for `Agent`.
+
+    Raises:
+        PenstockError: this host cannot join, or the head is gone; the message says why.
+    """
+    import uvloop
+
+    from ..host import descriptors
+
+    descriptors.raise_limit()
+
+    async def run() -> None:
+        await Agent(feeds, place, **options).run()
+
+    uvloop.run(run())

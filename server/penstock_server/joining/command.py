@@ -1,0 +1,157 @@
+"""`penstock join`: lets this host's workers work for a daemon on another host."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from penstock_proto import PenstockError
+from penstock_proto.keys import host_keys
+
+from .. import log_format
+from ..command_group import complete_files
+from ..file_options import file_options, targets_of
+from ..parameters import Bytes, Variable
+
+
+@click.command()
+@click.argument("url")
+@click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 4096),
+    default=lambda: len(os.sched_getaffinity(0)),
+    metavar="N",
+    show_default="the number of CPUs",
+    help="Number of worker processes on this host.",
+)
+@click.option(
+    "--memory",
+    type=Bytes(),
+    default=None,
+    metavar="SIZE",
+    show_default="a quarter of what is free, at most 8G",
+    help="Most memory in which batches are built here before they are sent, such as 4G.",
+)
+@click.option(
+    "--host-name",
+    "name",
+    default=socket.gethostname,
+    metavar="HOST",
+    show_default="this host's name",
+    help="Name of this host in the head's log and status.",
+)
+@click.option(
+    "--keys",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="DIR",
+    show_default="PENSTOCK_KEYS, or none",
+    help="A host's folder of keys, for a head with --keys; `penstock keygen DIR --host NAME` makes it.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=25.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="After SIGTERM: time in which other workers take over what those of this host do.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(0),
+    default=60.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Time to wait for a head that does not answer, at the start or when it was lost.",
+)
+@click.option(
+    "--hang-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=None,
+    metavar="SECONDS",
+    show_default="off",
+    help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
+)
+@click.option(
+    "--env",
+    "environment",
+    type=Variable(),
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Set an environment variable in the workers, as for `penstock serve`.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important lines that are logged.",
+)
+@click.option(
+    "--log-format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Write the log as text, or as a JSON object on each line.",
+)
+@file_options
+def join(
+    url: str,
+    feeds: tuple[str, ...],
+    workers: int,
+    memory: int | None,
+    name: str,
+    keys: str | None,
+    grace: float,
+    patience: float,
+    hang_timeout: float | None,
+    environment: tuple[tuple[str, str | None], ...],
+    log_level: str,
+    form: str,
+    **of_files: Any,
+) -> None:
+    """Let this host's workers work for a daemon on another host, the head.
+
+    URL is the head's address. The feeds are those that the head serves, in the same order, and their code, their files
+    and the versions of Python and NumPy must be the same here. Trainers read the same batches in the same order as
+    without this host. It may leave at any time (SIGTERM), and nothing is lost if it dies.
+
+    \b
+    Examples:
+      penstock serve scenes.py:train --bind tcp://0.0.0.0:5555 --keys keys                  # at the head
+      penstock join tcp://head:5555 scenes.py:train --workers 16 --keys keys/hosts/second   # on another host
+    """  # noqa: D301
+    from ..control import endpoint_of
+    from ..host.memory_limits import default_memory
+    from .agent import join as run
+
+    log_format.configure(log_level, form)
+    parts = urlsplit(endpoint_of(url))
+    assert parts.hostname is not None
+    assert parts.port is not None
+    try:
+        run(
+            targets_of(feeds, of_files),
+            (parts.hostname, parts.port),
+            workers=workers,
+            memory=default_memory() if memory is None else memory,
+            name=name[:128] or "host",
+            keys=host_keys(keys),
+            hang_timeout=hang_timeout,
+            environment=dict(environment),
+            grace=grace,
+            patience=patience,
+        )
+    except PenstockError as error:
+        if form == "json":
+            logging.getLogger(__name__).critical("%s", error, extra={"event": "failed", "error": error})
+            sys.exit(1)
+        raise

@@ -1,0 +1,325 @@
+"""All hosts that have joined: admits them, passes on what they say, and notices when they are lost."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from penstock_proto import DaemonStopped, PenstockError, ProtocolError, StartError
+from penstock_proto import messages as m
+from penstock_proto.spec import Spec
+
+from ..activity import Activity
+from ..coordinator import Coordinator, size
+from ..coordinator import commands as do
+from ..coordinator import events as on
+from ..coordinator.budget import enough
+from ..coordinator.workers import REMOTE, VACANT
+from ..host.arena import Memfd
+from ..host.network import Router
+from ..opening import check_version
+from . import agreement
+from .joined_host import SILENT, JoinedHost
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 256
+"""Most hosts that may wait until the feeds are ready."""
+
+
+class _Channel(NamedTuple):
+    """The connection to a host; see joined_host.Channel."""
+
+    router: Router
+    peer: bytes
+
+    def send(self, message: m.Message) -> bool:
+        """Send a message."""
+        return self.router.send(self.peer, message)
+
+    def send_piece(self, message: m.Message, body: memoryview) -> bool:
+        """Send a message with a second frame."""
+        return self.router.send_piece(self.peer, message, body)
+
+    @property
+    def piece(self) -> int:
+        """Bytes that a second frame may have."""
+        return self.router.piece(self.peer)
+
+
+class Hosts:
+    """See the file's head. It is also what a joined host needs of the head (joined_host.Head).
+
+    Args:
+        feeds: MODULE:ATTR of each feed.
+        coordinator: what decides; to look at.
+        router: the connections.
+        tell: tells the coordinator of an event.
+        take: takes what a worker has said.
+        died: told that a worker's process has ended, how, and what it did last.
+        given_up: told that no further process takes a worker's place, and why.
+        list_of: returns the fd and the size of a list of splits.
+        may_join: raises an error unless the peer with this id may join.
+        ready: whether all feeds can be served.
+    """
+
+    def __init__(
+        self,
+        feeds: list[str],
+        coordinator: Coordinator,
+        router: Router,
+        tell: Callable[[on.Event], None],
+        *,
+        take: Callable[[int, m.FromWorker], None],
+        died: Callable[[int, str, Activity | None], None],
+        given_up: Callable[[int, str], None],
+        list_of: Callable[[int], tuple[int, int]],
+        may_join: Callable[[bytes], None],
+        ready: Callable[[], bool],
+    ) -> None:
+        self._feeds = feeds
+        self._coordinator = coordinator
+        self._router = router
+        self._tell = tell
+        self.said = take
+        self.died = died
+        self.given_up = given_up
+        self._may_join = may_join
+        self._ready = ready
+        self.list_of = list_of
+        self._next = REMOTE
+        self._hosts: dict[bytes, JoinedHost] = {}
+        self._by_worker: dict[int, JoinedHost] = {}
+        self._waiting: dict[bytes, m.Join] = {}
+        self._stopping = False
+
+    def __iter__(self) -> itertools.chain[JoinedHost]:
+        return itertools.chain(self._hosts.values())
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self._hosts
+
+    def name_of(self, worker: int) -> str:
+        """Return the name of a worker, for the log: "worker 3", or "worker 3 of host b"."""
+        host = self._of(worker)
+        return f"worker {worker}" if host is None else f"worker {worker - host.numbers.start} of host {host.name}"
+
+    # --- joining ---
+
+    def join(self, peer: bytes, join: m.Join) -> None:
+        """A host wants to join.
+
+        Raises:
+            PenstockError: it may not, or does not fit.
+        """
+        check_version(join.version)
+        self._may_join(peer)
+        if peer in self._waiting:
+            raise ProtocolError("a second Join")
+        if not self._ready():
+            if len(self._waiting) == MOST_WAITING:
+                raise StartError("the head is not ready, and too many hosts wait for it already")
+            self._waiting[peer] = join
+            log.info("host %s waits until the feeds are ready", join.host, extra={"event": "host_waits"})
+            return
+        differs = agreement.differences(join, agreement.versions(), agreement.sources(self._feeds))
+        differs = differs or self._too_small(join)
+        if differs:
+            raise StartError(f"host {join.host} cannot join: {differs}")
+        for old_peer, old in list(self._hosts.items()):
+            if old.join.process == join.process:  # it has noticed before us that its connection broke
+                self._lose(old_peer, "has joined again")
+        numbers = range(self._next, self._next + join.workers)
+        self._next = numbers.stop
+        host = JoinedHost(
+            join,
+            name=self._new_name(join.host),
+            address=self._router.address(peer),
+            numbers=numbers,
+            channel=_Channel(self._router, peer),
+            head=self,
+        )
+        self._hosts[peer] = host
+        self._by_worker.update(dict.fromkeys(numbers, host))
+        self._router.receive_into(peer, lambda data: self._place(peer, data))
+        host.joined()
+        text = "host %s at %s joins with %d workers"
+        log.info(text, host.name, host.address, join.workers, extra={"event": "host_joins", "host": host.name})
+
+    def _too_small(self, join: m.Join) -> str:
+        """Say that the host allows less memory than a slot takes; "" if it allows enough."""
+        largest = max(self._coordinator.feeds.values(), key=lambda feed: feed.slot_nbytes)
+        if join.memory >= largest.slot_nbytes:
+            return ""
+        needed = enough(2 * join.workers * largest.slot_nbytes)
+        return (
+            f"it allows {size(join.memory)} for batches, and a slot of feed {largest.name} takes "
+            f"{size(largest.slot_nbytes)}: give --memory {needed}, which is two slots for each worker"
+        )
+
+    def feeds_ready(self) -> None:
+        """All feeds can be served: admit the hosts that came early."""
+        waiting, self._waiting = self._waiting, {}
+        for peer, join in waiting.items():
+            try:
+                self.join(peer, join)
+            except PenstockError as error:
+                self._router.send(peer, m.Failed(m.ErrorReport.of(error)))
+                self._router.drop(peer)
+
+    def stop(self, error: PenstockError | None, *, again: bool) -> None:
+        """The daemon ends: tell the hosts, unless another daemon takes its place, which they can join."""
+        self._stopping = True
+        for host in self:
+            if not again:
+                host.refuse(error or DaemonStopped("the head was stopped"))
+
+    # --- what hosts say ---
+
+    def heard(self, peer: bytes, data: bytes) -> None:
+        """A host has sent a message."""
+        host = self._hosts[peer]
+        worked = host.working
+        try:
+            host.take(data)
+        except PenstockError as error:
+            self._refuse(peer, host, error)
+            return
+        if host.working and not worked:
+            text = "host %s works: its files, code and first samples are those of the head"
+            log.info(text, host.name, extra={"event": "host_works", "host": host.name})
+
+    def ended(self, peer: bytes) -> bool:
+        """A connection has ended. Return whether it was that of a host."""
+        if self._waiting.pop(peer, None) is not None:
+            return True
+        if peer not in self._hosts:
+            return False
+        self._lose(peer, "has ended, or its connection has")
+        return True
+
+    def another_second(self) -> None:
+        """Give a sign of life, and look for hosts that gave none."""
+        now = time.monotonic()
+        for peer, host in list(self._hosts.items()):
+            if now - host.heard > SILENT:
+                self._lose(peer, f"was silent for {SILENT:.0f} s")
+            else:
+                host.beat()
+
+    def _place(self, peer: bytes, data: bytes) -> memoryview:
+        try:
+            return self._hosts[peer].place(data)
+        except (OSError, KeyError) as error:
+            raise ProtocolError(f"its batch cannot be received: {error}") from None
+
+    def _refuse(self, peer: bytes, host: JoinedHost, error: PenstockError) -> None:
+        log.error("host %s is refused: %s", host.name, error.message, extra=_about(host, "host_refused"))
+        host.refuse(error)
+        self._drop(peer, host, "was refused")
+
+    def _lose(self, peer: bytes, how: str) -> None:
+        if self._stopping:
+            return
+        host = self._hosts[peer]
+        left = " and is gone" if host.leaving and not host.there else "; what it was to make is made elsewhere"
+        level = logging.INFO if host.leaving and not host.there else logging.ERROR
+        log.log(level, "host %s %s%s", host.name, how, left, extra=_about(host, "host_lost"))
+        self._drop(peer, host, how)
+
+    def _drop(self, peer: bytes, host: JoinedHost, how: str) -> None:
+        del self._hosts[peer]
+        for worker in host.numbers:
+            del self._by_worker[worker]
+        self._router.drop(peer)
+        there = tuple(sorted(host.there))
+        host.lost()
+        if there:
+            self._tell(on.WorkersLost(there, f"of host {host.name}, which {how}"))
+
+    # --- what a joined host needs of the head ---
+
+    @property
+    def plans(self) -> tuple[m.FeedPlan, ...]:
+        """The feeds that are served."""
+        return tuple(feed.plan for feed in self._coordinator.feeds.values())
+
+    @property
+    def first_samples(self) -> Mapping[str, do.Compare]:
+        """The commands to compare the feeds' first samples."""
+        return self._coordinator.starting.checks.of_hosts
+
+    def came(self, worker: int, message: m.Imported) -> None:
+        """A worker has imported the feeds."""
+        if worker not in self._coordinator.workers.numbers:
+            self._tell(on.WorkerAdded(worker))
+        self.said(worker, message)
+
+    def leaves(self, host: JoinedHost) -> None:
+        """The host wants to leave: its workers hand over their lanes, if others can take them."""
+        log.info("host %s leaves", host.name, extra=_about(host, "host_leaves"))
+        workers = self._coordinator.workers
+        if set(workers.available) - host.there - {VACANT}:
+            self._tell(on.RetireWorkers(tuple(sorted(host.there))))
+
+    # --- what workers of hosts are told ---
+
+    def say(self, worker: int, message: m.Message) -> None:
+        """Send a message to a worker. If its host is lost, nothing happens: others will do the work."""
+        if (host := self._of(worker)) is not None:
+            host.say(worker, message)
+
+    def fill(self, command: do.Fill, memfd: Memfd) -> None:
+        """Have a turn, or a part of it, filled into `memfd`."""
+        if (host := self._of(command.worker)) is not None:
+            host.fill(command, memfd)
+
+    def measure_rows(self, command: do.MeasureRows) -> None:
+        """Have leftover rows measured."""
+        if (host := self._of(command.worker)) is not None:
+            host.measure_rows(command)
+
+    def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
+        """Have leftover rows written into `memfd`."""
+        if (host := self._of(command.worker)) is not None:
+            host.write_rows(command, memfd)
+
+    def start_run(self, command: do.StartRun, spec: Spec) -> None:
+        """Have a run opened, of a feed with this spec."""
+        if (host := self._of(command.worker)) is not None:
+            host.start_run(command, spec)
+
+    def forget_list(self, splits: int) -> None:
+        """Forget a list of splits that no message will name again."""
+        for host in self:
+            host.forget_list(splits)
+
+    def accepted(self, worker: int) -> None:
+        """The worker gets work from now on."""
+        if (host := self._of(worker)) is not None:
+            host.accepted(worker)
+
+    def retire(self, worker: int) -> None:
+        """The worker has no work left: end it."""
+        if (host := self._of(worker)) is not None:
+            host.retire(worker)
+
+    def kill(self, worker: int) -> None:
+        """Kill the worker's process."""
+        if (host := self._of(worker)) is not None:
+            host.kill(worker)
+
+    def _of(self, worker: int) -> JoinedHost | None:
+        return self._by_worker.get(worker)
+
+    def _new_name(self, wanted: str) -> str:
+        taken = {host.name for host in self}
+        names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+        return next(name for name in names if name not in taken)
+
+
+def _about(host: JoinedHost, event: str) -> dict[str, object]:
+    return {"event": event, "host": host.name}

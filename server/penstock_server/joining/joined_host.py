@@ -1,0 +1,399 @@
+"""A host that has joined, as the head knows it: its workers, what they are filling, and its connection.
+
+What a peer says is checked as a whole before anything changes. A host that says what no host says is dropped.
+
+A slot is written to only while a worker of the host is to fill it. The coordinator keeps a slot until whoever fills it
+has answered, or is gone. So a ticket is open from the command to fill it until the answer, or until the worker, or the
+whole host, is gone; `place` gives out memory of open tickets only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import mmap
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import structs
+
+from penstock_proto import PenstockError, ProtocolError, StartError, codec
+from penstock_proto import messages as m
+from penstock_proto.spec import Spec
+
+from .. import wire
+from ..activity import Activity
+from ..coordinator import commands as do
+from ..host.arena import Memfd
+from .agreement import plan_differences
+
+log = logging.getLogger(__name__)
+
+SILENT = 15.0
+"""Seconds of silence after which a host is lost. It sends a report each second."""
+
+
+class Channel(Protocol):
+    """The connection to a host."""
+
+    def send(self, message: m.Message) -> bool:
+        """Send a message. Return False if the host is gone."""
+
+    def send_piece(self, message: m.Message, body: memoryview) -> bool:
+        """Send a message with a second frame, which must not change until it is sent. Return False if the host is
+        gone."""
+
+    @property
+    def piece(self) -> int:
+        """Bytes that a second frame may have."""
+
+
+class Head(Protocol):
+    """What a joined host needs of the head."""
+
+    @property
+    def plans(self) -> tuple[m.FeedPlan, ...]:
+        """The feeds that are served."""
+
+    @property
+    def first_samples(self) -> Mapping[str, do.Compare]:
+        """The commands to compare the feeds' first samples, by feed."""
+
+    def list_of(self, splits: int) -> tuple[int, int]:
+        """Return the fd and the size of a list of splits."""
+
+    def said(self, worker: int, message: m.FromWorker) -> None:
+        """A worker has said something."""
+
+    def came(self, worker: int, message: m.Imported) -> None:
+        """A worker has imported the feeds."""
+
+    def died(self, worker: int, how: str, doing: Activity | None) -> None:
+        """A worker's process has ended."""
+
+    def given_up(self, worker: int, how: str) -> None:
+        """No further process takes the worker's place."""
+
+    def leaves(self, host: JoinedHost) -> None:
+        """The host wants to leave."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """What a worker is to answer for, and the memory of the slot, if it writes there."""
+
+    worker: int
+    memfd: Memfd | None
+
+
+class JoinedHost:
+    """See the file's head.
+
+    Args:
+        join: what the host said of itself.
+        name: its name, which no other host has.
+        address: where it is.
+        numbers: those of its workers.
+        channel: the connection to it.
+        head: what it joins.
+
+    Attributes:
+        numbers: as given.
+        workers: the numbers of its workers that were not retired.
+        there: those of them that the coordinator knows.
+        working: whether it was checked, and gets work.
+        leaving: whether it wants to leave.
+        report: what it said of itself last.
+        said: what it said of each worker last.
+        received: bytes of batches that it has sent.
+        heard: when it was last heard, in monotonic seconds.
+    """
+
+    def __init__(self, join: m.Join, *, name: str, address: str, numbers: range, channel: Channel, head: Head) -> None:
+        self.join = join
+        self.name = name
+        self.address = address
+        self.numbers = numbers
+        self.workers = set(numbers)
+        self.there: set[int] = set()
+        self.working = False
+        self.leaving = False
+        self.report: m.HostReport | None = None
+        self.said: dict[int, m.WorkerReport] = {}
+        self.received = 0
+        self.heard = time.monotonic()
+        self._channel = channel
+        self._head = head
+        self._imported: dict[int, m.Imported] = {}
+        self._asked = -1
+        """The worker that makes first samples again."""
+        self._compared = 0
+        self._processes = dict.fromkeys(self.workers, 0)
+        self._open: dict[tuple[int, int], _Open] = {}
+        """By ticket and run. Several runs may write rows of a merged batch."""
+        self._runs: dict[int, int] = {}
+        """The worker of each run that may still say something."""
+        self._dropped: set[int] = set()
+        self._lists: set[int] = set()
+
+    @property
+    def slots(self) -> int:
+        """How many slots its workers are to fill."""
+        return sum(one.memfd is not None for one in self._open.values())
+
+    # --- what workers are told ---
+
+    def say(self, worker: int, message: m.Message) -> None:
+        """Send a message to a worker, or to the process that will replace it."""
+        if isinstance(message, m.DropRun):
+            self._dropped.add(message.run)
+            self._forget_if_over(message.run)
+        self._say(worker, message)
+
+    def fill(self, command: do.Fill, memfd: Memfd) -> None:
+        """Have a turn, or a part of it, filled into `memfd`."""
+        self._open[command.ticket, command.run] = _Open(command.worker, memfd)
+        self._say(command.worker, wire.fill(command, 0, memfd.nbytes))
+
+    def measure_rows(self, command: do.MeasureRows) -> None:
+        """Have leftover rows measured."""
+        self._open[command.ticket, command.run] = _Open(command.worker, None)
+        self._say(command.worker, wire.measure_rows(command))
+
+    def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
+        """Have leftover rows written into `memfd`."""
+        self._open[command.ticket, command.run] = _Open(command.worker, memfd)
+        self._say(command.worker, wire.write_rows(command, 0, memfd.nbytes))
+
+    def start_run(self, command: do.StartRun, spec: Spec) -> None:
+        """Have a run opened, of a feed with this spec."""
+        self._show_list(command.splits)
+        self._runs[command.run] = command.worker
+        self._say(command.worker, wire.start_run(command, spec))
+
+    def forget_list(self, splits: int) -> None:
+        """Forget a list of splits that no message will name again."""
+        if splits in self._lists:
+            self._lists.discard(splits)
+            self._channel.send(m.SplitsGone(splits))
+
+    def accepted(self, worker: int) -> None:
+        """The worker gets work from now on."""
+        self._channel.send(m.Accepted(worker))
+
+    def retire(self, worker: int) -> None:
+        """The worker has no work left: end it."""
+        self.workers.discard(worker)
+        self.there.discard(worker)
+        self.said.pop(worker, None)
+        self._channel.send(m.Retire(worker))
+
+    def kill(self, worker: int) -> None:
+        """Kill the worker's process. Another one takes its place."""
+        self._channel.send(m.Kill(worker))
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._channel.send(m.Beat())
+
+    def joined(self) -> None:
+        """Tell the host that it has joined."""
+        self._channel.send(m.Joined(self.numbers.start))
+
+    def refuse(self, error: PenstockError) -> None:
+        """Tell the host why it cannot go on."""
+        self._channel.send(m.Failed(m.ErrorReport.of(error)))
+
+    def lost(self) -> None:
+        """The connection has ended: nothing more is written for this host."""
+        self._open.clear()
+        self._runs.clear()
+
+    def _say(self, worker: int, message: m.Message) -> None:
+        if worker in self.workers:
+            self._channel.send(m.Say(worker, self._processes[worker], codec.encode(message)))
+
+    def _show_list(self, splits: int) -> None:
+        if not splits or splits in self._lists:
+            return
+        self._lists.add(splits)
+        fd, nbytes = self._head.list_of(splits)
+        content = memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))
+        for start in range(0, nbytes, self._channel.piece):
+            part = content[start : start + self._channel.piece]
+            self._channel.send_piece(m.SplitsPart(splits, start, len(part), nbytes), part)
+
+    # --- what comes ---
+
+    def place(self, data: bytes) -> memoryview:
+        """Return where the bytes belong that follow a Payload: in the slot that the worker is to fill.
+
+        Raises:
+            ProtocolError: it is not a Payload, or the worker is not to write there.
+            OSError: the slot cannot be mapped.
+        """
+        payload = codec.from_host(data)
+        if not isinstance(payload, m.Payload):
+            raise ProtocolError(f"a {type(payload).__name__} with a second frame")
+        opened = self._opened(payload.worker, payload.run, payload.ticket)
+        if opened.memfd is None or payload.start + payload.nbytes > opened.memfd.nbytes:
+            raise ProtocolError(f"{payload.nbytes} bytes from {payload.start} on, which are not in the slot")
+        self.received += payload.nbytes
+        return opened.memfd.writable(payload.start, payload.start + payload.nbytes)
+
+    def take(self, data: bytes) -> None:
+        """Take a message.
+
+        Raises:
+            ProtocolError: no host says this; drop it.
+            StartError: the host does not fit the head; drop it.
+        """
+        self.heard = time.monotonic()
+        message = codec.from_host(data)
+        match message:
+            case m.Said():
+                self._check_worker(message.worker)
+                self._worker_said(message.worker, codec.from_worker(message.data))
+            case m.WorkerEnded():
+                self._check_worker(message.worker)
+                self._ended(message)
+            case m.GivenUp():
+                self._check_worker(message.worker)
+                self._imported.pop(message.worker, None)
+                self.workers.discard(message.worker)
+                if message.worker in self.there:
+                    self.there.discard(message.worker)
+                    self._head.given_up(message.worker, message.how)
+                if not self.workers:
+                    raise StartError("none of its workers can start: see its log")
+            case m.HostReport():
+                for said in message.workers:
+                    self._check_worker(said.number)
+                self.report = message
+                self.said.update((said.number, said) for said in message.workers)
+            case m.Leaving():
+                if not self.leaving:
+                    self.leaving = True
+                    self._head.leaves(self)
+            case m.Payload():
+                raise ProtocolError("a Payload without a second frame")
+
+    def _check_worker(self, worker: int) -> None:
+        if worker not in self.numbers:
+            raise ProtocolError(f"it speaks of worker {worker}, which is not its own")
+
+    def _opened(self, worker: int, run: int, ticket: int) -> _Open:
+        found = self._open.get((ticket, run))
+        if found is None or found.worker != worker:
+            raise ProtocolError(f"worker {worker} has nothing to say about ticket {ticket} and run {run}")
+        return found
+
+    def _worker_said(self, worker: int, message: m.FromWorker) -> None:
+        match message:
+            case m.Made():
+                self._opened(worker, message.run, message.ticket)
+                if message.last:
+                    self._close(message.run, message.ticket)
+                self._head.said(worker, message)
+            case m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
+                self._opened(worker, message.run, message.ticket)
+                self._close(message.run, message.ticket)
+                self._head.said(worker, message)
+            case m.RunFailed():
+                self._run_failed(worker, message)
+            case m.SplitSkipped():
+                if self._runs.get(message.run) == worker:
+                    self._head.said(worker, message)
+            case m.CacheUsed():
+                self._head.said(worker, message)
+            case m.Imported():
+                self._came(worker, message)
+            case m.Compared() if worker == self._asked and not self.working:
+                self._was_compared(message)
+            case m.Compared():
+                pass  # its process was asked before it died
+            case m.StartFailed() if self.working:
+                self._head.said(worker, message)
+            case m.StartFailed():
+                raise StartError(f"its worker cannot start: {message.error.message}")
+            case _:
+                raise ProtocolError(f"a {type(message).__name__} from a worker of another host")
+
+    def _run_failed(self, worker: int, message: m.RunFailed) -> None:
+        if self._runs.get(message.run) != worker:
+            return  # it was dropped, and nobody waits for it
+        for ticket, run in [key for key in self._open if key[1] == message.run]:
+            del self._open[ticket, run]
+        self._runs.pop(message.run)
+        self._dropped.discard(message.run)
+        where = structs.replace(message.error, message=f"{message.error.message} (on host {self.name})"[: m.MAX_TEXT])
+        self._head.said(worker, structs.replace(message, error=where))
+
+    def _close(self, run: int, ticket: int) -> None:
+        """The run has answered for the ticket."""
+        del self._open[ticket, run]
+        self._forget_if_over(run)
+
+    def _forget_if_over(self, run: int) -> None:
+        if run in self._dropped and not any(other == run for _, other in self._open):
+            self._dropped.discard(run)
+            self._runs.pop(run, None)
+
+    def _ended(self, message: m.WorkerEnded) -> None:
+        worker = message.worker
+        if worker not in self._processes:
+            return
+        self._processes[worker] += 1
+        self._imported.pop(worker, None)
+        for key in [key for key, one in self._open.items() if one.worker == worker]:
+            del self._open[key]
+        for run in [run for run, of in self._runs.items() if of == worker]:
+            del self._runs[run]
+            self._dropped.discard(run)
+        if worker in self.there:
+            doing = None if message.doing is None else Activity(**structs.asdict(message.doing))
+            self._head.died(worker, message.how, doing)
+        elif worker == self._asked:
+            self._ask()
+
+    # --- the check ---
+
+    def _came(self, worker: int, message: m.Imported) -> None:
+        differs = plan_differences(message.feeds, self._head.plans)
+        if differs:
+            raise StartError(f"it cannot join: {differs}")
+        if worker not in self.workers:
+            return
+        self._imported[worker] = message
+        if self.working:
+            self._admit(worker)
+        elif self._asked < 0:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Have a worker make the first samples again, if one is there."""
+        self._asked, self._compared = next(iter(self._imported), -1), 0
+        if self._asked < 0:
+            return
+        for compare in self._head.first_samples.values():
+            self._show_list(compare.splits)
+            self._say(self._asked, wire.compare(compare))
+        self._begin_if_compared()
+
+    def _was_compared(self, message: m.Compared) -> None:
+        if message.unfit:
+            raise StartError(f"it cannot make the samples of the head: {message.unfit}")
+        self._head.said(self._asked, message)
+        self._compared += 1
+        self._begin_if_compared()
+
+    def _begin_if_compared(self) -> None:
+        if self._compared == len(self._head.first_samples):
+            self.working = True
+            for worker in list(self._imported):
+                self._admit(worker)
+
+    def _admit(self, worker: int) -> None:
+        self.there.add(worker)
+        self._head.came(worker, self._imported[worker])

@@ -1,0 +1,342 @@
+"""One connection of a host to the head, from Joined to its end: passes on what the head and the host's workers say.
+
+What belongs into a slot at the head a worker writes into memory of this host. The bytes go to the head before the
+worker's message about them. The memory can be used again when they are sent and the worker has answered.
+
+Each worker has a queue of messages. One that needs memory waits for it, and those behind it wait too. Memory that is in
+use waits for nothing but the worker or the network, so the queue always goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import mmap
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+from msgspec import structs
+
+from penstock_proto import PenstockError, ProtocolError, codec
+from penstock_proto import messages as m
+
+from .. import status
+from ..activity import Activity
+from ..host.arena import Memfd
+from ..host.local_workers import LocalWorkers
+from ..host.supervisor import Supervisor
+from .building import Building, Regions
+from .to_head import ToHead
+
+log = logging.getLogger(__name__)
+
+_Writes: TypeAlias = m.Fill | m.WriteRows
+_MOST_REPORTED = 64
+"""Workers of which one report tells; if there are more, the next one goes on."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Slot:
+    """Memory in which a worker builds what belongs into a slot at the head."""
+
+    worker: int
+    memfd: Memfd
+    wanted: _Writes
+    unsent: int = 0
+    answered: bool = False
+
+
+class Membership:
+    """See the file's head.
+
+    Args:
+        link: the connection.
+        joined: the head's answer.
+        supervisor: the worker processes.
+        workers: speaks to them.
+        memory: bytes in which they may build.
+        plans: returns the feeds as they were imported here.
+        fail: called with the error that keeps this host from going on.
+        retired: called when the head has retired a worker.
+    """
+
+    def __init__(
+        self,
+        link: ToHead,
+        joined: m.Joined,
+        supervisor: Supervisor,
+        workers: LocalWorkers,
+        *,
+        memory: int,
+        plans: Callable[[], dict[str, m.FeedPlan]],
+        fail: Callable[[PenstockError], None],
+        retired: Callable[[int], None],
+    ) -> None:
+        self._link = link
+        self._first = joined.first
+        self._supervisor = supervisor
+        self._workers = workers
+        self._plans = plans
+        self._fail = fail
+        self._retired = retired
+        self._building = Building(memory, workers.forget_memfd)
+        self._processes = dict.fromkeys(supervisor.workers, 0)
+        self._queues: dict[int, asyncio.Queue[tuple[int, m.ToWorker | m.SplitsGone]]] = {
+            number: asyncio.Queue() for number in self._processes
+        }
+        self._tasks = {worker: asyncio.create_task(self._pass_on(worker)) for worker in self._queues}
+        for task in self._tasks.values():
+            task.add_done_callback(self._task_ended)
+        self._going: Counter[int] = Counter()
+        """How many queues still have a SplitsGone, by the number of the list."""
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        """By ticket and run."""
+        self._unsent: set[Memfd] = set()
+        """Memory of which bytes wait to be sent."""
+        self._regions: dict[int, Regions] = {}
+        """Of each run."""
+        self._of_feeds: dict[str, Regions] = {}
+        self._dropped: set[int] = set()
+        self._list = memoryview(b"")
+        """The list of splits that is coming."""
+        self._reported = 0
+
+    def end(self) -> None:
+        """The connection has ended."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._workers.forget_lists()
+        self._building.close(self._unsent | {slot.memfd for slot in self._slots.values()})
+
+    # --- what the head says ---
+
+    def take(self, message: m.FromHead) -> None:
+        """Take a message of the head, other than Joined and Failed.
+
+        Raises:
+            ProtocolError: no head says this.
+        """
+        match message:
+            case m.Say():
+                worker = self._here(message.worker)
+                if worker in self._queues:  # else no process takes its place
+                    self._queues[worker].put_nowait((message.process, codec.to_worker(message.data)))
+            case m.Accepted():
+                pass
+            case m.Retire():
+                worker = self._here(message.worker)
+                self._stop_passing_on(worker)
+                self._workers.gone(worker)
+                self._supervisor.retire(worker, codec.encode(m.Shutdown()))
+                self._retired(worker)
+            case m.Kill():
+                self._supervisor.kill(self._here(message.worker))
+            case m.SplitsGone():
+                for queue in self._queues.values():  # messages in it may still name the list
+                    queue.put_nowait((-1, message))
+                    self._going[message.splits] += 1
+
+    def place(self, data: bytes) -> memoryview:
+        """Return where the second frame of a message belongs: in a list of splits.
+
+        Raises:
+            ProtocolError: it belongs nowhere.
+        """
+        part = codec.from_head(data)
+        if not isinstance(part, m.SplitsPart) or part.start + part.size > part.nbytes:
+            raise ProtocolError(f"a {type(part).__name__} with a second frame")
+        if part.start == 0:
+            fd = os.memfd_create("penstock-splits", os.MFD_CLOEXEC)
+            os.ftruncate(fd, part.nbytes)
+            self._workers.keep_list(part.splits, fd, part.nbytes)
+            self._list = memoryview(mmap.mmap(fd, part.nbytes))
+        place = self._list[part.start : part.start + part.size]
+        if part.start + part.size == part.nbytes:
+            self._list = memoryview(b"")
+        return place
+
+    def _stop_passing_on(self, worker: int) -> None:
+        queue = self._queues.pop(worker, None)
+        if queue is not None:
+            self._tasks[worker].cancel()
+            while not queue.empty():
+                _, message = queue.get_nowait()
+                if isinstance(message, m.SplitsGone):
+                    self._list_passed(message.splits)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.critical("a worker cannot be given its messages", exc_info=error, extra={"event": "internal_error"})
+            self._fail(PenstockError(f"this host failed: {error!r}; please report this as a bug"))
+
+    def _here(self, worker: int) -> int:
+        number = worker - self._first
+        if number not in self._processes:
+            raise ProtocolError(f"the head speaks of worker {worker}, which is not of this host")
+        return number
+
+    async def _pass_on(self, worker: int) -> None:
+        """Give a worker the head's messages, in order."""
+        queue = self._queues[worker]
+        while True:
+            process, message = await queue.get()
+            if isinstance(message, m.SplitsGone):
+                self._list_passed(message.splits)
+                continue
+            if isinstance(message, _Writes):
+                try:
+                    memfd = await self._building.acquire(message.nbytes)
+                except PenstockError as error:
+                    self._fail(error)
+                    return
+                if process != self._processes[worker]:
+                    self._building.release(memfd)
+                    continue
+                self._slots[message.ticket, message.run] = _Slot(worker, memfd, message)
+                self._workers.show_memfd(worker, memfd)
+                message = structs.replace(message, memfd=memfd.number)
+            elif process != self._processes[worker]:
+                continue
+            elif isinstance(message, m.StartRun):
+                self._regions[message.run] = self._regions_of(message)
+                self._workers.show_list(worker, message.splits)
+            elif isinstance(message, m.Compare):
+                self._workers.show_list(worker, message.splits)
+            elif isinstance(message, m.DropRun):
+                self._dropped.add(message.run)
+                self._forget_if_over(message.run)
+            self._workers.say(worker, message)
+
+    def _list_passed(self, splits: int) -> None:
+        """No message in one of the queues names the list any longer."""
+        self._going[splits] -= 1
+        if not self._going[splits]:
+            del self._going[splits]
+            self._workers.forget_list(splits)
+
+    def _regions_of(self, message: m.StartRun) -> Regions:
+        if message.feed not in self._of_feeds:
+            assert message.spec is not None
+            self._of_feeds[message.feed] = Regions(self._plans()[message.feed], message.spec)
+        return self._of_feeds[message.feed]
+
+    # --- what workers say ---
+
+    def said(self, worker: int, message: m.FromWorker, data: bytes) -> None:
+        """A worker has said something."""
+        match message:
+            case m.Made():
+                self._made(worker, message, data)
+            case m.RowsWritten():
+                slot = self._slots.get((message.ticket, message.run))
+                if slot is not None and isinstance(slot.wanted, m.WriteRows):
+                    self._send(slot, self._regions[message.run].of_rows(slot.wanted))
+                self._pass_said(worker, data)
+                self._answered(message.ticket, message.run)
+            case m.NeedRoom():
+                self._pass_said(worker, data)
+                self._answered(message.ticket, message.run)
+            case m.RunFailed():
+                self._pass_said(worker, data)
+                for ticket, run in [key for key in self._slots if key[1] == message.run]:
+                    self._answered(ticket, run)
+                self._regions.pop(message.run, None)
+                self._dropped.discard(message.run)
+            case m.SplitsListed() | m.EnvironmentWanted():
+                pass  # nobody asked for it, or it is for this host
+            case _:
+                self._pass_said(worker, data)
+
+    def ended(self, worker: int, how: str, doing: Activity | None) -> None:
+        """A worker's process has ended."""
+        self._processes[worker] += 1
+        said = None if doing is None else m.LastActivity(**dataclasses.asdict(doing))
+        self._link.send(codec.encode(m.WorkerEnded(self._first + worker, how[:1024], said)))
+        for (ticket, run), slot in list(self._slots.items()):
+            if slot.worker == worker:
+                self._answered(ticket, run)
+
+    def given_up(self, worker: int, how: str) -> None:
+        """No further process takes this worker's place."""
+        self._stop_passing_on(worker)
+        self._link.send(codec.encode(m.GivenUp(self._first + worker, how[:1024])))
+
+    def leave(self) -> None:
+        """Ask the head to take over what the workers do."""
+        self._link.send(codec.encode(m.Leaving()))
+
+    def report(self) -> None:
+        """Tell the head how the workers are."""
+        workers = sorted(self._supervisor.workers.values(), key=lambda worker: worker.number)
+        first = self._reported % max(1, len(workers))
+        told = workers[first : first + _MOST_REPORTED]
+        self._reported = first + len(told)
+        reports = []
+        for worker in told:
+            described = {**status.of_worker(worker, leaving=False), "number": self._first + worker.number}
+            del described["leaving"], described["host"], described["name"]
+            reports.append(msgspec.convert(described, m.WorkerReport))
+        building = self._building
+        report = m.HostReport(
+            workers=tuple(reports),
+            memory=building.used,
+            allowed=building.allowed,
+            unsent=self._link.unsent_bytes,
+            cpus=len(os.sched_getaffinity(0)),
+        )
+        self._link.send(codec.encode(report))
+
+    def _made(self, worker: int, message: m.Made, data: bytes) -> None:
+        slot = self._slots.get((message.ticket, message.run))
+        if message.batches and slot is not None and isinstance(slot.wanted, m.Fill):
+            first = slot.wanted.first + message.first
+            self._send(slot, self._regions[message.run].of_batches(first, message.batches, message.shapes))
+        self._pass_said(worker, data)
+        if message.last:
+            self._answered(message.ticket, message.run)
+
+    def _pass_said(self, worker: int, data: bytes) -> None:
+        try:
+            self._link.send(codec.encode(m.Said(self._first + worker, data)))
+        except ProtocolError as error:  # it is too large
+            self._fail(error)
+
+    def _send(self, slot: _Slot, regions: list[tuple[int, int]]) -> None:
+        """Send these bytes of the slot."""
+        worker, run, ticket = self._first + slot.worker, slot.wanted.run, slot.wanted.ticket
+        for begin, end in regions:
+            for start in range(begin, end, self._link.PIECE):
+                stop = min(end, start + self._link.PIECE)
+                slot.unsent += 1
+                self._unsent.add(slot.memfd)
+                payload = m.Payload(worker, run, ticket, start, stop - start)
+                body = slot.memfd.view(start, stop).data
+                self._link.send(codec.encode(payload), body, done=lambda: self._sent(slot))
+
+    def _sent(self, slot: _Slot) -> None:
+        slot.unsent -= 1
+        if not slot.unsent:
+            self._unsent.discard(slot.memfd)
+        self._release(slot)
+
+    def _answered(self, ticket: int, run: int) -> None:
+        """The worker has answered for the ticket, and writes there no longer."""
+        slot = self._slots.pop((ticket, run), None)
+        if slot is not None:
+            slot.answered = True
+            self._release(slot)
+            self._forget_if_over(run)
+
+    def _release(self, slot: _Slot) -> None:
+        if slot.answered and not slot.unsent:
+            self._building.release(slot.memfd)
+
+    def _forget_if_over(self, run: int) -> None:
+        if run in self._dropped and not any(other == run for _, other in self._slots):
+            self._dropped.discard(run)
+            self._regions.pop(run, None)

@@ -1,0 +1,343 @@
+"""Hosts that join a daemon (`penstock join`), as real processes on this host."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from conftest import Daemon, Join, Serve, wait_until
+from every_way import read_every_way
+from one_stream import digests
+
+import penstock
+from penstock_proto import FeedError, libzmq
+from penstock_proto import codec as proto_codec
+from penstock_proto import messages as m
+from penstock_server import control, keygen
+from penstock_server.joining import agreement
+
+KINDS = """
+    import numpy as np
+    from penstock_server import Feed
+
+    def images(split, rng):
+        for i in range(40 + 7 * split):
+            yield rng.normal(size=(9, 5)).astype(np.float32), np.int64(1000 * split + i)
+
+    def sentences(split, rng):
+        for i in range(23 + 5 * split):
+            n = int(rng.integers(0, 30))
+            yield {"ids": np.arange(n, dtype=np.int32), "text": "ab" * n, "at": rng.random(3), "label": np.int8(i % 5)}
+
+    def batches(split, rng):
+        for _ in range(6 + split):
+            n = int(rng.integers(1, 9 + 20 * split))  # later ones need larger slots
+            yield rng.random((n, 3)), np.full(n, split)
+
+    def fails(split, rng):
+        for i in range(20):
+            if split == 3 and i == 7:
+                raise ValueError("a bad row")
+            yield np.int64(100 * split + i)
+
+    class Items:
+        def __len__(self):
+            return 333
+
+        def __getitem__(self, i):
+            return np.full(4, i), np.int64(np.random.randint(1000))
+
+    SPLITS = list(range(9))
+    plain = Feed(images, splits=SPLITS, batch_size=8)
+    dropped = Feed(images, splits=SPLITS, batch_size=8, drop_remainder=True, order="exact", turn=1)
+    pooled = Feed(images, splits=SPLITS, batch_size=8, shuffle=150)
+    ragged = Feed(sentences, splits=SPLITS, batch_size=6, batching="ragged")
+    padded = Feed(sentences, splits=SPLITS, batch_size=6, batching="pad", shuffle=40)
+    whole = Feed(batches, splits=SPLITS, batch_size=None)
+    skips = Feed(fails, splits=SPLITS, batch_size=4, on_error="skip")
+    items = Feed(Items(), batch_size=10, shuffle=1000)
+    epochs = Feed(images, splits=lambda: SPLITS[::-1], batch_size=8)
+"""
+NAMES = ["plain", "dropped", "pooled", "ragged", "padded", "whole", "skips", "items", "epochs"]
+
+SLOW = """
+    import time
+    import numpy as np
+    from penstock_server import Feed
+
+    def slow(split, rng):
+        for i in range(60):
+            time.sleep(0.002)
+            yield rng.random(100), np.int64(1000 * split + i)
+
+    feed = Feed(slow, splits=list(range(12)), batch_size=5, turn=2)
+"""
+
+
+def stream(daemon: Daemon) -> list[str]:
+    """The digests of an epoch."""
+    with penstock.connect(daemon.url) as connection:
+        return digests(connection.batches())
+
+
+def refused(join: Join, daemon: Daemon, *feeds: str, **options: object) -> str:
+    """Let a host join that is refused, and return its log."""
+    host = join(daemon, *feeds, working=False, **options)
+    assert host.wait_ended() == 1, host.log()
+    return host.log()
+
+
+def test_every_kind_of_feed_is_the_same_with_workers_of_other_hosts(serve: Serve, join: Join) -> None:
+    read_every_way(serve, join, KINDS, NAMES)
+
+
+def test_hosts_come_leave_die_stand_still_and_come_back_and_the_stream_stays_the_same(serve: Serve, join: Join) -> None:
+    expected = stream(serve(SLOW))
+    head = serve(SLOW, workers=1, patched={"joining.hosts.SILENT": 1.5})
+    killed, stopped, leaves = (join(head, working=False) for _ in range(3))
+    for host in (killed, stopped, leaves):
+        host.wait_working()
+    with penstock.connect(head.url) as connection:
+        batches = connection.batches()
+        seen = digests(islice(batches, 20))
+        stopped.process.send_signal(signal.SIGSTOP)
+        seen += digests(islice(batches, 10))
+        killed.process.kill()
+        seen += digests(islice(batches, 10))
+        leaves.process.send_signal(signal.SIGTERM)
+        seen += digests(batches)
+        assert seen == expected
+        assert leaves.wait_ended() == 0, leaves.log()
+        wait_until(lambda: f"host {stopped.name} was silent for" in head.stderr())
+        assert f"host {killed.name} has ended, or its connection has; what it was to make" in head.stderr()
+        assert f"host {leaves.name} has ended, or its connection has and is gone" in head.stderr()
+        stopped.process.send_signal(signal.SIGCONT)
+        stopped.wait_working(2)
+        again = join(head)
+        assert again.name != killed.name
+        assert len(digests(connection.batches())) == len(expected)
+    states = {host["name"]: host for host in state_of(head)["hosts"]}
+    assert {name: (host["state"], host["workers"], host["ready"]) for name, host in states.items()} == {
+        stopped.name: ("working", 2, 2),
+        again.name: ("working", 2, 2),
+    }
+
+
+def state_of(daemon: Daemon) -> dict[str, list[dict[str, object]]]:
+    """The daemon's status, when the hosts have reported."""
+    import json
+
+    def reported() -> bool:
+        state.update(json.loads(control.status(next(iter(daemon.urls.values())), 10)))
+        return all(host["memory"] is not None for host in state["hosts"])
+
+    state: dict[str, list[dict[str, object]]] = {}
+    wait_until(reported)
+    return state
+
+
+def test_a_head_without_workers_waits_for_hosts_and_goes_on_when_all_are_lost(serve: Serve, join: Join) -> None:
+    expected = stream(serve(SLOW))
+    head = serve(SLOW, workers=0)
+    with penstock.connect(head.url) as connection:
+        batches = connection.batches()
+        first = join(head, working=False)
+        seen = digests(islice(batches, 10))
+        first.process.kill()
+        first.process.wait()
+        second = join(head, working=False)
+        seen += digests(batches)
+    assert seen == expected
+    assert head.stop() == 0
+    assert second.wait_ended() == 0
+    assert "the head was stopped" in second.log()
+
+
+def test_hosts_wait_for_a_head_that_comes_back_and_end_when_it_does_not(serve: Serve, join: Join) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        bind = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    head = serve(SLOW, workers=1, bind=bind)
+    host = join(head, patience=20)
+    expected = None
+    with penstock.connect(head.url) as connection:
+        batches = connection.batches()
+        seen = digests(islice(batches, 10))
+        head.process.kill()
+        head.process.wait()
+        head = serve(SLOW, workers=1, bind=bind)
+        host._daemon = head
+        host.wait_working()
+        seen += digests(batches)
+    expected = stream(head)
+    assert seen == expected
+    short = join(head, patience=0.1, working=False, host_name="short")
+    short.wait_working()
+    head.stop(signal.SIGKILL)
+    assert short.wait_ended() == 1
+    assert "is gone, and did not come back within 0 s" in short.log()
+    host.process.send_signal(signal.SIGTERM)
+    assert host.wait_ended() == 0, host.log()
+
+
+def test_user_code_that_fails_on_another_host_is_raised_with_the_host_and_its_death_blames_the_split(
+    serve: Serve, join: Join
+) -> None:
+    head = serve(
+        """
+        import os, signal
+        import numpy as np
+        from penstock_server import Feed
+
+        def numbers(split, rng):
+            for i in range(30):
+                if split == 5 and i == 11:
+                    raise ValueError("a bad row")
+                yield np.int64(i)
+
+        def deadly(split, rng):
+            for i in range(30):
+                if split == 5 and i == 11:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield np.int64(100 * split + i)
+
+        bad = Feed(numbers, splits=list(range(8)), batch_size=5)
+        dies = Feed(deadly, splits=list(range(8)), batch_size=5, on_error="skip", attempts=2)
+        """,
+        "bad",
+        "dies",
+        workers=0,
+    )
+    host = join(head, "bad", "dies")
+    with penstock.connect(head.urls["bad"]) as connection, pytest.raises(FeedError, match="a bad row") as raised:
+        list(connection.batches())
+    assert f"(on host {host.name})" in str(raised.value)
+    assert "split 5" in str(raised.value)
+    with penstock.connect(head.urls["dies"]) as connection:
+        rows = [row for batch in connection.batches() for row in batch.tolist()]
+    assert sorted(rows) == [100 * split + i for split in range(8) for i in range(30) if split != 5 or i < 10]
+    assert f"of host {host.name} was killed by SIGKILL (" in head.stderr()
+
+
+def test_a_host_that_does_not_fit_is_refused_and_both_sides_are_named(serve: Serve, join: Join, tmp_path: Path) -> None:
+    source = """
+        import numpy as np
+        from penstock_server import Feed
+
+        def rows(split, rng):
+            yield from np.loadtxt(split)
+
+        feed = Feed(rows, splits=["data.txt"], batch_size=2)
+        other = Feed(rows, splits=["data.txt"], batch_size=2)
+    """
+    (tmp_path / "daemon0").mkdir()
+    (tmp_path / "daemon0/data.txt").write_text("1\n2\n3\n")
+    head = serve(source, "feed", "other", workers=1)
+    module = (head.folder / "feeds.py").read_text()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def said(text: str, data: str | None, *feeds: str, **options: object) -> str:
+        (elsewhere / "feeds.py").write_text(text)
+        (elsewhere / "data.txt").unlink(missing_ok=True)
+        if data is not None:
+            (elsewhere / "data.txt").write_text(data)
+        return refused(join, head, *(feeds or ("feed", "other")), folder=elsewhere, **options)
+
+    log = said(module + "\n# changed", "1\n2\n3\n")
+    assert "its file of feeds.py:feed (SHA-256 " in log
+    assert "is not that of feeds.py:feed at the head" in log
+    log = said(module, None)
+    assert (
+        "it cannot make the samples of the head: feed feed, split 'data.txt': rows raised FileNotFoundError: data"
+        in log
+    )
+    log = said(module, "7\n8\n9\n")
+    assert "gave a different first sample there, each time that it was made" in log
+    log = said(module, "1\n2\n3\n", "other", "feed")
+    assert "it serves feeds.py:other, feeds.py:feed, and the head serves feeds.py:feed, feeds.py:other" in log
+    log = said(module, "1\n2\n3\n", "feed", "nothing")
+    assert "it serves feeds.py:feed, feeds.py:nothing, and the head serves feeds.py:feed, feeds.py:other" in log
+    log = said(module, "1\n2\n3\n", memory="1K")
+    assert "it allows 1.0 KiB for batches, and a slot of feed feed takes 20.0 KiB: give --memory 80K" in log
+    joins = refused(join, head, "feed", "other", folder=tmp_path / "daemon0", words=("--keys", str(tmp_path)))
+    assert "is not a host's folder: it has no host.key_secret" in joins
+    assert stream_of(head, "feed") == stream_of(head, "other")
+
+
+def stream_of(daemon: Daemon, feed: str) -> list[str]:
+    """The digests of an epoch of a feed."""
+    with penstock.connect(daemon.urls[feed]) as connection:
+        return digests(connection.batches())
+
+
+def test_versions_that_differ_are_named() -> None:
+    here = {"penstock": "1.0", "python": "3.11", "numpy": "2.1.0"}
+    source = m.Source("feeds.py:feed", bytes(32))
+
+    def join_with(**differs: str) -> str:
+        join = m.Join(m.VERSION, "b", bytes(16), 2, 0, sources=(source,), **{**here, **differs})
+        return agreement.differences(join, here, (source,))
+
+    assert not join_with()
+    assert join_with(numpy="1.26.4") == "it has NumPy 1.26.4, and the head has 2.1.0: install the same version on both"
+    assert "it has Python 3.12" in join_with(python="3.12")
+    assert "it has Penstock 0.9" in join_with(penstock="0.9")
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_host_needs_a_hosts_key_and_what_no_host_says_costs_only_its_connection(
+    encrypted: bool, serve: Serve, join: Join, tmp_path: Path
+) -> None:
+    """Also: what a host sends is encrypted with keys, and comes to the same stream."""
+    options: dict[str, object] = {"workers": 1}
+    mine: dict[str, object] = {}
+    if encrypted:
+        keygen.generate(tmp_path / "keys", ["alice"], ["box"])
+        options["keys"] = tmp_path / "keys"
+        mine["keys"] = tmp_path / "keys/hosts/box"
+    head = serve(SLOW, **options)
+    if encrypted:
+        assert "admits only clients with keys" in refused(join, head)
+        assert "is a client's folder" in refused(join, head, keys=tmp_path / "keys/clients/alice")
+    good = join(head, **mine)
+    hostile(head, tmp_path / "keys" if encrypted else None)
+    client = {"keys": tmp_path / "keys/clients/alice"} if encrypted else {}
+    with penstock.connect(head.url, transport="tcp", **client) as connection:
+        seen = digests(connection.batches())
+    assert len(seen) == 144
+    assert good.process.poll() is None
+
+
+def hostile(head: Daemon, keys: Path | None) -> None:
+    """Join as a host that then says what no host says."""
+    from penstock_proto.keys import host_keys
+
+    host, port = head.url.removeprefix("tcp://").split("/")[0].split(":")
+    (source,) = agreement.sources([f"{head.folder}/feeds.py:feed"])
+    join = m.Join(m.VERSION, "bad", bytes(16), 2, 1 << 30, sources=(source,), **agreement.versions())
+
+    for number, (said, body) in enumerate(
+        [
+            (m.Payload(1_000_000, 5, 5, 0, 8), memoryview(bytes(8))),
+            (m.Said(3, b"x"), None),
+            (m.GivenUp(0, "mine"), None),
+            (m.Beat(), None),
+            (m.SplitsGone(1), memoryview(b"12")),
+        ]
+    ):
+        dealer = libzmq.dealer(
+            None if keys is None else host_keys(keys / "hosts/box"), host, int(port), 10, lambda: None
+        )
+        try:
+            assert dealer.send(proto_codec.encode(join))
+            assert isinstance(proto_codec.from_head(dealer.message(20) or b""), m.Joined)
+            assert dealer.send(proto_codec.encode(said), body)
+            with pytest.raises(ConnectionResetError):  # perhaps after a Failed
+                while True:
+                    assert dealer.message(20) is not None, number
+        finally:
+            dealer.close(0)
