@@ -97,6 +97,7 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
         ({"workers": (worker(0, 0.9, cpu=0.1),)}, "generator", "mostly wait for something else"),
         ({"workers": (worker(0, 0.2),) * 2}, "collating", "or whole batches with batch_size=None"),
         ({"cpus": 1}, "cpus", "of the 1 CPU of the daemon's host, 1.2 are needed"),
+        ({"without_makers": True, "workers": ()}, "workers", "run `penstock join` on a host"),
         ({"cpus": 1}, "cpus", "in the generator"),
         ({"cpus": 1, "workers": (worker(0, 0.2),) * 2}, "cpus", "working time collating"),
         (

@@ -6,6 +6,7 @@ import signal
 import socket
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Daemon, Join, Serve, wait_until
@@ -126,7 +127,7 @@ def test_hosts_come_leave_die_stand_still_and_come_back_and_the_stream_stays_the
     }
 
 
-def state_of(daemon: Daemon) -> dict[str, list[dict[str, object]]]:
+def state_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
     """The daemon's status, when the hosts have reported."""
     import json
 
@@ -134,7 +135,7 @@ def state_of(daemon: Daemon) -> dict[str, list[dict[str, object]]]:
         state.update(json.loads(control.status(next(iter(daemon.urls.values())), 10)))
         return all(host["memory"] is not None for host in state["hosts"])
 
-    state: dict[str, list[dict[str, object]]] = {}
+    state: dict[str, list[dict[str, Any]]] = {}
     wait_until(reported)
     return state
 
@@ -144,6 +145,7 @@ def test_a_head_without_workers_waits_for_hosts_and_goes_on_when_all_are_lost(se
     head = serve(SLOW, workers=0)
     with penstock.connect(head.url) as connection:
         batches = connection.batches()
+        wait_until(lambda: "no worker makes batches" in state_of(head)["streams"][0]["headline"])
         first = join(head, working=False)
         seen = digests(islice(batches, 10))
         first.process.kill()

@@ -15,7 +15,8 @@ from conftest import Serve
 from fault_proxy import FaultProxy
 
 import penstock
-from penstock_server import cli, control
+from penstock_server import control
+from penstock_server.status_lines import status_lines
 
 FEEDS = """
     import time
@@ -104,6 +105,6 @@ def test_the_verdict_names_the_cause(
                 break
             time.sleep(0.2)
         assert [stream["limit"] for stream in streams] == limits, streams
-        shown = "\n".join(cli._lines(state))
+        shown = "\n".join(status_lines(state))
         for stream in streams:
             assert stream["headline"] in shown

@@ -43,7 +43,7 @@ class Figures:
         waiting, receiving, step: shares of the consumer's time: waiting for a batch, taking it, in the training step.
         workers: workers that ran for the whole time.
         daemon_cpu, consumer_cpu: CPUs that these used, on average.
-        cpus: CPUs that the daemon may use.
+        cpus: CPUs that the daemon, and hosts that have joined it, may use.
         lanes: how many workers can work on an epoch at once; None: any number.
         others: other consumers that the daemon had at the end.
         cached: batches/s of the same consumer from memory, if that was measured.
@@ -59,6 +59,7 @@ class Figures:
         ranks_share, sending_share: the shares of its waits in which the consumer waits for other ranks, and in which
             a batch is coming to it, or its connection takes no more.
         slow_rank: the rank that others wait for most, or None.
+        without_makers: whether the daemon has no worker that makes batches, and waits for hosts to join.
         holding_up: the share of its time in which other ranks wait for this consumer.
         slices: the measurements of consecutive parts of the time, which together are this one.
     """
@@ -93,6 +94,7 @@ class Figures:
     ranks_share: float = 0.0
     sending_share: float = 0.0
     slow_rank: int | None = None
+    without_makers: bool = False
     holding_up: float = 0.0
     slices: tuple[Figures, ...] = ()
 

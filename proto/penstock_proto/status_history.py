@@ -73,10 +73,12 @@ def keyed(status: Status) -> Streams:
 
 
 def worker_shares(before: Status, after: Status) -> Iterator[WorkerShares]:
-    """Yield how workers spent the time between two statuses, for those that ran for all of it."""
-    spent = {worker["pid"]: worker["spent"] for worker in before["workers"] if worker["spent"]}
+    """Yield how workers that make batches spent the time between two statuses, if they ran for all of it."""
+    spent = {(one["number"], one["pid"]): one["spent"] for one in before["workers"] if one["spent"]}
     for worker in after["workers"]:
-        now, then = worker["spent"], spent.get(worker["pid"])
+        if not worker.get("makes_batches", True):
+            continue
+        now, then = worker["spent"], spent.get((worker["number"], worker["pid"]))
         if now and then and now["seconds"] > then["seconds"]:
             share = {name: (now[name] - then[name]) / (now["seconds"] - then["seconds"]) for name in now}
             idle = min(1.0, max(0.0, share["idle_seconds"]))
@@ -156,7 +158,8 @@ def figures_of(span: Span, key: Key) -> Figures | None:
         workers=span.workers,
         daemon_cpu=(last["cpu_seconds"] - first["cpu_seconds"]) / seconds,
         consumer_cpu=0.0,
-        cpus=last["cpus"],
+        cpus=last["cpus"] + sum(host["cpus"] or 0 for host in last.get("hosts", ())),
+        without_makers=not any(worker.get("makes_batches", True) for worker in last["workers"]),
         lanes=lanes_of(feed),
         others=len(last["streams"]) + last["more_streams"] - 1,
         fast=feed["order"] == "fast",

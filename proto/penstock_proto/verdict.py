@@ -65,6 +65,13 @@ def _limit(seen: Figures) -> tuple[str, str, str]:
         return "ranks", f"rank {seen.slow_rank} is slower, and all ranks go on together", _slow_rank(seen)
     if seen.transport == "tcp" and seen.sending_share >= MOSTLY:
         return _connection(seen)
+    if seen.without_makers:
+        return (
+            "workers",
+            "no worker makes batches until a host joins",
+            "No worker makes batches, as the daemon has none and no host has joined: run `penstock join` on a host, or "
+            "give the daemon workers (penstock scale).",
+        )
     if not seen.workers:
         return (
             "workers",

@@ -95,7 +95,11 @@ class CurrentStatus:
                 for feed in coordinator.feeds.values()
             ],
             "workers": [
-                status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
+                status.of_worker(
+                    worker,
+                    leaving=worker.number in coordinator.workers.leaving,
+                    makes_batches=worker.number not in coordinator.workers.idle,
+                )
                 for worker in self._supervisor.workers.values()
             ]
             + [

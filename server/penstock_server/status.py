@@ -136,12 +136,13 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheU
     }
 
 
-def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
+def of_worker(worker: WorkerHandle, *, leaving: bool, makes_batches: bool = True) -> dict[str, object]:
     """Describe a worker, and what it is doing."""
     return {
         "number": worker.number,
         "name": str(worker.number),
         "host": None,
+        "makes_batches": makes_batches,
         "pid": worker.pid,
         "restarts": worker.restarts,
         "ready": worker.ready,
@@ -160,6 +161,7 @@ def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, 
             **msgspec.to_builtins(host.said[worker]),
             "name": f"{host.name}/{worker - host.numbers.start}",
             "host": host.name,
+            "makes_batches": True,
             "leaving": worker in leaving,
             "ready": worker in host.there,
         }

@@ -87,6 +87,8 @@ def _worker(worker: dict[str, Any]) -> str:
         words.append("stopped by a signal")
     if not worker.get("ready", True):
         words.append("importing")
+    elif not worker.get("makes_batches", True):
+        words.append("lists splits and mixes rows, and makes no batches")
     elif doing is None:
         words.append("idle")
     elif doing.get("split") is None:

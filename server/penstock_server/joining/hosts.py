@@ -80,7 +80,7 @@ class Hosts:
         may_join: Callable[[bytes], None],
         ready: Callable[[], bool],
     ) -> None:
-        self._feeds = feeds
+        self._sources = _sources(feeds)
         self._coordinator = coordinator
         self._router = router
         self._tell = tell
@@ -125,7 +125,7 @@ class Hosts:
             self._waiting[peer] = join
             log.info("host %s waits until the feeds are ready", join.host, extra={"event": "host_waits"})
             return
-        differs = agreement.differences(join, agreement.versions(), agreement.sources(self._feeds))
+        differs = agreement.differences(join, agreement.versions(), self._sources)
         differs = differs or self._too_small(join)
         if differs:
             raise StartError(f"host {join.host} cannot join: {differs}")
@@ -319,6 +319,14 @@ class Hosts:
         taken = {host.name for host in self}
         names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
         return next(name for name in names if name not in taken)
+
+
+def _sources(feeds: list[str]) -> tuple[m.Source, ...]:
+    """Return the digests of the feeds' files as they are now, when workers import them. A file may change later."""
+    try:
+        return agreement.sources(feeds)
+    except StartError:  # the workers will say so, and end the start
+        return ()
 
 
 def _about(host: JoinedHost, event: str) -> dict[str, object]:

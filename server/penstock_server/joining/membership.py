@@ -279,7 +279,8 @@ class Membership:
         reports = []
         for worker in told:
             described = {**status.of_worker(worker, leaving=False), "number": self._first + worker.number}
-            del described["leaving"], described["host"], described["name"]
+            for name in ("leaving", "host", "name", "makes_batches"):
+                del described[name]
             reports.append(msgspec.convert(described, m.WorkerReport))
         building = self._building
         report = m.HostReport(
