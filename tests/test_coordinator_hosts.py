@@ -26,6 +26,10 @@ A, B, C, D = range(REMOTE, REMOTE + 4)
 """Workers of hosts that have joined."""
 
 
+TOLD = do.StartRun | do.Fill | do.MeasureRows | do.WriteRows | do.PoolRows | do.ListSplits
+"""The commands that give work to a worker."""
+
+
 class Daemon(Machine):
     """A machine with workers of other hosts. Its own worker makes no batches, unless `idle` says otherwise."""
 
@@ -34,7 +38,8 @@ class Daemon(Machine):
 
     def tell(self, event: on.Event) -> list[do.Command]:
         commands = super().tell(event)
-        assert VACANT not in [getattr(command, "worker", None) for command in commands]
+        told = {command.worker for command in commands if isinstance(command, TOLD)}
+        assert told <= {*self.coordinator.workers.numbers}, "a worker that is not there is told something"
         return commands
 
     def join(self, *workers: int) -> list[do.Command]:
@@ -140,6 +145,15 @@ class TestLostHosts:
         assert {command.worker for command in of((do.StartRun, do.Fill), again)} == {D}
         assert set(daemon.fillers) == {D}
         assert daemon.coordinator.workers.numbers == [0, D]
+
+    def test_of_workers_that_are_lost_together_none_gets_work_of_another(self) -> None:
+        daemon = Daemon(length=100)
+        slots = [*daemon.opened, *daemon.join(A, B)]  # the first turn waited for a slot when nobody could be chosen
+        daemon.find(slots)
+        assert {A, B} == set(daemon.fillers)
+        assert daemon.tell(on.WorkersLost((A, B), "is lost")) == []
+        daemon.join(C)
+        assert set(daemon.fillers) == {C}
 
     def test_a_lane_goes_on_from_its_last_record(self) -> None:
         daemon = Daemon(workers=1, idle=False, turn=4)
@@ -301,6 +315,15 @@ class TestOwnWork:
         error = pooled.coordinator.streams[1].error
         assert isinstance(error, WorkerDied)
         assert "no worker process of the daemon is left" in error.message
+        listed = Daemon(idle=False, static_splits=False)
+        listed.join(A)
+        listed.tell(on.WorkerGone(0, "was killed"))
+        assert isinstance(listed.coordinator.streams[1].error, WorkerDied)
+        for other in (pooled, listed):
+            (refused,) = of(do.Refuse, other.tell(on.Open(2, "train", Ask(1, 1 << 40, 0))))
+            assert refused.error.message == error.message
+            assert list(other.coordinator.streams) == [1]
+        assert not of(do.Refuse, daemon.tell(on.Open(2, "train", Ask(1, 1 << 40, 0))))
 
 
 class TestEndsOfWorkers:
