@@ -113,16 +113,16 @@ class TestWithoutWorkers:
         daemon.join(D)
         assert stream.share == other.share
 
-    def test_more_slots_are_at_most_half_of_what_is_free(self) -> None:
+    def test_half_of_all_memory_and_slots_stays_for_consumers_that_come_later(self) -> None:
         daemon = Daemon(lanes=8)
         stream, budget = daemon.coordinator.streams[1], daemon.coordinator.budget
-        budget.memory = budget.reserved + 4 * stream.slots.slot_nbytes
+        budget.memory = 2 * (budget.reserved + 3 * stream.slots.slot_nbytes)
         before = stream.share.production
         daemon.join(A, B, C)
-        assert stream.share.production == before + 2
-        budget.slots = budget.slots_reserved
+        assert stream.share.production == before + 3
+        budget.memory, budget.slots = 1 << 40, 2 * budget.slots_reserved + 1
         daemon.join(D)
-        assert stream.share.production == before + 2
+        assert stream.share.production == before + 3
 
     def test_an_indexable_feed_in_fast_order_gives_work_to_all_workers_that_come(self) -> None:
         daemon = Daemon(length=1000, order="fast")
@@ -221,6 +221,14 @@ class TestLostHosts:
         assert daemon.tell(on.WorkersLost((A, B), "is lost")) == []
         (again,) = of(do.WriteRows, daemon.join(C))
         assert (again.worker, again.start, again.count, again.row) == (C, 0, writes[1].count, writes[1].row)
+
+    def test_what_lost_workers_filled_for_an_epoch_that_was_left_is_freed(self) -> None:
+        daemon = Daemon()
+        daemon.begin()
+        daemon.join(A)
+        fill = filling(daemon, daemon.tickets[0])
+        assert do.Free(fill.ticket) not in daemon.tell(on.Leave(1, 0, 0))
+        assert do.Free(fill.ticket) in daemon.tell(on.WorkersLost((A,), "is lost"))
 
     def test_a_worker_of_a_host_that_is_being_replaced_gets_nothing(self) -> None:
         daemon = Daemon()

@@ -59,25 +59,25 @@ def check_without_end(case: Case, faults: dict[str, Any], slabs: int) -> None:
     assert consumer.read[0] == list(islice(case.feed.expected(0), len(consumer.read[0])))
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=80)
 @given(faulty_cases, faults)
 def test_the_stream_is_the_same_with_any_hosts(case: Case, faults: dict[str, Any]) -> None:
     check_through_faults(case, faults)
 
 
-@settings(quick, max_examples=100)
+@settings(quick, max_examples=50)
 @given(cases(st.one_of(any_feeds, any_feeds.map(fast))), hosts)
 def test_no_stream_fails_because_hosts_are_lost(case: Case, hosts: dict[str, Any]) -> None:
     without_patience(case, hosts)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=30)
 @given(cases(pooled_feeds), st.integers(1, 4), faults)
 def test_ranks_see_the_same_stream_with_any_hosts(case: Case, world_size: int, faults: dict[str, Any]) -> None:
     check_ranks(case, world_size, faults)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=30)
 @given(*shared_groups, hosts)
 def test_a_group_reads_each_batch_once_with_any_hosts(
     case: Case,
@@ -90,7 +90,7 @@ def test_a_group_reads_each_batch_once_with_any_hosts(
     check_group(case, consumers, {**(faults if leaves is None else {**faults, "cuts": 0}), **hosts}, leaves, goes)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=30)
 @given(*kept_groups, hosts)
 def test_a_kept_group_loses_nothing_with_any_hosts(
     case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None, hosts: dict[str, Any]
@@ -98,7 +98,7 @@ def test_a_kept_group_loses_nothing_with_any_hosts(
     check_kept_group(case, consumers, {**faults, **hosts}, leaves, dies)
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=20)
 @given(cases(endless_feeds), faults, st.integers(1, 40))
 def test_an_endless_stream_is_the_same_with_any_hosts(case: Case, faults: dict[str, Any], slabs: int) -> None:
     check_without_end(case, faults, slabs)
