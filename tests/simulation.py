@@ -2,9 +2,9 @@
 
 There are only a few kinds of steps: the message at the head of a link arrives, a slot is found for a ticket, a worker
 makes a part of a turn, or a consumer does something that it may do now. Faults are steps too: a worker dies, is added
-or removed, a connection is cut with everything that is under way, the daemon is restarted. `World.step` lets one of
-them happen, chosen at random, and `World.check` then holds the coordinator to its promises. The same arguments and the
-same seed give the same history.
+or removed, a host joins, leaves or is lost (simulated_hosts.py), a connection is cut with everything that is under way,
+the daemon is restarted. `World.step` lets one of them happen, chosen at random, and `World.check` then holds the
+coordinator to its promises. The same arguments and the same seed give the same history.
 
 No process, socket, clock or byte of memory is real. Samples are (epoch, split, number); a slot holds batches of them.
 """
@@ -23,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace as replace_struct
 from reference import batches_of_index, batches_of_lanes, batches_of_pools
 from simulated_attacker import Attacker
+from simulated_hosts import Hosts
 
 from penstock._progress import EpochCheck, Progress
 from penstock_proto import (
@@ -44,6 +45,7 @@ from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
 from penstock_server.coordinator.consumer import Consumer as Reader
 from penstock_server.coordinator.feeds import ServedFeed, Skipped, SplitsInfo
+from penstock_server.coordinator.workers import REMOTE, VACANT
 from penstock_server.plan_sizes import ENDLESS
 from penstock_server.pool_order import source_rows
 from penstock_server.statefile import StateFile
@@ -589,7 +591,8 @@ class Worker:
             fill.made += len(parts)
         if last:
             self._close(fill)
-        if parts and (not last or self._world.random.random() < 0.3):
+        full = fill.made == fill.batches  # then the end of the turn is never told by itself
+        if parts and (not last or (self._world.random.random() < 0.3 and not full)):
             self._answer(replace_struct(made, border=self._border()))
             made = replace_struct(made, first=0, batches=0, rows=0, shapes=())
         if last:
@@ -1014,6 +1017,10 @@ class World:
         kills, cuts, restarts, scales: so many times a worker dies, a consumer's connection is cut, the daemon is
             started again, and workers come or are to leave, each at a random time (if there is time for it).
         fulls: so many times the state file cannot be written for a while.
+        idle: the daemon has one worker of its own, which makes no batches. If no other is there and nothing else can
+            happen, a host joins.
+        hosts: so many hosts have joined at the beginning.
+        joins, leaves, losses: so many times a host joins, wants to leave, and is lost. (Or all leave or are lost.)
     """
 
     def __init__(
@@ -1030,10 +1037,17 @@ class World:
         restarts: int = 0,
         scales: int = 0,
         fulls: int = 0,
+        idle: bool = False,
+        hosts: int = 0,
+        joins: int = 0,
+        leaves: int = 0,
+        losses: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.feeds = {feed.name: feed for feed in feeds}
         self._state = StateFile(":memory:") if state else None
+        self._idle = idle
+        workers = 1 if idle else workers
         self.coordinator = self._new_coordinator(workers, memory)
         self._commands: deque[do.Command] = deque()
         self.arena = Arena(refused)
@@ -1048,6 +1062,9 @@ class World:
         self._memory = memory
         self._refused = refused
         self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
+        if idle or hosts or joins:
+            self._faults |= {"join": joins, "leave": leaves, "lose": losses}
+        self.hosts = Hosts(self)
         self.forged: set[int] = set()
         """Streams that an attacker opened."""
         self.attackers: list[Attacker] = []
@@ -1069,10 +1086,12 @@ class World:
         self.workers = {number: Worker(self, number) for number in range(workers)}
         if starts:
             self.start()
+        for _ in range(hosts):
+            self.hosts.join()
 
     def _new_coordinator(self, workers: int, memory: int) -> Coordinator:
         saved = None if self._state is None else self._state.load()
-        return Coordinator(workers=workers, memory=memory, saved=saved, patience=PATIENCE)
+        return Coordinator(workers=workers, idle=self._idle, memory=memory, saved=saved, patience=PATIENCE)
 
     def handle(self, event: on.Event) -> None:
         """Tell the coordinator of an event, and carry out its commands.
@@ -1227,11 +1246,13 @@ class World:
             for fault, left in self._faults.items():
                 if left and self.steps >= self._due[fault]:
                     yield fault, getattr(self, f"_{fault}")
+        yield from self.hosts.choices()
         for worker in list(self.workers.values()):
             if worker.answers:
                 yield (worker.number, "answers"), partial(_arrive, worker.answers)
             if not worker.started:
-                yield (worker.number, "starts"), partial(self._started, worker)
+                if worker.alive:
+                    yield (worker.number, "starts"), partial(self._started, worker)
                 continue
             if worker.alive and worker.told:
                 yield (worker.number, "told"), partial(_arrive, worker.told)
@@ -1246,7 +1267,12 @@ class World:
                 yield ("consumer", number, option.__name__), option
 
     def _late_choices(self) -> Iterator[tuple[object, Event]]:
-        """Let the daemon give up consumers that died with the last one. Used when nothing else can happen."""
+        """Let a host join if there is no worker that makes batches, or let the daemon give up consumers that died with
+        the last one. Used when nothing else can happen."""
+        there = any(not consumer.gone for consumer in self.consumers.values())
+        if there and self.coordinator.workers.available == [VACANT]:
+            yield "join", self.hosts.join
+            return
         for stream in self.coordinator.streams.values():
             if stream.group_log is not None and stream.group_log.awaited:
                 yield "clock", self._wait
@@ -1293,6 +1319,7 @@ class World:
         if self.workers.get(worker.number) is worker:
             self.workers[worker.number] = Worker(self, worker.number)
             self.workers[worker.number].started = False
+            self.workers[worker.number].alive = not self.hosts.is_lost(worker.number)
             self.handle(on.WorkerDied(worker.number, "was killed by SIGKILL", worker.blamed))
 
     def _started(self, worker: Worker) -> None:
@@ -1339,14 +1366,17 @@ class World:
                 consumer.gone = True
             consumer._opening = False
         old = list(self.consumers.values())
-        self.coordinator = self._new_coordinator(len(self.workers), self._memory)
+        own = 1 if self._idle else len([number for number in self.workers if number < REMOTE])
+        if hosts := self.hosts.leave_behind():
+            self._faults["join"] += hosts
+        self.coordinator = self._new_coordinator(own, self._memory)
         self.arena = Arena(self._refused)
         self._waiting, self._lists, self._copies = {}, {}, []
         self._commands.clear()
         self.ends.clear()
         self._muted.clear()
         self._unkept.clear()
-        self.workers = {number: Worker(self, number) for number in range(len(self.workers))}
+        self.workers = {number: Worker(self, number) for number in range(own)}
         self.consumers = {}
         while len(self.coordinator.feeds) != len(self.feeds):
             self.handle(self.imports(0))
@@ -1365,16 +1395,33 @@ class World:
     def _scale(self) -> None:
         self._faults["scale"] -= 1
         self._due["scale"] = self._when()
-        crew = self.coordinator.workers
-        staying = [number for number in crew.numbers if number not in crew.leaving]
-        if self.random.random() < 0.5 or len(staying) == 1:
-            number = min(set(range(len(self.workers) + 1)) - set(self.workers))
-            self.workers[number] = Worker(self, number)
-            self.workers[number].started = False
-            self.handle(on.WorkerAdded(number))
+        staying = self.coordinator.workers.scaled
+        if self.random.random() < 0.5 or len(staying) <= (0 if self._idle else 1):
+            self.add_worker(min(set(range(len(self.workers) + 1)) - set(self.workers)))
         else:
             number = self.random.choice(staying)
             self.handle(on.RetireWorkers((number,), now=self.random.random() < 0.2))
+
+    def add_worker(self, number: int) -> None:
+        """Add a worker, which has yet to import the feeds."""
+        self.workers[number] = Worker(self, number)
+        self.workers[number].started = False
+        self.handle(on.WorkerAdded(number))
+
+    def _join(self) -> None:
+        self._faults["join"] -= 1
+        self._due["join"] = self._when()
+        self.hosts.join()
+
+    def _leave(self) -> None:
+        self._faults["leave"] -= 1
+        self._due["leave"] = self._when()
+        self.hosts.leave()
+
+    def _lose(self) -> None:
+        self._faults["lose"] -= 1
+        self._due["lose"] = self._when()
+        self.hosts.lose()
 
     # --- commands ---
 
@@ -1395,6 +1442,7 @@ class World:
             self.workers[worker].told.append(told)
 
     def _do_ListSplits(self, command: do.ListSplits) -> None:
+        hold(command.worker < REMOTE, f"worker {command.worker} of another host is to list splits")
         worker = self.workers[command.worker]
         self._tell(command.worker, worker.list_splits, command.run, self.feeds[command.feed], command.epoch)
 
@@ -1406,7 +1454,8 @@ class World:
         if feed.dynamic:
             hold(self._lists.get(command.splits) == (feed, command.epoch), f"no list {command.splits} of this epoch")
         crew = self.coordinator.workers
-        staying = {*crew.numbers} - crew.leaving
+        hold(command.worker not in crew.idle, f"worker {command.worker}, which makes no batches, gets a run")
+        staying = {*crew.makers} - crew.leaving
         able = [number for number, worker in self.workers.items() if worker.started and number in staying]
         hold(command.worker in able or not able, f"worker {command.worker}, which is away or leaves, gets a run")
         self._tell(command.worker, self.workers[command.worker].start_run, command, feed)
@@ -1440,6 +1489,7 @@ class World:
     _do_MeasureRows = _do_WriteRows
 
     def _do_PoolRows(self, command: do.PoolRows) -> None:
+        hold(command.worker < REMOTE, f"worker {command.worker} of another host is to mix rows")
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
         slot.fillers.add((worker, command.run))
         worker.pooling.add(command.run)

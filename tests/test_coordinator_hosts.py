@@ -26,6 +26,10 @@ A, B, C, D = range(REMOTE, REMOTE + 4)
 """Workers of hosts that have joined."""
 
 
+TOLD = do.StartRun | do.Fill | do.MeasureRows | do.WriteRows | do.PoolRows | do.ListSplits
+"""The commands that give work to a worker."""
+
+
 class Daemon(Machine):
     """A machine with workers of other hosts. Its own worker makes no batches, unless `idle` says otherwise."""
 
@@ -34,7 +38,8 @@ class Daemon(Machine):
 
     def tell(self, event: on.Event) -> list[do.Command]:
         commands = super().tell(event)
-        assert VACANT not in [getattr(command, "worker", None) for command in commands]
+        told = {command.worker for command in commands if isinstance(command, TOLD)}
+        assert told <= {*self.coordinator.workers.numbers}, "a worker that is not there is told something"
         return commands
 
     def join(self, *workers: int) -> list[do.Command]:
@@ -108,16 +113,16 @@ class TestWithoutWorkers:
         daemon.join(D)
         assert stream.share == other.share
 
-    def test_more_slots_are_at_most_half_of_what_is_free(self) -> None:
+    def test_half_of_all_memory_and_slots_stays_for_consumers_that_come_later(self) -> None:
         daemon = Daemon(lanes=8)
         stream, budget = daemon.coordinator.streams[1], daemon.coordinator.budget
-        budget.memory = budget.reserved + 4 * stream.slots.slot_nbytes
+        budget.memory = 2 * (budget.reserved + 3 * stream.slots.slot_nbytes)
         before = stream.share.production
         daemon.join(A, B, C)
-        assert stream.share.production == before + 2
-        budget.slots = budget.slots_reserved
+        assert stream.share.production == before + 3
+        budget.memory, budget.slots = 1 << 40, 2 * budget.slots_reserved + 1
         daemon.join(D)
-        assert stream.share.production == before + 2
+        assert stream.share.production == before + 3
 
     def test_an_indexable_feed_in_fast_order_gives_work_to_all_workers_that_come(self) -> None:
         daemon = Daemon(length=1000, order="fast")
@@ -140,6 +145,15 @@ class TestLostHosts:
         assert {command.worker for command in of((do.StartRun, do.Fill), again)} == {D}
         assert set(daemon.fillers) == {D}
         assert daemon.coordinator.workers.numbers == [0, D]
+
+    def test_of_workers_that_are_lost_together_none_gets_work_of_another(self) -> None:
+        daemon = Daemon(length=100)
+        slots = [*daemon.opened, *daemon.join(A, B)]  # the first turn waited for a slot when nobody could be chosen
+        daemon.find(slots)
+        assert {A, B} == set(daemon.fillers)
+        assert daemon.tell(on.WorkersLost((A, B), "is lost")) == []
+        daemon.join(C)
+        assert set(daemon.fillers) == {C}
 
     def test_a_lane_goes_on_from_its_last_record(self) -> None:
         daemon = Daemon(workers=1, idle=False, turn=4)
@@ -207,6 +221,14 @@ class TestLostHosts:
         assert daemon.tell(on.WorkersLost((A, B), "is lost")) == []
         (again,) = of(do.WriteRows, daemon.join(C))
         assert (again.worker, again.start, again.count, again.row) == (C, 0, writes[1].count, writes[1].row)
+
+    def test_what_lost_workers_filled_for_an_epoch_that_was_left_is_freed(self) -> None:
+        daemon = Daemon()
+        daemon.begin()
+        daemon.join(A)
+        fill = filling(daemon, daemon.tickets[0])
+        assert do.Free(fill.ticket) not in daemon.tell(on.Leave(1, 0, 0))
+        assert do.Free(fill.ticket) in daemon.tell(on.WorkersLost((A,), "is lost"))
 
     def test_a_worker_of_a_host_that_is_being_replaced_gets_nothing(self) -> None:
         daemon = Daemon()
@@ -301,6 +323,15 @@ class TestOwnWork:
         error = pooled.coordinator.streams[1].error
         assert isinstance(error, WorkerDied)
         assert "no worker process of the daemon is left" in error.message
+        listed = Daemon(idle=False, static_splits=False)
+        listed.join(A)
+        listed.tell(on.WorkerGone(0, "was killed"))
+        assert isinstance(listed.coordinator.streams[1].error, WorkerDied)
+        for other in (pooled, listed):
+            (refused,) = of(do.Refuse, other.tell(on.Open(2, "train", Ask(1, 1 << 40, 0))))
+            assert refused.error.message == error.message
+            assert list(other.coordinator.streams) == [1]
+        assert not of(do.Refuse, daemon.tell(on.Open(2, "train", Ask(1, 1 << 40, 0))))
 
 
 class TestEndsOfWorkers:

@@ -82,6 +82,8 @@ class Admission:
             raise self.unknown_feed(feed_name)
         if not self._workers.numbers:
             raise WorkerDied("no worker process is left, and none can start: see the daemon's log", feed=feed_name)
+        if feed.static_splits is None or feed.info.pool > 1:
+            self._workers.pick_local(0)  # there must be one to list splits, or to mix rows
         if ask.position is not None:
             _check(ask.position, feed)
         if ask.world_size:

@@ -106,7 +106,7 @@ class Budget:
 
     def plan_for(self, stream: Stream, workers: int) -> None:
         """Let the stream hold more slots if there are more workers than there ever were for it. It keeps them when
-        workers go, as others may come."""
+        workers go, as others may come. Half of all memory stays for consumers that open later."""
         if workers <= stream.planned_for:
             return
         slot = stream.slots.slot_nbytes
@@ -114,11 +114,11 @@ class Budget:
             stream.share,
             stream.planned_for,
             workers,
-            free=max(0, self.memory - self.reserved),
+            free=max(0, self.memory // 2 - self.reserved),
             slot=slot,
             blocks=stream.feed.blocks_nbytes,
             pool=stream.feed.info.pool,
-            most=max(0, self.slots - self.slots_reserved),
+            most=max(0, self.slots // 2 - self.slots_reserved),
         )
         stream.planned_for = workers
         stream.resize(larger, slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from penstock_proto import GeneratorError, PenstockError, WorkerDied
 
@@ -78,10 +78,10 @@ class SplitLists:
                 epoch.listing_pause = None
                 self.ask(epoch)
 
-    def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The worker's process is gone; see `Production.worker_died`."""
+    def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
+        """The processes of these workers are gone; see `Production.workers_gone`."""
         for epoch in self._epochs:
-            if epoch.listing is not None and epoch.listing[0] == worker:
+            if epoch.listing is not None and epoch.listing[0] in workers:
                 self._ask_again(epoch, how, blamed is not None and blamed[0] == epoch.listing[1])
 
     def uses(self, worker: int) -> bool:

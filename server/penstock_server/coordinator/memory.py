@@ -89,10 +89,10 @@ def share(
 def with_workers(
     old: Share, before: int, workers: int, *, free: int, slot: int, blocks: int, pool: int = 1, most: int = MANY
 ) -> Share:
-    """Return the share of a stream that was planned for `before` workers, now that there are `workers`. It gets at most
-    half of what is free, as when it opened."""
+    """Return the share of a stream that was planned for `before` workers, now that there are `workers`. It grows by
+    `free` bytes and `most` slots at most."""
     more = _wanted(workers, slot, blocks, pool) - _wanted(before, slot, blocks, pool)
-    more = max(0, min(more, free // 2 // slot, most // 2))
+    more = max(0, min(more, free // slot, most))
     return replace(old, production=old.production + more, nbytes=old.nbytes + more * slot)
 
 

@@ -50,7 +50,8 @@ class OpenTurns:
         """The turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is closed."""
         if turn.left_order:
             return
-        self.take_from(turn, lambda filler: filler[0] == VACANT)
+        if turn.state is FILLING:
+            self.take_from(turn, lambda filler: filler[0] == VACANT)  # nobody will answer for it
         if turn.state is FILLING:
             turn.become(ABANDONED)
         elif turn.state is COMPLETE:

@@ -6,7 +6,7 @@ part again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from penstock_proto import PenstockError
 
@@ -102,12 +102,12 @@ class Pooling:
                     self._turns.fail(epoch, turn, error)
                     self._turns.complete(epoch, turn, COMPLETE)
 
-    def worker_died(self, epoch: Epoch, worker: int) -> None:
-        """The worker's process is gone: others do what it was to do."""
+    def workers_gone(self, epoch: Epoch, workers: Collection[int]) -> None:
+        """The processes of these workers are gone: others do what they were to do."""
         for other, turn in list(self._turns.by_ticket.values()):
-            lost = turn.pooled and any(filler[0] == worker for filler in turn.fillers)
+            lost = turn.pooled and any(filler[0] in workers for filler in turn.fillers)
             if other is epoch and lost:
-                self._turns.take_from(turn, lambda filler: filler[0] == worker)
+                self._turns.take_from(turn, lambda filler: filler[0] in workers)
                 self.fill(epoch, turn)
 
     def _release(self, epoch: Epoch, pool: VisitPool) -> None:

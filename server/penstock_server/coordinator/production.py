@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from msgspec.structs import replace
 
@@ -203,26 +203,26 @@ class Production(ABC):
                     lane.waited()
                     self._fill(epoch, key)
 
-    def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The worker's process is gone, with all of its runs. Other workers go on from the last restart records.
+    def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
+        """The processes of these workers are gone, with all of their runs. Others go on from the last restart records.
 
-        `blamed`: the run that it worked on; the number of the split within the lane, or -1 if it died outside of user
-        code; and the name of the split. None if it worked on nothing.
+        `blamed`: the run that one worked on; the number of the split within the lane, or -1 if it died outside of user
+        code; and the name of the split. None if nobody is to blame.
         """
         for epoch in self._epochs:
             epoch.moved = True
             lost: set[int] = set()
-            writers: dict[int, int] = {}  # the lanes of its runs that may be writing leftovers
+            writers: dict[int, int] = {}  # the lanes of their runs that may be writing leftovers
             for key, lane in epoch.lanes.items():
-                if lane.run is not None and lane.run[0] == worker:
-                    _, run = epoch.stop(lane)
+                if lane.run is not None and lane.run[0] in workers:
+                    worker, run = epoch.stop(lane)
                     writers[run] = key
                     if blamed is not None and blamed[0] == run:
                         self._blame(epoch, lane, blamed, worker, how)
                     self._unassign(lane, run)
                     lost.add(key)
-                if lane.dropped is not None and lane.dropped[0] == worker:
-                    run = lane.dropped[1]
+                if lane.dropped is not None and lane.dropped[0] in workers:
+                    worker, run = lane.dropped
                     lane.answered()
                     if blamed is not None and blamed[0] == run:
                         self._blame(epoch, lane, blamed, worker, how)
@@ -230,12 +230,12 @@ class Production(ABC):
                     lost.add(key)
             self._hand_over(epoch, *sorted(lost))
             for turn in self.turns.merged(epoch):
-                lanes = {writers[run] for writer, run in turn.fillers if writer == worker}
+                lanes = {writers[run] for writer, run in turn.fillers if writer in workers}
                 if lanes:  # only of these: a run that writes twice might do so when the slot has another use
-                    self.turns.take_from(turn, lambda filler: filler[0] == worker)
+                    self.turns.take_from(turn, lambda filler: filler[0] in workers)
                     self.merging.fill(epoch, turn, {part for part in turn.leftovers if part.lane in lanes})
-            self.pooling.worker_died(epoch, worker)
-        self.turns.complete_abandoned(lambda filler: filler[0] == worker)
+            self.pooling.workers_gone(epoch, workers)
+        self.turns.complete_abandoned(lambda filler: filler[0] in workers)
 
     # --- workers come and go ---
 

@@ -76,7 +76,7 @@ class Staffing:
             self._workers.died(event.worker)
         for stream in self._streams.all():
             with self._streams.alone(stream):
-                stream.worker_died(event.worker, event.how, event.blamed)
+                stream.workers_gone((event.worker,), event.how, event.blamed)
         self.retire()
 
     def added(self, event: on.WorkerAdded) -> None:
@@ -106,12 +106,11 @@ class Staffing:
         self.died(on.WorkerDied(event.worker, event.how))
 
     def lost(self, event: on.WorkersLost) -> None:
-        """A host is gone with its workers. All are removed before one's work goes to another."""
+        """A host is gone with its workers. Their work goes to others all at once, and so to none of them."""
         self._workers.gone(*event.workers)
         for stream in self._streams.all():
             with self._streams.alone(stream):
-                for worker in event.workers:
-                    stream.worker_died(worker, event.how, None)
+                stream.workers_gone(event.workers, event.how, None)
         self.retire()
 
     def retire(self) -> None:
@@ -128,7 +127,7 @@ class Staffing:
         if self._workers.vacant and self._workers.available != [VACANT]:
             for stream in self._streams.all():
                 with self._streams.alone(stream):
-                    stream.worker_died(VACANT, "", None)
+                    stream.workers_gone((VACANT,), "", None)
             self._workers.place_taken()
 
     def _plan_memory(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from penstock_proto import DaemonStopped, PenstockError
 from penstock_proto import messages as m
@@ -315,10 +315,10 @@ class Stream:
         self._lists.retry(run)
         self.production.retry(run)
 
-    def worker_died(self, worker: int, how: str, blamed: tuple[int, int, str] | None) -> None:
-        """The worker's process is gone; see `Production.worker_died`."""
-        self._lists.worker_died(worker, how, blamed)
-        self.production.worker_died(worker, how, blamed)
+    def workers_gone(self, workers: Collection[int], how: str, blamed: tuple[int, int, str] | None) -> None:
+        """The processes of these workers are gone; see `Production.workers_gone`."""
+        self._lists.workers_gone(workers, how, blamed)
+        self.production.workers_gone(workers, how, blamed)
 
     def place_of(self, run: int) -> tuple[int | None, int | None]:
         """Return the epoch and the lane that a run works on, as far as they are known."""

@@ -1,0 +1,95 @@
+"""Hosts that join a simulated daemon, leave it, and are lost with all of their workers at once.
+
+All that a host says comes over one connection. When it ends, what had arrived by then is still read, and the rest is
+lost with the host. Between the end and the news of it the daemon goes on giving work to the host's workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.workers import REMOTE
+
+if TYPE_CHECKING:
+    from simulation import World
+
+
+@dataclass(eq=False)
+class Host:
+    """A host that has joined, with the numbers of its workers."""
+
+    workers: tuple[int, ...]
+    leaving: bool = False
+    lost: bool = False
+
+
+class Hosts:
+    """The hosts of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.there: list[Host] = []
+        self._world = world
+        self._next = REMOTE
+
+    def choices(self) -> Iterator[tuple[object, Callable[[], object]]]:
+        """The steps that are possible now."""
+        for host in self.there:
+            if host.lost:
+                yield (id(host), "is lost"), partial(self._news, host)
+            elif host.leaving:
+                yield (id(host), "ends"), partial(self._end, host)
+
+    def join(self) -> None:
+        """A host joins, with one to three workers. Their numbers were never used before."""
+        count = self._world.random.randint(1, 3)
+        host = Host(tuple(range(self._next, self._next + count)))
+        self._next += count
+        self.there.append(host)
+        for number in host.workers:
+            self._world.add_worker(number)
+
+    def leave(self) -> None:
+        """A host wants to leave, or all do."""
+        for host in self._some([host for host in self.there if not (host.leaving or host.lost)]):
+            host.leaving = True
+            self._world.handle(on.RetireWorkers(host.workers, now=self._world.random.random() < 0.2))
+
+    def lose(self) -> None:
+        """A host is lost, or all are. The daemon does not know yet."""
+        for host in self._some([host for host in self.there if not host.lost]):
+            self._end(host)
+
+    def leave_behind(self) -> int:
+        """The daemon is killed. Return how many hosts will join the next one."""
+        count = sum(not host.lost for host in self.there)
+        self.there.clear()
+        return count
+
+    def is_lost(self, worker: int) -> bool:
+        """Whether the worker's host is lost."""
+        return any(host.lost and worker in host.workers for host in self.there)
+
+    def _some(self, hosts: list[Host]) -> list[Host]:
+        if hosts and self._world.random.random() < 0.7:
+            return [self._world.random.choice(hosts)]
+        return hosts
+
+    def _end(self, host: Host) -> None:
+        host.lost = True
+        for number in host.workers:
+            worker = self._world.workers.get(number)
+            if worker is not None:
+                worker.alive = False
+                worker.told.clear()
+                while worker.answers and self._world.random.random() < 0.5:
+                    worker.answers.pop()
+
+    def _news(self, host: Host) -> None:
+        self.there.remove(host)
+        for number in host.workers:
+            self._world.workers.pop(number, None)
+        self._world.handle(on.WorkersLost(host.workers, "is lost"))
