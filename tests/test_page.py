@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -127,6 +128,20 @@ def test_text_of_user_code_is_shown_as_text(serve: Serve, page: Page) -> None:
     wait_until(lambda: page.run("0") == 0 and page.said)  # the second line of defence: the policy forbids the script
     assert "Content Security Policy" in "".join(page.said)
     assert page.run("typeof window.hacked") == "undefined"
+
+
+@needs_chromium
+def test_the_page_begins_again_when_another_daemon_takes_over_in_the_same_process(serve: Serve, page: Page) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    daemon = serve(FEEDS, "pictures", http=port, words=("--reload",))
+    show(page, daemon)
+    page.run("window.drawn = 1")
+    (module,) = daemon.folder.glob("*.py")
+    module.write_text(module.read_text() + "\n")
+    page.until("window.drawn === undefined && document.querySelectorAll('#worker-rows tr').length === 2")
+    assert f"pid {daemon.process.pid}," in page.run("document.getElementById('about').textContent")
 
 
 PIXELS = """[...document.querySelectorAll('#preview figure')].map((figure) => {

@@ -22,6 +22,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import time
@@ -133,6 +134,8 @@ class Daemon:
         self._error: PenstockError | None = None
         self._warned: set[str] = set()
         self._started = time.monotonic()
+        self._id = secrets.token_hex(8)
+        """Tells daemons apart: the process id may be that of another, in the same process or in another container."""
         self._bugs = Bugs()
         self._group_file: GroupFile | None = None
         self._log = RateLimitedLog(log)
@@ -260,7 +263,7 @@ class Daemon:
         now = time.monotonic() - self._started
         coordinator, sessions = self._coordinator, self._sessions
         return {
-            **status.of_process(self._router.endpoint, self._listener.name, now),
+            **status.of_process(self._id, self._router.endpoint, self._listener.name, now),
             **status.of_service(coordinator, sessions, self._bugs, ready=self.ready, draining=self._draining),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
             "feeds": [

@@ -62,9 +62,10 @@ class Text:
         self._asked = 0
 
 
-def of_process(endpoint: str, unix: str, seconds: float) -> dict[str, object]:
-    """Describe the daemon's process, which listens on `endpoint` and `unix` and has run for `seconds`."""
+def of_process(daemon: str, endpoint: str, unix: str, seconds: float) -> dict[str, object]:
+    """Describe the daemon and its process: its id, the two addresses that it listens on, how long it has run."""
     return {
+        "id": daemon,
         "pid": os.getpid(),
         "version": VERSION,
         "endpoint": endpoint,
