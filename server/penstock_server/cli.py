@@ -364,6 +364,8 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}"
         if feed.get("cache"):
             yield f"cache    {feed['name']}: {_cache(feed['cache'])}"
+        for part, cache in feed.get("part_caches", {}).items():
+            yield f"cache    {feed['name']}, {_word(part)}: {_cache(cache)}"
         skipped = feed.get("skipped", [])
         for split in skipped:
             name = _word(split.get("split"))
@@ -396,12 +398,16 @@ def _cache(cache: dict[str, Any]) -> str:
 
 
 def _worker(worker: dict[str, Any]) -> str:
+    from .coordinator import size
+
     restarted = f"restarted {_count(worker.get('restarts', 0), 'time')}"
     if worker.get("given_up"):
         return f"given up, {restarted}: its processes died before they were ready, see the log"
     if not worker.get("pid"):
         return f"starting, {restarted}"
     words = [f"pid {worker['pid']}", restarted]
+    if worker.get("memory"):
+        words.append(size(worker["memory"]))
     if worker.get("leaving"):
         words.append("leaving")
     doing = worker.get("doing")

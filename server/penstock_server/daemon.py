@@ -59,6 +59,7 @@ from .sessions import Sessions
 from .statefile import StateFile
 from .to_workers import ToWorkers
 from .waits import Looks
+from .worker_memory import WorkerMemory
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +142,11 @@ class Daemon:
         self._log = RateLimitedLog(log)
         self._status_text = status.Text(self.status)
         self._history = History()
+        self._memory = WorkerMemory(
+            lambda: [worker.pid for worker in self._supervisor.workers.values() if worker.pid is not None],
+            lambda: self._sessions.status_fresh(),
+            self._bugs,
+        )
         self._http = None if http is None else http_server.server(*http, self._watched())
 
     async def run(self, until_stdin_closes: bool = False) -> None:
@@ -271,12 +277,17 @@ class Daemon:
                     feed,
                     self._url(feed.name),
                     coordinator.streams.values(),
-                    self._from_workers.caches.of(feed.name),
+                    self._from_workers.caches,
+                    self._looks.of_feed(feed.name),
                 )
                 for feed in coordinator.feeds.values()
             ],
             "workers": [
-                status.of_worker(worker, leaving=worker.number in coordinator.workers.leaving)
+                status.of_worker(
+                    worker,
+                    leaving=worker.number in coordinator.workers.leaving,
+                    memory=self._memory.of(worker.pid),
+                )
                 for worker in self._supervisor.workers.values()
             ],
             **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
@@ -303,6 +314,7 @@ class Daemon:
             self._listener.name,
             ready=lambda: self.ready,
             status=self._status_text.get,
+            fresh=self._memory.fresh,
             stop=self._stop_asked,
             scale=lambda workers, now: self._scaling.scale(workers, now),
             stacks=lambda: self._supervisor.stacks(),
@@ -370,6 +382,7 @@ class Daemon:
             seconds=lambda: time.monotonic() - self._started,
             feeds=coordinator.feeds,
             workers=lambda: self._supervisor.workers.values(),
+            memory=self._memory,
             feed_of=feed_of,
             look_at_slabs=lambda look: self._sessions.look_at_slabs(look),
             bugs=self._bugs,

@@ -12,7 +12,7 @@ from penstock_proto import PenstockError
 from penstock_proto.messages import VERSION
 
 from .bugs import Bugs
-from .cache_usage import CacheUsage, status_of
+from .cache_usage import CacheUsages
 from .coordinator import Coordinator
 from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
@@ -103,8 +103,11 @@ def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[
     }
 
 
-def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheUsage) -> dict[str, object]:
-    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon, and the use of its cache."""
+def of_feed(
+    feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits
+) -> dict[str, object]:
+    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon, the use of its caches, and
+    what all its consumers have waited for."""
     own = [stream for stream in streams if stream.feed is feed]
     return {
         "name": feed.name,
@@ -125,7 +128,9 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheU
         "sent": {"batches": feed.sent.batches, "samples": feed.sent.samples, "bytes": feed.sent.nbytes},
         "errors": feed.errors,
         "replays": feed.replays,
-        "cache": status_of(feed.plan, cache),
+        "waits": {name: value for name, value in _rounded(waits).items() if name != "holding_up"},
+        "cache": caches.status(feed.name, "", feed.plan.cache),
+        "part_caches": {part: caches.status(feed.name, part, path) for part, path in feed.plan.part_caches},
         "skipped_count": feed.skipped_count,
         "skipped": [
             {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:_MOST_TEXT]}
@@ -134,8 +139,8 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheU
     }
 
 
-def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
-    """Describe a worker, and what it is doing."""
+def of_worker(worker: WorkerHandle, *, leaving: bool, memory: int | None) -> dict[str, object]:
+    """Describe a worker, what it is doing, and the bytes of its process."""
     return {
         "number": worker.number,
         "pid": worker.pid,
@@ -145,6 +150,7 @@ def of_worker(worker: WorkerHandle, *, leaving: bool) -> dict[str, object]:
         "given_up": worker.given_up,
         "stopped": worker.stopped,
         "doing": worker.doing,
+        "memory": memory,
         "spent": worker.spent,
     }
 
@@ -166,7 +172,7 @@ def of_streams(
             {
                 **_stream(session, consumer, coordinator.stream_read_by(consumer)),
                 "unsent": session.peer is None and unsent(session.routing_id),
-                "waits": {name: round(value, 3) for name, value in dataclasses.asdict(waits(consumer.number)).items()},
+                "waits": _rounded(waits(consumer.number)),
             }
             for session, consumer in reading[:_MOST_STREAMS]
         ],
@@ -192,6 +198,10 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
         "rank": consumer.rank if stream.share.consumers > 1 else None,
         "error": _short(stream.error),
     }
+
+
+def _rounded(waits: Waits) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in dataclasses.asdict(waits).items()}
 
 
 def _short(error: PenstockError | None) -> str | None:

@@ -22,7 +22,6 @@ from penstock_proto import StartError
 from . import metrics
 from .files import HEADERS, File, files
 from .live import Live
-from .memory import pss_of
 from .previews import Previews
 from .watched import Watched
 
@@ -160,10 +159,8 @@ class HttpService:
         return web.json_response(text=self._previews.ask(feed, _number(request, "number")))
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        status = self._read()
-        pids = [worker["pid"] for worker in status["workers"] if worker["pid"]]
-        memory = await asyncio.to_thread(pss_of, pids)
-        body, content_type = metrics.render(status, memory, request.headers.get("Accept", ""))
+        await self._watched.memory.wait()
+        body, content_type = metrics.render(self._read(), request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _ready(self, request: web.Request) -> web.Response:
@@ -181,6 +178,7 @@ class HttpService:
             raise web.HTTPTooManyRequests(text="too many pages ask: close some\n")
 
     async def _state(self, request: web.Request) -> web.Response:
+        await self._watched.memory.wait()
         return web.json_response(text=self._watched.status_text())
 
     def _read(self) -> dict[str, Any]:
