@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import logging
 import os
 import re
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from aiohttp.http_exceptions import BadStatusLine
 from conftest import Daemon, Serve
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
@@ -26,7 +28,10 @@ from test_commands import penstock_command
 
 import penstock
 from penstock_server import control
+from penstock_server.bugs import Bugs
 from penstock_server.http.metrics import METRICS
+from penstock_server.http.request_log import RequestLog
+from penstock_server.rate_limited_log import MOST, RateLimitedLog
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -219,6 +224,33 @@ def test_the_status_has_the_memory_of_each_worker_however_it_is_asked(serve: Ser
             assert 0.5 * processes[worker["pid"]] < worker["memory"] < 2 * processes[worker["pid"]]
     said = penstock_command("status", daemon.url).stdout
     assert len(re.findall(r"^worker   \d: pid \d+, restarted 0 times, \d+.* MiB, ", said, re.MULTILINE)) == 2
+
+
+def test_requests_that_cannot_be_read_do_not_fill_the_log(serve: Serve) -> None:
+    daemon = serve(FEEDS, http=0)
+    for number in range(200):
+        with socket.create_connection(address(daemon), timeout=30) as connection:
+            bad = (b"GET / HTTP/9.9\r\n\r\n", b"GET /\xff\0 HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 9000)
+            connection.sendall(bad[number % 3])
+            assert connection.recv(4096).startswith(b"HTTP/1.0 400 ")
+    log = daemon.stderr()
+    assert 1 <= log.count("refused a request over HTTP: ") <= 2 * MOST, "as a minute may end in between"
+    assert "Traceback" not in log
+    assert json.loads(get(daemon, "/api/status")[2])["internal_errors"] == 0
+
+
+def test_a_bug_while_a_request_is_answered_is_counted_and_a_peer_that_is_gone_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bugs = Bugs()
+    log = RequestLog(RateLimitedLog(logging.getLogger("test")), bugs)
+    log.exception("Unhandled exception", exc_info=ConnectionResetError())
+    log.exception("Error handling request from %s", "10.0.0.1", exc_info=BadStatusLine())
+    assert bugs.count == 0
+    log.exception("Error handling request from %s", "10.0.0.1", exc_info=KeyError("feeds"))
+    log.exception("Missing return statement on request handler")
+    assert bugs.count == 2
+    assert caplog.text.count("refused a request over HTTP: BadStatusLine") == 1
 
 
 def test_health_and_readiness_tell_a_start_a_service_and_an_end_apart(serve: Serve) -> None:

@@ -12,6 +12,7 @@ import ipaddress
 import json
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,10 +20,12 @@ from aiohttp import web
 
 from penstock_proto import StartError
 
+from ..rate_limited_log import RateLimitedLog
 from . import metrics
 from .files import HEADERS, File, files
 from .live import Live
 from .previews import Previews
+from .request_log import RequestLog
 from .watched import Watched
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class HttpService:
         self._live = Live(watched)
         self._previews = Previews(watched)
         self._files = files()
+        self._log = RateLimitedLog(log)
         self._answers = 0
         """How many were given to pages in this second."""
         self._runner: web.AppRunner | None = None
@@ -74,7 +78,13 @@ class HttpService:
                 web.get("/api/status", self._state),
             ]
         )
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, keepalive_timeout=30)
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            access_log=None,
+            keepalive_timeout=30,
+            logger=RequestLog(self._log, self._watched.bugs),
+        )
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
@@ -112,6 +122,7 @@ class HttpService:
         """Note what is noted at all times. The daemon's clock calls this once a second."""
         self._answers = 0
         self._live.another_second()
+        self._log.look_at_the_clock(time.monotonic())
         self._previews.forget_old()
 
     def _protocol(self) -> asyncio.Protocol:
