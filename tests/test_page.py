@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -132,10 +131,7 @@ def test_text_of_user_code_is_shown_as_text(serve: Serve, page: Page) -> None:
 
 @needs_chromium
 def test_the_page_begins_again_when_another_daemon_takes_over_in_the_same_process(serve: Serve, page: Page) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    daemon = serve(FEEDS, "pictures", http=port, words=("--reload",))
+    daemon = serve(FEEDS, "pictures", http=0, words=("--reload",))
     show(page, daemon)
     page.run("window.drawn = 1")
     (module,) = daemon.folder.glob("*.py")

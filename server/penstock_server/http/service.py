@@ -44,9 +44,13 @@ class HttpService:
         host: name or address to listen on.
         port: 0 picks one.
         watched: what it may look at in the daemon.
+
+    Attributes:
+        address: host and port, from `start` on the one that was picked.
     """
 
     def __init__(self, host: str, port: int, watched: Watched) -> None:
+        self.address = host, port
         self._host = host
         self._port = port
         self._watched = watched
@@ -98,6 +102,7 @@ class HttpService:
             ) from None
         self._live.start()
         host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = self._host, port
         self._loopback = ipaddress.ip_address(host).is_loopback
         if not self._loopback:
             log.warning(
