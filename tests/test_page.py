@@ -76,6 +76,10 @@ def test_the_page_shows_what_happens_and_asks_no_other_host(serve: Serve, page: 
         rate = "Number(document.querySelectorAll('#tiles strong')[1].textContent)"
         first = page.until(rate)
         page.until(f"{rate} !== {first}")  # figures move
+        page.until(
+            "[...document.querySelectorAll('#worker-rows tr')].every((row) => /MiB/.test(row.children[3].textContent))"
+        )
+        page.until("/workers' memory\\s+[0-9.]+ MiB/.test(document.getElementById('tiles').innerText)")
 
         verdict = page.until("document.querySelector('.consumer p')?.textContent.match(/^The generator is.*/)?.[0]")
         top = [sys.executable, "-m", "penstock_command", "top", daemon.url, "--json", "--every", "0.5"]
