@@ -9,7 +9,8 @@ It measures only Penstock, from the sources of both checkouts, with the benchmar
 trainers of `transport.py` (SIZE/LEAVES:TRANSPORT), and whole pipelines through those of `pipelines_trainer.py`. The two
 checkouts alternate, and each round begins with the other one. Ratios are taken within a round, between neighbouring
 trials: speeds drift on a shared machine, ratios do not. The table has their medians and quartiles. Above 1 this
-checkout is faster (for CPU time: it takes more). If other programs want the CPU too, CPU times say more than speeds.
+checkout is faster, and takes more CPU time, memory, and time to the first batch. If other programs want the CPU too,
+CPU times say more than speeds.
 """
 
 import argparse
@@ -36,7 +37,10 @@ FIGURES = {
     "batches/s": "per_second",
     "by reduce": "reduce_per_second",
     "trainer's CPU": "trainer_cpu",
-    "workers' CPU": "workers_cpu",  # of pipelines: of the daemon and its workers
+    # Of pipelines alone; the workers with the daemon.
+    "workers' CPU": "workers_cpu",
+    "memory": "memory",
+    "first batch": "first_seconds",
 }
 
 RunTrial = Callable[[], dict[str, Any]]
@@ -101,7 +105,7 @@ def commit(checkout: Path) -> str:
 
 
 def cell(now: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], key: str) -> str:
-    """The ratios of one figure; trials of batches lack that of workers."""
+    """The ratios of one figure; trials of batches lack some."""
     found = ratios(now, before, key) if key in now[0] else []
     return str(Quartiles.of(found)) if found else "-"
 
