@@ -66,7 +66,7 @@ soak: $(READY) ## the long-running tests
 chaos: $(READY) ## random feeds, consumers and faults against a plain model (ARGS='--scenarios 2000': half an hour)
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
-fuzz: $(READY) ## arbitrary bytes into every decoder
+fuzz: $(READY) ## arbitrary bytes into every decoder, and into the ports of daemons (ARGS='--fuzz-seconds 600')
 	$(BIN)/python -m pytest -m fuzz --timeout 0 -o faulthandler_timeout=0 $(ARGS)
 
 ci: ## what CI runs

@@ -1,20 +1,23 @@
 """Is this checkout slower than another one?
 
     git worktree add ../before main~20
-    python benchmarks/compare.py ../before                  # all of it, a quarter of an hour
+    python benchmarks/compare.py ../before                  # a quarter of an hour
     python benchmarks/compare.py ../before --cases 100K/2:tcp,rotate --repeats 15 --json compare.json
+    python benchmarks/compare.py ../before --cases pipelines      # every pipeline, half an hour
 
 It measures only Penstock, from the sources of both checkouts, with the benchmarks of this one: batches through the
 trainers of `transport.py` (SIZE/LEAVES:TRANSPORT), and whole pipelines through those of `pipelines_trainer.py`. The two
 checkouts alternate, and each round begins with the other one. Ratios are taken within a round, between neighbouring
 trials: speeds drift on a shared machine, ratios do not. The table has their medians and quartiles. Above 1 this
-checkout is faster (for CPU time: it takes more).
+checkout is faster, and takes more CPU time, memory, and time to the first batch. If other programs want the CPU too,
+CPU times say more than speeds.
 """
 
 import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +31,17 @@ from measure import Quartiles, Run, ratios
 from pipelines import LEAST_SECONDS
 from transport import Failed, aligned, loads_of, machine, progress, stop, trainer
 
+EVERY_PIPELINE = "pipelines"  # as a case
 CASES = "100K/2:local,100K/2:tcp,16M:local,16M:tcp,rotate"
-FIGURES = {"batches/s": "per_second", "by reduce": "reduce_per_second", "trainer's CPU": "trainer_cpu"}
+FIGURES = {
+    "batches/s": "per_second",
+    "by reduce": "reduce_per_second",
+    "trainer's CPU": "trainer_cpu",
+    # Of pipelines alone; the workers with the daemon.
+    "workers' CPU": "workers_cpu",
+    "memory": "memory",
+    "first batch": "first_seconds",
+}
 
 RunTrial = Callable[[], dict[str, Any]]
 
@@ -84,10 +96,35 @@ def compared(case: str, checkouts: Sequence[Path], repeats: int, seconds: float)
     return [taken[1:] for taken in trials]
 
 
+def commit(checkout: Path) -> str:
+    """The commit of a checkout, with its date and title, and whether files differ from it."""
+    log = ["git", "-C", str(checkout), "log", "-1", "--date=format:%Y-%m-%d", "--format=%h (%ad): %s"]
+    status = ["git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no", "proto", "server", "client"]
+    head, changed = (subprocess.run(one, stdout=subprocess.PIPE, text=True).stdout.strip() for one in (log, status))
+    return f"{head or 'no repository'}{', changed since' if changed else ''}"
+
+
+def cell(now: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], key: str) -> str:
+    """The ratios of one figure; trials of batches lack some."""
+    found = ratios(now, before, key) if key in now[0] else []
+    return str(Quartiles.of(found)) if found else "-"
+
+
+def table(report: dict[str, Any]) -> str:
+    """The ratios of all cases; `report` is as in the JSON."""
+    rows = [["this checkout over the other", "rounds", *FIGURES]]
+    for case, runs in report["cases"].items():
+        now, before = runs["now"], runs["before"]
+        rows.append([case, str(len(now)), *(cell(now, before, key) for key in FIGURES.values())])
+    return "\n".join(aligned(rows))
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="the other checkout")
-    parser.add_argument("--cases", default=CASES, help=f"some of {CASES}, other sizes, or other pipelines")
+    parser.add_argument(
+        "--cases", default=CASES, help=f"some of {CASES}, other sizes or pipelines; {EVERY_PIPELINE}: all of these"
+    )
     parser.add_argument("--repeats", type=int, default=9, help="rounds (9)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a trial (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
@@ -101,21 +138,26 @@ def main() -> int:
     chosen = options()
     signal.signal(signal.SIGTERM, stop)  # so that `kill` ends the processes as well
     checkouts = [Path(__file__).resolve().parents[1], chosen.before.resolve()]
-    report: dict[str, Any] = {"machine": machine(), "trial_seconds": chosen.seconds, "cases": {}}
-    rows = [["this checkout over the other", *FIGURES]]
+    report: dict[str, Any] = {
+        "machine": machine(),
+        **dict(zip(("now", "before"), map(commit, checkouts), strict=True)),
+        "trial_seconds": chosen.seconds,
+        "cases": {},
+    }
     with tempfile.TemporaryDirectory(prefix="pipelines-") as data:
         pipelines_data.write(Path(data))
         os.environ["PIPELINES_DATA"] = data
-        for case in chosen.cases.split(","):
+        from pipelines_feeds import PIPELINES  # it reads that data
+
+        for case in chosen.cases.replace(EVERY_PIPELINE, ",".join(PIPELINES)).split(","):
             try:
                 now, before = compared(case, checkouts, chosen.repeats, chosen.seconds)
             except Failed as error:
                 sys.exit(f"{case}: {error}")
             report["cases"][case] = {"now": now, "before": before}
-            rows.append([case, *(str(Quartiles.of(ratios(now, before, key))) for key in FIGURES.values())])
             if chosen.json:
                 chosen.json.write_text(json.dumps(report, indent=1) + "\n")
-    print("\n".join(aligned(rows)))
+    print(table(report))
     return 0
 
 

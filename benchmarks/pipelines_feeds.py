@@ -61,17 +61,20 @@ PHOTOGRAPHS = sorted(DATA.glob("*.jpg"))
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A table of the result: its title, the function that makes its samples, and the batch size."""
+    """A table of the result: its title, the function that makes its samples, the batch size, and over how many samples
+    a loader shuffles (0: samples come in order)."""
 
     label: str
     sample: Callable[[int], Any]
     batch: int
+    shuffle: int = 0
 
 
 PIPELINES = {
     "images": Pipeline("Cheap images: 224x224x3 uint8 flipped, 32 a batch", flipped_image, 32),
     "rotate": Pipeline("Heavy Python: 28x28 float32 through scipy.ndimage.rotate, 32 a batch", turned_digit, 32),
     "small": Pipeline("Small batches: 28x28 float32 scaled, 32 a batch", scaled_digit, 32),
+    "shuffled": Pipeline("Shuffled: the small batches, shuffled over 8192 samples", scaled_digit, 32, shuffle=8192),
     "jpeg": Pipeline("Photographs: JPEG decoded and resized to 224x224 by Pillow, 32 a batch", photograph, 32),
     "tokens": Pipeline("Token rows: int32, padded to 512, 64 a batch", padded_tokens, 64),
     "leaves": Pipeline("Many leaves: a dict of 32 rows of 16 float32, 32 a batch", record, 32),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cache
+import compare
 import coordinator
 import first_batch
 import gil
@@ -199,6 +200,10 @@ def cache_text(result: dict[str, Any]) -> str:
     return code([cache.table(result["rounds"])])
 
 
+def stages_text(result: dict[str, Any]) -> str:
+    return code([f"  now     {result['now']}\n  before  {result['before']}", compare.table(result)])
+
+
 def gil_text(result: dict[str, Any]) -> str:
     return code([gil.table(result["loads"])])
 
@@ -244,6 +249,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "workers": (workers_text, None, ""),
     "gil": (gil_text, None, ""),
     "cache": (cache_text, None, ""),
+    "stages": (stages_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
     "mixing": (mixing_text, mixing_plot, "Files in a batch, and position in against position out"),

@@ -38,6 +38,12 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `make fuzz`."""
+    parser.addoption("--fuzz-seconds", type=float, default=60.0, help="how long live daemons are attacked (60)")
+    parser.addoption("--fuzz-seed", type=int, default=0, help="from which the attacks on live daemons are drawn (0)")
+
+
 def pytest_collection_finish() -> None:
     """Spare the collector the modules of all tests."""
     _spare_the_collector()

@@ -320,6 +320,22 @@ def test_a_running_daemons_feeds_are_measured(serve: Serve) -> None:
         measure(daemon.urls["short"] + "er", status=status)
 
 
+def test_what_is_measured_while_another_daemon_takes_over_is_measured_again(serve: Serve) -> None:
+    daemon = serve(FEEDS, "cheap")
+    asked = 0
+
+    def renewed(url: str) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        state = status(url)
+        return state if asked > 1 else {**state, "id": "another", "seconds": state["seconds"] + 1000}
+
+    seen = measure(daemon.url, status=renewed, seconds=0.3, warmup=0)
+    assert asked > len(seen.slices) + 1
+    assert seen.seconds >= 0.3
+    assert all(one.daemon_cpu >= 0 for one in seen.slices)
+
+
 def test_a_module_is_measured_with_a_daemon_of_its_own(tmp_path: Any) -> None:
     (tmp_path / "feeds.py").write_text("from penstock_server import Feed\nfeed = Feed(range(100000), batch_size=10)\n")
     page = tmp_path / "bench.html"

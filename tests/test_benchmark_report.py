@@ -8,6 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import compare
 import gpu
 import report
 import transport
@@ -48,6 +49,19 @@ def test_a_loader_is_compared_with_the_unit_of_the_same_round():
     units = [{"per_second": 10.0}, {"per_second": 1.0}, {"per_second": 20.0}, None]
     assert ratios(runs, units) == [3.0, 4.0]
     assert Quartiles.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Quartiles(3.0, 2.0, 4.0)
+
+
+def test_checkouts_are_compared_within_a_round_in_all_that_a_case_has():
+    now = [{"per_second": 2.0, "reduce_per_second": 3.0, "trainer_cpu": 0.1, "workers_cpu": 0.3, "memory": 5}] * 3
+    before = [{**run, "per_second": speed, "memory": 4} for run, speed in zip(now, (1.0, 2.0, 4.0), strict=True)]
+    cases = {
+        "pipeline": {"now": now, "before": before},
+        "100K/2:tcp": {"now": trials([1.0, 6.0]), "before": trials([2.0, 3.0])},
+    }
+    head, *rows = compare.table({"cases": cases}).splitlines()
+    assert head.split()[-8:] == ["reduce", "trainer's", "CPU", "workers'", "CPU", "memory", "first", "batch"]
+    assert rows[0].split() == ["pipeline", "3", "1", "(0.75-1.5)", "1", "1", "1", "1.25", "-"]
+    assert rows[1].split() == ["100K/2:tcp", "2", "1.25", "(0.875-1.62)", "1.25", "(0.875-1.62)", "1", "-", "-", "-"]
 
 
 def trials(speeds, cpu=0.001):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +19,10 @@ import numpy as np
 import pytest
 from conftest import Serve
 from fault_proxy import FaultProxy
+from test_status_history import status
 
 import penstock
+from penstock._feeding_summary import figures_of_training
 
 FEEDS = """
     import time
@@ -251,6 +255,15 @@ def test_a_loop_of_ones_own_is_measured_exactly_whatever_stages_it_has(serve: Se
             if number == 15:
                 break
     assert feeding.train.waiting < 0.5
+
+
+def test_the_figures_of_two_daemons_are_not_compared() -> None:
+    here = f"{socket.gethostname()}:{os.getpid()}"
+    first, last, renewed = (
+        {**status(second, second, client=here), "id": daemon} for second, daemon in ((1, "a"), (9, "a"), (9, "b"))
+    )
+    assert figures_of_training(first, last, "train", None, 0.5)
+    assert figures_of_training(first, renewed, "train", None, 0.5) is None
 
 
 def test_a_connections_stats_say_why_its_consumer_waited(serve: Serve) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import logging
+import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +20,18 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from aiohttp.http_exceptions import BadStatusLine
 from conftest import Daemon, Serve
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
+from test_commands import penstock_command
 
 import penstock
+from penstock_server import control
+from penstock_server.bugs import Bugs
 from penstock_server.http.metrics import METRICS
+from penstock_server.http.request_log import RequestLog
+from penstock_server.rate_limited_log import MOST, RateLimitedLog
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -39,6 +49,11 @@ FEEDS = """
         if split == 1:
             raise RuntimeError("no such disk")
 
+    def sleeping(split):
+        for i in range(50):
+            time.sleep(0.02)
+            yield i
+
     def late(split):
         while not os.path.exists("go"):
             time.sleep(0.02)
@@ -47,6 +62,9 @@ FEEDS = """
     feed = Feed(generate, splits=range(8), batch_size=10)
     skipping = Feed(failing, splits=range(4), batch_size=1, on_error="skip")
     starting = Feed(late, splits=[0], batch_size=1)
+    slow = Feed(sleeping, splits=range(1000), batch_size=1, turn=1)
+    cached = Feed(generate, splits=range(8), batch_size=10, cache="cached")
+    mix = Feed.mix({"mine": Feed(generate, splits=range(4), batch_size=10, cache="mixed"), "other": feed}, lanes=2)
 """
 
 
@@ -89,7 +107,7 @@ def wait_until(true: Callable[[], Any]) -> Any:
 
 
 def test_the_metrics_are_those_that_are_documented_in_both_formats(serve: Serve) -> None:
-    daemon = serve(FEEDS, http=0)
+    daemon = serve(FEEDS, "cached", http=0)
     with penstock.connect(daemon.url) as connection:
         list(connection.batches())
         wait_until(lambda: "penstock_worker_memory_bytes,worker=1" in values(daemon))
@@ -127,6 +145,112 @@ def test_the_metrics_count_what_consumers_got_and_what_user_code_did(serve: Serv
 
     daemon.workers()[0].kill()
     wait_until(lambda: values(daemon)["penstock_worker_restarts_total,worker=0"] == 1)
+
+
+def test_the_metrics_tell_what_each_consumer_waits_for(serve: Serve) -> None:
+    daemon = serve(FEEDS, "slow", http=0)
+
+    def read_until(connection: penstock.Connection, metric: str) -> dict[str, float]:
+        batches = connection.batches()  # the consumer is gone when these are
+        while found(seen := values(daemon), metric) < 1:
+            for _ in itertools.islice(batches, 5):
+                pass
+        return seen
+
+    def read_slowly(connection: penstock.Connection) -> None:
+        for _ in connection.batches():
+            if ends.wait(0.1):
+                return
+
+    consumer = f",consumer={socket.gethostname()}:{os.getpid()},feed=slow,rank=%d,stream=\\d+"
+    with (
+        penstock.connect(daemon.url, rank=0, world_size=2) as quick,
+        penstock.connect(daemon.url, rank=1, world_size=2) as slow,
+    ):
+        ends = threading.Event()
+        thread = threading.Thread(target=read_slowly, args=(slow,))
+        thread.start()
+        try:
+            seen = read_until(quick, "penstock_feed_waiting_seconds_total,cause=ranks,feed=slow")
+        finally:
+            ends.set()
+            thread.join()
+    waited, held_up = (
+        [found(seen, f"penstock_consumer_{name}" + consumer % rank) for rank in (0, 1)]
+        for name in ("waiting_seconds_total,cause=ranks", "holding_up_seconds_total")
+    )
+    assert waited[0] > waited[1], "which may have waited at the start"
+    assert held_up[1] > held_up[0]
+    assert found(seen, "penstock_consumer_reading_seconds_total" + consumer % 0) >= waited[0]
+    wait_until(lambda: not any(name.startswith("penstock_consumer") for name in values(daemon)))
+
+    with penstock.connect(daemon.url) as alone:
+        seen = read_until(alone, "penstock_feed_waiting_seconds_total,cause=production,feed=slow")
+    assert found(seen, "penstock_feed_waiting_seconds_total,cause=ranks,feed=slow") >= 1, "of consumers that are gone"
+    assert found(seen, "penstock_feed_reading_seconds_total,feed=slow") >= 2
+
+
+def found(seen: dict[str, float], pattern: str) -> float:
+    """The value of the one metric whose name and labels match."""
+    (value,) = (value for name, value in seen.items() if re.fullmatch(pattern, name))
+    return value
+
+
+def test_the_metrics_count_cached_splits_of_feeds_and_of_the_feeds_of_a_mix(serve: Serve) -> None:
+    daemon = serve(FEEDS, "cached", "mix", http=0)
+    for name in ("cached", "mix"):
+        with penstock.connect(daemon.urls[name]) as connection:
+            list(connection.batches())
+            list(connection.batches())
+    feed, part = "feed=cached,part=", "feed=mix,part=mine"
+    wait_until(lambda: values(daemon)[f"penstock_cache_hit_splits_total,{feed}"] >= 8)
+    seen = wait_until(lambda: (now := values(daemon))[f"penstock_cache_hit_splits_total,{part}"] >= 4 and now)
+    for key, splits in ((feed, 8), (part, 4)):
+        assert seen[f"penstock_cache_missed_splits_total,{key}"] >= splits
+        assert seen[f"penstock_cache_bytes,{key}"] > splits * 50 * 16
+    assert {name.partition("part=")[2] for name in seen if "penstock_cache_bytes" in name} == {"", "mine"}
+
+    status = penstock_command("status", daemon.urls["mix"]).stdout
+    assert re.search(r"^cache    mix, mine: .* in \S+/mixed/\S+, \d+ of \d+ splits read from it", status, re.MULTILINE)
+
+
+def test_the_status_has_the_memory_of_each_worker_however_it_is_asked(serve: Serve) -> None:
+    daemon = serve(FEEDS, http=0)
+    processes = {process.pid: process.memory_full_info().pss for process in daemon.workers()}
+    for text in (control.status(daemon.url, 60), get(daemon, "/api/status")[2]):
+        workers = json.loads(text)["workers"]
+        assert {worker["pid"] for worker in workers} == set(processes)
+        for worker in workers:
+            assert 0.5 * processes[worker["pid"]] < worker["memory"] < 2 * processes[worker["pid"]]
+    said = penstock_command("status", daemon.url).stdout
+    assert len(re.findall(r"^worker   \d: pid \d+, restarted 0 times, \d+.* MiB, ", said, re.MULTILINE)) == 2
+
+
+def test_requests_that_cannot_be_read_do_not_fill_the_log(serve: Serve) -> None:
+    daemon = serve(FEEDS, http=0)
+    for number in range(200):
+        with socket.create_connection(address(daemon), timeout=30) as connection:
+            bad = (b"GET / HTTP/9.9\r\n\r\n", b"GET /\xff\0 HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 9000)
+            connection.sendall(bad[number % 3])
+            assert connection.recv(4096).startswith(b"HTTP/1.0 400 ")
+    log = daemon.stderr()
+    assert 1 <= log.count("refused a request over HTTP: ") <= 2 * MOST, "as a minute may end in between"
+    assert "Traceback" not in log
+    assert json.loads(get(daemon, "/api/status")[2])["internal_errors"] == 0
+
+
+def test_a_bug_while_a_request_is_answered_is_counted_and_a_peer_that_is_gone_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bugs = Bugs()
+    log = RequestLog(RateLimitedLog(logging.getLogger("test")), bugs)
+    log.exception("Unhandled exception", exc_info=ConnectionResetError())
+    log.exception("Error handling request from %s", "10.0.0.1", exc_info=BadStatusLine())
+    assert bugs.count == 0
+    log.exception("Error handling request from %s", "10.0.0.1", exc_info=KeyError("feeds"))
+    log.exception("Missing return statement on request handler")
+    assert bugs.count == 2
+    assert caplog.text.count("refused a request over HTTP: BadStatusLine") == 1
 
 
 def test_health_and_readiness_tell_a_start_a_service_and_an_end_apart(serve: Serve) -> None:

@@ -76,6 +76,10 @@ def test_the_page_shows_what_happens_and_asks_no_other_host(serve: Serve, page: 
         rate = "Number(document.querySelectorAll('#tiles strong')[1].textContent)"
         first = page.until(rate)
         page.until(f"{rate} !== {first}")  # figures move
+        page.until(
+            "[...document.querySelectorAll('#worker-rows tr')].every((row) => /MiB/.test(row.children[3].textContent))"
+        )
+        page.until("/workers' memory\\s+[0-9.]+ MiB/.test(document.getElementById('tiles').innerText)")
 
         verdict = page.until("document.querySelector('.consumer p')?.textContent.match(/^The generator is.*/)?.[0]")
         top = [sys.executable, "-m", "penstock_command", "top", daemon.url, "--json", "--every", "0.5"]
@@ -127,6 +131,17 @@ def test_text_of_user_code_is_shown_as_text(serve: Serve, page: Page) -> None:
     wait_until(lambda: page.run("0") == 0 and page.said)  # the second line of defence: the policy forbids the script
     assert "Content Security Policy" in "".join(page.said)
     assert page.run("typeof window.hacked") == "undefined"
+
+
+@needs_chromium
+def test_the_page_begins_again_when_another_daemon_takes_over_in_the_same_process(serve: Serve, page: Page) -> None:
+    daemon = serve(FEEDS, "pictures", http=0, words=("--reload",))
+    show(page, daemon)
+    page.run("window.drawn = 1")
+    (module,) = daemon.folder.glob("*.py")
+    module.write_text(module.read_text() + "\n")
+    page.until("window.drawn === undefined && document.querySelectorAll('#worker-rows tr').length === 2")
+    assert f"pid {daemon.process.pid}," in page.run("document.getElementById('about').textContent")
 
 
 PIXELS = """[...document.querySelectorAll('#preview figure')].map((figure) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from conftest import Daemon, Serve
 
 import penstock
 from penstock_proto import StartError
+from penstock_server import control
 from penstock_server.reloading.reloader import Reloader
 from penstock_server.reloading.sources import Sources, changed
 
@@ -56,6 +58,11 @@ def start(serve: Serve, tmp_path: Path) -> Daemon:
     return serve(FEED, words=("--reload",))
 
 
+def state_of(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(control.status(daemon.url, 60))
+    return found
+
+
 def read_epoch(connection: penstock.Connection) -> set[float]:
     return {batch.item() for batch in connection.batches()}
 
@@ -63,6 +70,7 @@ def read_epoch(connection: penstock.Connection) -> set[float]:
 def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve: Serve, tmp_path: Path) -> None:
     daemon = start(serve, tmp_path)
     with penstock.connect(daemon.url) as training, penstock.connect(daemon.url) as validation:
+        before = state_of(daemon)
         batches = training.batches()
         values = [next(batches).item()]
         write(daemon.folder, "2")
@@ -76,6 +84,8 @@ def test_an_epoch_finishes_with_its_code_and_the_next_one_has_the_new_code(serve
         assert values == [1] * 100
         assert read_epoch(validation) == {2}
         assert read_epoch(training) == {2}
+        after = state_of(daemon)
+        assert (after["pid"], after["id"] != before["id"]) == (before["pid"], True), "who compares two can tell"
 
         write(daemon.folder, "")
         says(daemon, "the new code cannot be served, so the old code goes on: ")

@@ -34,16 +34,16 @@ FEEDS = """
 
 
 def test_the_history_of_a_feed_is_its_speed_between_looks_and_ends_with_its_daemon() -> None:
-    def status(seconds: float, batches: int, pid: int = 7) -> dict[str, Any]:
-        return {"pid": pid, "seconds": seconds, "feeds": [{"name": "train", "sent": {"batches": batches}}]}
+    def status(seconds: float, batches: int, daemon: str = "a") -> dict[str, Any]:
+        return {"id": daemon, "pid": 7, "seconds": seconds, "feeds": [{"name": "train", "sent": {"batches": batches}}]}
 
     looks = Looks()
     for state in (status(1, 0), status(2, 5), status(4, 25), status(4, 25)):
         looks.add(state)
     assert looks.rates("train") == (5, 10)
-    looks.add(status(1, 3, pid=8))
+    looks.add(status(1, 3, "renewed"))
     assert looks.rates("train") == ()
-    assert looks.latest["pid"] == 8
+    assert looks.latest["id"] == "renewed"
 
 
 @contextmanager

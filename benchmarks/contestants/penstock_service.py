@@ -52,9 +52,10 @@ def _batches(
 
     memory = 2 * load.pool * max(load.nbytes + ROOM, LEAST_SLOT)  # a stream gets half: a slot for each batch
     options = ("--workers", "1", "--memory", str(memory), *extra)
+    given: dict[str, Any] = {} if keys is None else {"keys": keys}  # compare.py also runs Penstock from before keys
     with (
         daemon(FEED, {"TRANSPORT_LOAD": load.text()}, *options) as url,
-        penstock.connect(url, transport=transport, keys=keys) as connection,
+        penstock.connect(url, transport=transport, **given) as connection,
     ):
         yield connection.dataset()
 

@@ -19,4 +19,9 @@ def samples(start: int, rng: np.random.Generator) -> Iterator[Any]:
     return map(PIPELINE.sample, range(start, start + SPLIT))
 
 
-feed = Feed(samples, splits=range(0, EPOCH * PIPELINE.batch, SPLIT), batch_size=PIPELINE.batch)
+feed = Feed(
+    samples,
+    splits=range(0, EPOCH * PIPELINE.batch, SPLIT),
+    batch_size=PIPELINE.batch,
+    shuffle=PIPELINE.shuffle,
+)

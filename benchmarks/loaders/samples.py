@@ -1,6 +1,7 @@
 """A pipeline in the forms that loaders take: a stream of samples, a stream of stacked batches, and samples by
 number."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,13 +29,30 @@ def summed(batch: Any) -> list[list[Any]]:
     return [[list(leaf.shape), str(leaf.dtype), float(leaf.sum(dtype=np.float64))] for leaf in leaves(batch)]
 
 
-def batch(name: str, number: int) -> Any:
-    """Batch `number` of the pipeline."""
+@functools.lru_cache(2)
+def permutation(window: int, size: int) -> list[int]:
+    """The order of the numbers below `size` in this window."""
+    return np.random.default_rng(window).permutation(size).tolist()
+
+
+def sample(name: str, number: int) -> Any:
+    """Sample `number` of the pipeline's stream. A shuffled pipeline permutes the numbers in windows of that many: a
+    loader with an index need not hold samples to shuffle them."""
     pipeline = PIPELINES[name]
-    return stacked([pipeline.sample(i) for i in range(number * pipeline.batch, (number + 1) * pipeline.batch)])
+    if pipeline.shuffle:
+        window, place = divmod(number, pipeline.shuffle)
+        number = window * pipeline.shuffle + permutation(window, pipeline.shuffle)[place]
+    return pipeline.sample(number)
+
+
+def batch(name: str, number: int) -> Any:
+    """Batch `number` of the pipeline's stream."""
+    rows = PIPELINES[name].batch
+    return stacked([sample(name, i) for i in range(number * rows, (number + 1) * rows)])
 
 
 def sample_stream(name: str) -> Iterator[Any]:
+    """The samples in order, also of a shuffled pipeline: its loaders shuffle what they receive."""
     return map(PIPELINES[name].sample, range(EPOCH * PIPELINES[name].batch))
 
 
@@ -52,7 +70,7 @@ class Samples:
         return EPOCH * PIPELINES[self._name].batch
 
     def __getitem__(self, number: int) -> Any:
-        return PIPELINES[self._name].sample(number)
+        return sample(self._name, number)
 
 
 def tensor_spec(value: Any, *, batched: bool = False) -> Any:

@@ -10,15 +10,18 @@ from loaders import WORKERS, Cannot
 
 @contextmanager
 def of_samples(name: str) -> Iterator[Any]:
-    """As in the guide: `from_generator`, `batch`, `prefetch(AUTOTUNE)`."""
+    """As in the guide: `from_generator`, `shuffle` if the pipeline is shuffled, `batch`, `prefetch(AUTOTUNE)`."""
     import tensorflow as tf
     from pipelines_feeds import PIPELINES
 
     from loaders.samples import sample_stream, tensor_spec
 
-    signature = tensor_spec(PIPELINES[name].sample(0))
+    pipeline = PIPELINES[name]
+    signature = tensor_spec(pipeline.sample(0))
     dataset = tf.data.Dataset.from_generator(functools.partial(sample_stream, name), output_signature=signature)
-    yield dataset.batch(PIPELINES[name].batch).prefetch(tf.data.AUTOTUNE)
+    if pipeline.shuffle:
+        dataset = dataset.shuffle(pipeline.shuffle)
+    yield dataset.batch(pipeline.batch).prefetch(tf.data.AUTOTUNE)
 
 
 @contextmanager
@@ -39,7 +42,7 @@ def py_function(name: str) -> Iterator[Any]:
     import tensorflow as tf
     from pipelines_feeds import PIPELINES
 
-    from loaders.samples import EPOCH, tensor_spec
+    from loaders.samples import EPOCH, sample, tensor_spec
 
     pipeline = PIPELINES[name]
     signature = tensor_spec(pipeline.sample(0))
@@ -47,7 +50,7 @@ def py_function(name: str) -> Iterator[Any]:
 
     def made(number: Any) -> Any:
         leaves = tf.py_function(
-            lambda number: tf.nest.flatten(pipeline.sample(int(number))), [number], [spec.dtype for spec in specs]
+            lambda number: tf.nest.flatten(sample(name, int(number))), [number], [spec.dtype for spec in specs]
         )
         for leaf, spec in zip(leaves, specs, strict=True):
             leaf.set_shape(spec.shape)

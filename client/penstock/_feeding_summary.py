@@ -53,7 +53,7 @@ def summary(sums: Waits, figures: Figures | None, *, fits: bool, asked_in_vain: 
 def figures_of_training(
     first: dict[str, Any] | None, last: dict[str, Any] | None, feed: str, rank: int | None, waiting: float
 ) -> Figures | None:
-    """Return the figures of a consumer between two statuses; None if they do not have them.
+    """Return the figures of a consumer between two statuses; None if they do not have them, or are of two daemons.
 
     Args:
         first: the earlier status, or None.
@@ -62,7 +62,7 @@ def figures_of_training(
         rank: of the consumer, or None. It is a consumer of this process.
         waiting: the share of its time in which the trainer really waits.
     """
-    if first is None or last is None or first["pid"] != last["pid"]:
+    if first is None or last is None or first["id"] != last["id"]:
         return None
     span, here = Span(first, last), f"{socket.gethostname()}:{os.getpid()}"
     for key, stream in span.after.items():

@@ -24,7 +24,7 @@ class Looks:
     def add(self, status: dict[str, Any]) -> None:
         """Add a status. Those of an earlier daemon at the same address are forgotten."""
         before, self._status = self._status, status
-        if before.get("pid") != status["pid"]:
+        if before.get("id") != status["id"]:
             self._rates.clear()
             return
         seconds = status["seconds"] - before["seconds"]

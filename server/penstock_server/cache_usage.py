@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock_proto.messages import CacheUsed, FeedPlan
+from penstock_proto.messages import CacheUsed
 
 
 @dataclass(slots=True)
 class CacheUsage:
-    """The use of a feed's cache since the daemon was started.
+    """The use of the cache of a feed, or of one of the feeds of a mix, since the daemon was started.
 
     Attributes:
         hits: splits that were read from it.
@@ -37,15 +37,31 @@ class CacheUsages:
 
     def __init__(self, warn_once: Callable[[str], None]) -> None:
         self._warn_once = warn_once
-        self._used: dict[str, CacheUsage] = {}
+        self._used: dict[tuple[str, str], CacheUsage] = {}
 
-    def of(self, feed: str) -> CacheUsage:
-        """Return the use of a feed's cache."""
-        return self._used.setdefault(feed, CacheUsage())
+    def status(self, feed: str, part: str, directory: str | None) -> dict[str, object] | None:
+        """Describe the cache of a feed as JSON types; None if it has none (no `directory`).
+
+        Args:
+            feed: its name.
+            part: which of the feeds of a mix, or "".
+            directory: of the cache.
+        """
+        if directory is None:
+            return None
+        used = self._used.get((feed, part), CacheUsage())
+        return {
+            "directory": directory,
+            "bytes": used.nbytes,
+            "hits": used.hits,
+            "misses": used.misses,
+            "written": used.written,
+            "problem": used.problem or None,
+        }
 
     def note(self, said: CacheUsed) -> None:
         """Add what a worker says."""
-        used = self.of(said.feed)
+        used = self._used.setdefault((said.feed, said.part), CacheUsage())
         used.hits += said.hits
         used.misses += said.misses
         used.written += said.written
@@ -53,26 +69,13 @@ class CacheUsages:
         if said.written or said.problem:
             used.problem = said.problem
         if said.problem:
-            self._warn_once(warning_of(said.feed, said.problem))
+            self._warn_once(warning_of(said))
 
 
-def warning_of(feed: str, problem: str) -> str:
-    """Return the words for the log."""
+def warning_of(said: CacheUsed) -> str:
+    """Return the words for the log on a problem."""
+    name = f"{said.feed}, {said.part}" if said.part else said.feed
     return (
-        f"feed {feed}, cache: {problem}. The stream goes on: the generator runs again for splits that are not in the "
-        "cache"
+        f"feed {name}, cache: {said.problem}. The stream goes on: the generator runs again for splits that are not in "
+        "the cache"
     )
-
-
-def status_of(plan: FeedPlan, used: CacheUsage) -> dict[str, object] | None:
-    """Describe the cache of a feed as JSON types; None if it has none."""
-    if plan.cache is None:
-        return None
-    return {
-        "directory": plan.cache,
-        "bytes": used.nbytes,
-        "hits": used.hits,
-        "misses": used.misses,
-        "written": used.written,
-        "problem": used.problem or None,
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from .joining.hosts import Hosts
 from .sessions import Sessions
 from .starting_feeds import StartingFeeds
 from .waits import Looks
+from .worker_memory import WorkerMemory
 
 
 class CurrentStatus:
@@ -41,6 +43,7 @@ class CurrentStatus:
         supervisor: Supervisor,
         hosts: Hosts,
         caches: CacheUsages,
+        memory: WorkerMemory,
         arena: Arena,
         router: Router,
         unix: str,
@@ -54,10 +57,13 @@ class CurrentStatus:
         self._supervisor = supervisor
         self._hosts = hosts
         self._caches = caches
+        self._memory = memory
         self._arena = arena
         self._router = router
         self._unix = unix
         self._bugs = bugs
+        self._id = secrets.token_hex(8)
+        """Tells daemons apart: the process id may be that of another, in the same process or in another container."""
         self._started = time.monotonic()
         self._history = History()
         self._text = status.Text(self.described)
@@ -85,12 +91,16 @@ class CurrentStatus:
         """Return what there is now, and what there was since the start."""
         coordinator, sessions = self._coordinator, self._sessions
         return {
-            **status.of_process(self._router.endpoint, self._unix, self.seconds),
+            **status.of_process(self._id, self._router.endpoint, self._unix, self.seconds),
             **status.of_service(coordinator, sessions, self._bugs, ready=self._feeds.ready, draining=self._draining()),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
             "feeds": [
                 status.of_feed(
-                    feed, self._feeds.url(feed.name), coordinator.streams.values(), self._caches.of(feed.name)
+                    feed,
+                    self._feeds.url(feed.name),
+                    coordinator.streams.values(),
+                    self._caches,
+                    self._looks.of_feed(feed.name),
                 )
                 for feed in coordinator.feeds.values()
             ],
@@ -99,6 +109,7 @@ class CurrentStatus:
                     worker,
                     leaving=worker.number in coordinator.workers.leaving,
                     makes_batches=worker.number not in coordinator.workers.idle,
+                    memory=self._memory.of(worker.pid),
                 )
                 for worker in self._supervisor.workers.values()
             ]

@@ -220,6 +220,11 @@ class Daemon:
         return self._draining
 
     @property
+    def http(self) -> tuple[str, int] | None:
+        """Host and port of the HTTP server; None if there is none."""
+        return None if self._http is None else self._http.address
+
+    @property
     def between_epochs(self) -> bool:
         """Whether no consumer reads an epoch that has an end."""
         read = self._coordinator.stream_read_by

@@ -214,7 +214,6 @@ class Feed(FeedOptions, FromFiles, Combining):
             samples = length if self.batch_size is not None else None
         elif mixed is not None:
             static = mixed.static_splits
-            mixed.check_caches()
         elif is_shared(self):
             interleave = 1  # a lane has one split, its share
             turn = turn or SHARED_TURN
@@ -256,4 +255,5 @@ class Feed(FeedOptions, FromFiles, Combining):
             block=self.block,
             cache=None if self.cache is None else feed_directory(self),
             mixes=mixed is not None,
+            part_caches=() if mixed is None else mixed.caches,
         )

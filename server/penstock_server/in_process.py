@@ -167,7 +167,7 @@ class InProcess:
             case m.SplitSkipped():
                 self._events.append(wire.split_skipped(message))
             case m.CacheUsed() if message.problem:
-                _warn_once(warning_of(message.feed, message.problem))
+                _warn_once(warning_of(message))
             case m.SplitsListed():
                 self._events.append(self._listed(message, fd))
 

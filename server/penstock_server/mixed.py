@@ -56,18 +56,22 @@ class Mixed:
         """Whether all epochs have the same lists of splits."""
         return not any(callable(part.splits) for part in self.parts.values())
 
-    def check_caches(self) -> None:
-        """Check that the caches of the components can tell their splits apart.
+    @property
+    def caches(self) -> tuple[tuple[str, str], ...]:
+        """The components that have a cache, by name, with the directories of their splits.
 
         Raises:
-            TypeError: the generator of a component or its arguments cannot be pickled.
+            TypeError: the generator of a component or its arguments cannot be pickled, so the cache could not tell its
+                splits apart.
         """
+        found = []
         for label, part in self.parts.items():
             if part.cache is not None:
                 try:
-                    feed_directory(part)
+                    found.append((label, feed_directory(part)))
                 except TypeError as error:
                     raise TypeError(f"{label}: {error}") from error
+        return tuple(found)
 
     @property
     def samples(self) -> int | None:

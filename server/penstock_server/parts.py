@@ -29,6 +29,7 @@ from .starting_feeds import StartingFeeds
 from .statefile import StateFile
 from .to_workers import ToWorkers
 from .waits import Looks
+from .worker_memory import WorkerMemory
 
 
 class Lifecycle(Protocol):
@@ -137,6 +138,11 @@ class Parts:
             stale=stale,
         )
         self.scaling = Scaling(coordinator, dispatch.tell, self.supervisor, self.to_workers)
+        self.memory = WorkerMemory(
+            lambda: [worker.pid for worker in self.supervisor.workers.values() if worker.pid is not None],
+            lambda: self.sessions.status_fresh(),
+            self.bugs,
+        )
         self.sessions = Sessions(
             coordinator,
             self._tell_of_consumer,
@@ -144,6 +150,7 @@ class Parts:
             listener.name,
             ready=lambda: self.feeds.ready,
             status=lambda: self.status.text(),
+            fresh=self.memory.fresh,
             stop=lifecycle.stop_asked,
             scale=self.scaling.scale,
             join=self.hosts.join,
@@ -174,6 +181,7 @@ class Parts:
             supervisor=self.supervisor,
             hosts=self.hosts,
             caches=self.from_workers.caches,
+            memory=self.memory,
             arena=arena,
             router=router,
             unix=listener.name,
@@ -195,6 +203,7 @@ class Parts:
             seconds=lambda: self.status.seconds,
             feeds=self._coordinator.feeds,
             workers=self.supervisor.workers.values,
+            memory=self.memory,
             feed_of=self._feed_of,
             look_at_slabs=self.sessions.look_at_slabs,
             bugs=self.bugs,

@@ -58,7 +58,7 @@ def serve(
             daemon, error = uvloop.run(_run(feeds, until_stdin_closes, each_second=look, reloader=reloader, **options))
             if error is not None and not (daemon.endpoint and reloader.watches):  # the code is not the reason
                 raise error
-            options["bind"] = daemon.endpoint
+            options["bind"], options["http"] = daemon.endpoint, daemon.http
             if error is not None:
                 log.error("%s", error, extra={"event": "reload_failed", "error": error})
                 reloader.wait()

@@ -54,6 +54,7 @@ class Sessions:
         unix: the abstract unix address for consumers on this host.
         ready: tells whether all feeds are ready; until then Hellos wait.
         status: makes the text that answers a StatusRequest.
+        fresh: returns whether the figures in that are fresh. Otherwise `status_fresh` is called when they are.
         stop: called when the daemon's own user asks it to stop; the argument says whether at once.
         scale: called when that user asks for a number of workers, perhaps at once. Returns how many there were, and
             how many there will be.
@@ -76,6 +77,7 @@ class Sessions:
         *,
         ready: Callable[[], bool],
         status: Callable[[], str],
+        fresh: Callable[[], bool],
         stop: Callable[[bool], None],
         scale: Callable[[int, bool], tuple[int, int]],
         join: Callable[[bytes, m.Join], None],
@@ -93,7 +95,7 @@ class Sessions:
         self._stacks = stacks
         self._bugs = bugs
         self._out = ToConsumers(coordinator, tell, router)
-        self._status = StatusRequests(self._out, status)
+        self._status = StatusRequests(self._out, status, fresh)
         self.opening = Opening(
             coordinator,
             tell,
@@ -235,6 +237,14 @@ class Sessions:
         for routing_id, hello in self.opening.take_early().items():
             self._handle(None, routing_id, partial(self.opening.hello, routing_id, hello))
 
+    def status_fresh(self) -> None:
+        """Answer the StatusRequests that waited for fresh figures."""
+        self._answer(self._status.refreshed())
+
+    def _answer(self, asked: Iterable[bytes]) -> None:
+        for routing_id in asked:
+            self._handle(None, routing_id, partial(self._status.answer, routing_id))
+
     def look_at_the_clock(self) -> None:
         """End the sessions over ZeroMQ that were silent for `PATIENCE` seconds, and those that were not opened in time.
         Called once a second."""
@@ -243,8 +253,7 @@ class Sessions:
         for session in self.table:
             if session.peer is None:
                 self._handle(session, session.routing_id, partial(self._look_for, session, now))
-        for routing_id in self._status.asked_again():
-            self._handle(None, routing_id, partial(self._status.answer, routing_id))
+        self._answer(self._status.another_second())
         self.malformed.look_at_the_clock()
         self._log.look_at_the_clock(now)
 

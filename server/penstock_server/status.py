@@ -14,7 +14,7 @@ from penstock_proto import PenstockError
 from penstock_proto.messages import VERSION
 
 from .bugs import Bugs
-from .cache_usage import CacheUsage, status_of
+from .cache_usage import CacheUsages
 from .coordinator import Coordinator
 from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
@@ -65,9 +65,10 @@ class Text:
         self._asked = 0
 
 
-def of_process(endpoint: str, unix: str, seconds: float) -> dict[str, object]:
-    """Describe the daemon's process, which listens on `endpoint` and `unix` and has run for `seconds`."""
+def of_process(daemon: str, endpoint: str, unix: str, seconds: float) -> dict[str, object]:
+    """Describe the daemon and its process: its id, the two addresses that it listens on, how long it has run."""
     return {
+        "id": daemon,
         "pid": os.getpid(),
         "version": VERSION,
         "endpoint": endpoint,
@@ -105,8 +106,11 @@ def of_memory(coordinator: Coordinator, arena: Arena, greeted: Greeted) -> dict[
     }
 
 
-def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheUsage) -> dict[str, object]:
-    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon, and the use of its cache."""
+def of_feed(
+    feed: ServedFeed, url: str, streams: Iterable[Stream], caches: CacheUsages, waits: Waits
+) -> dict[str, object]:
+    """Describe a feed, whose URL is `url`, with what it has in all streams of the daemon, the use of its caches, and
+    what all its consumers have waited for."""
     own = [stream for stream in streams if stream.feed is feed]
     return {
         "name": feed.name,
@@ -127,7 +131,9 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheU
         "sent": {"batches": feed.sent.batches, "samples": feed.sent.samples, "bytes": feed.sent.nbytes},
         "errors": feed.errors,
         "replays": feed.replays,
-        "cache": status_of(feed.plan, cache),
+        "waits": {name: value for name, value in _rounded(waits).items() if name != "holding_up"},
+        "cache": caches.status(feed.name, "", feed.plan.cache),
+        "part_caches": {part: caches.status(feed.name, part, path) for part, path in feed.plan.part_caches},
         "skipped_count": feed.skipped_count,
         "skipped": [
             {"epoch": one.epoch, "split": one.split, "samples": one.samples, "why": one.why[:_MOST_TEXT]}
@@ -136,8 +142,10 @@ def of_feed(feed: ServedFeed, url: str, streams: Iterable[Stream], cache: CacheU
     }
 
 
-def of_worker(worker: WorkerHandle, *, leaving: bool, makes_batches: bool = True) -> dict[str, object]:
-    """Describe a worker, and what it is doing."""
+def of_worker(
+    worker: WorkerHandle, *, leaving: bool = False, makes_batches: bool = True, memory: int | None = None
+) -> dict[str, object]:
+    """Describe a worker, what it is doing, and the bytes of its process."""
     return {
         "number": worker.number,
         "name": str(worker.number),
@@ -150,6 +158,7 @@ def of_worker(worker: WorkerHandle, *, leaving: bool, makes_batches: bool = True
         "given_up": worker.given_up,
         "stopped": worker.stopped,
         "doing": worker.doing,
+        "memory": memory,
         "spent": worker.spent,
     }
 
@@ -162,6 +171,7 @@ def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, 
             "name": f"{host.name}/{worker - host.numbers.start}",
             "host": host.name,
             "makes_batches": True,
+            "memory": None,
             "leaving": worker in leaving,
             "ready": worker in host.there,
         }
@@ -204,7 +214,7 @@ def of_streams(
             {
                 **_stream(session, consumer, coordinator.stream_read_by(consumer)),
                 "unsent": session.peer is None and unsent(session.routing_id),
-                "waits": {name: round(value, 3) for name, value in dataclasses.asdict(waits(consumer.number)).items()},
+                "waits": _rounded(waits(consumer.number)),
             }
             for session, consumer in reading[:_MOST_STREAMS]
         ],
@@ -230,6 +240,10 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
         "rank": consumer.rank if stream.share.consumers > 1 else None,
         "error": _short(stream.error),
     }
+
+
+def _rounded(waits: Waits) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in dataclasses.asdict(waits).items()}
 
 
 def _short(error: PenstockError | None) -> str | None:

@@ -31,6 +31,8 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
         yield f"feed     {feed['url']}  {feed['spec']}, batch size {feed['batch_size']}{epoch}"
         if feed.get("cache"):
             yield f"cache    {feed['name']}: {_cache(feed['cache'])}"
+        for part, cache in feed.get("part_caches", {}).items():
+            yield f"cache    {feed['name']}, {_word(part)}: {_cache(cache)}"
         skipped = feed.get("skipped", [])
         for split in skipped:
             name = _word(split.get("split"))
@@ -80,6 +82,8 @@ def _worker(worker: dict[str, Any]) -> str:
     if not worker.get("pid"):
         return f"starting, {restarted}"
     words = [f"pid {worker['pid']}", restarted]
+    if worker.get("memory"):
+        words.append(size(worker["memory"]))
     if worker.get("leaving"):
         words.append("leaving")
     doing = worker.get("doing")

@@ -1,4 +1,8 @@
-"""Answers clients that ask for the status over ZeroMQ: at once, and then at most once a second for each connection."""
+"""Answers clients that ask for the status over ZeroMQ: soon, and then at most once a second for each connection.
+
+Answers have fresh figures of the workers' memory. Where these must be looked at first, the answer waits until that is
+done, but not longer than to the end of the second.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,34 @@ from .to_consumers import ToConsumers
 
 
 class StatusRequests:
-    """See the file's head.
+    """See the file's head. A method that returns connections says that they are to be answered now.
 
     Args:
         out: sends the answers.
         status: makes the text of an answer.
+        fresh: returns whether figures are fresh; otherwise it has them looked at.
     """
 
-    def __init__(self, out: ToConsumers, status: Callable[[], str]) -> None:
+    def __init__(self, out: ToConsumers, status: Callable[[], str], fresh: Callable[[], bool]) -> None:
         self._out = out
         self._status = status
+        self._fresh = fresh
         self._asked: dict[bytes, bool] = {}
-        """Connections that were answered in this second, and whether each has asked again."""
+        """Connections that asked in this second, and whether each has asked again after its answer."""
+        self._waiting: set[bytes] = set()
+        """Connections whose answer waits for fresh figures."""
 
     def came(self, routing_id: bytes) -> None:
         """A connection asks for the status."""
+        if routing_id in self._waiting:
+            return
         again = self._asked[routing_id] = routing_id in self._asked
-        if not again:
+        if again:
+            return
+        if self._fresh():
             self.answer(routing_id)
+        else:
+            self._waiting.add(routing_id)
 
     def answer(self, routing_id: bytes) -> None:
         """Answer the connection."""
@@ -36,8 +50,14 @@ class StatusRequests:
     def forget(self, routing_id: bytes) -> None:
         """The connection has ended."""
         self._asked.pop(routing_id, None)
+        self._waiting.discard(routing_id)
 
-    def asked_again(self) -> list[bytes]:
-        """Begin another second. Return the connections that asked again in the last one, to be answered now."""
+    def refreshed(self) -> set[bytes]:
+        """The figures are fresh. Return the connections that waited for them."""
+        waiting, self._waiting = self._waiting, set()
+        return waiting
+
+    def another_second(self) -> set[bytes]:
+        """Begin another second. Return the connections that asked again in the last one, or still wait."""
         asked, self._asked = self._asked, {}
-        return [routing_id for routing_id, again in asked.items() if again]
+        return self.refreshed() | {routing_id for routing_id, again in asked.items() if again}

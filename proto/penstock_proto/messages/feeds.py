@@ -16,6 +16,7 @@ Environment: TypeAlias = dict[
 MAX_BUCKETS = 256
 MAX_POOLED = 32
 """Most lanes that mix their rows with each other."""
+Directory = Annotated[str, Meta(max_length=4096)]
 Batching = Annotated[str, Meta(pattern="^(stack|pad|ragged)$")]
 
 
@@ -63,7 +64,7 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     `samples` they have no end. `batching`: how samples of different shapes become a batch. `buckets`: the lengths to
     which "pad" fills them up; none: to the longest of the batch. `block`: how many neighbours of an indexable feed stay
     together when it shuffles. `cache`: the directory of its cached splits. `mixes`: it draws from several
-    feeds, each with splits of its own.
+    feeds, each with splits of its own. `part_caches`: those of these feeds that have a cache, with its directory.
     """
 
     name: Name
@@ -87,8 +88,9 @@ class FeedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     batching: Batching = "stack"
     buckets: Annotated[tuple[Count, ...], Meta(max_length=MAX_BUCKETS)] = ()
     block: Annotated[int, Meta(ge=1, le=2**62)] | None = None
-    cache: Annotated[str, Meta(max_length=4096)] | None = None
+    cache: Directory | None = None
     mixes: bool = False
+    part_caches: Annotated[tuple[tuple[Name, Directory], ...], Meta(max_length=256)] = ()
 
     def __post_init__(self) -> None:
         check_size(self.spec)

@@ -137,7 +137,8 @@ class SplitSkipped(Message, frozen=True):
 class CacheUsed(Message, frozen=True):
     """What became of a feed's cached splits since this worker said so last. `hits` were read from the cache, and for
     `misses` the generator ran. `written` were written, with `nbytes` in all. `stored` are the bytes in the directory,
-    if the worker has counted them. `problem` says that a split was not written or not read, and why."""
+    if the worker has counted them. `problem` says that a split was not written or not read, and why. `part`: which of
+    the feeds of a mix has this cache."""
 
     feed: Name
     hits: Count = 0
@@ -146,6 +147,7 @@ class CacheUsed(Message, frozen=True):
     nbytes: Count = 0
     stored: Count | None = None
     problem: Line = ""
+    part: Line = ""
 
 
 class RunFailed(Message, frozen=True):

@@ -13,7 +13,6 @@ import json
 import time
 from typing import Any
 
-from .memory import pss_of
 from .notices import Notices
 from .rates import FeedLook, Rates
 from .timeline import Timeline
@@ -25,9 +24,6 @@ _IDLE = 5.0
 _EVERY = 0.2
 """Seconds between two looks at what workers do."""
 
-_MEMORY_EVERY = 5.0
-"""Seconds between two looks at the memory of the workers, for which the kernel walks over their pages."""
-
 
 class Live:
     """See the file's head."""
@@ -38,9 +34,6 @@ class Live:
         self._notices = Notices()
         self._timeline = Timeline(watched.feed_of)
         self._status: dict[str, Any] = {}
-        self._memory: dict[int, int] = {}
-        self._memory_at = 0.0
-        self._memory_task: asyncio.Task[None] | None = None
         self._asked = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -51,11 +44,10 @@ class Live:
     async def stop(self) -> None:
         """End."""
         self._notices.end()
-        for task in (self._task, self._memory_task):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
 
     def another_second(self) -> None:
         """Look at the rates of all feeds, and at everything else if somebody asks for it."""
@@ -65,11 +57,8 @@ class Live:
 
     def _look(self) -> None:
         """Look at what is shown of this moment."""
+        self._watched.memory.fresh()
         self._status = self._watched.status()
-        if time.monotonic() - self._memory_at > _MEMORY_EVERY and self._memory_task is None:
-            self._memory_at = time.monotonic()
-            pids = [worker.pid for worker in self._watched.workers() if worker.pid is not None]
-            self._memory_task = asyncio.get_running_loop().create_task(self._look_at_memory(pids))
 
     def _note_rates(self) -> None:
         """Readiness and verdicts come from the same counters, so that they never contradict each other."""
@@ -98,7 +87,6 @@ class Live:
             {
                 "now": self._watched.seconds(),
                 "status": self._status,
-                "memory": self._memory,
                 "rates": self._rates.since(seconds, minutes),
                 "timeline": self._timeline.since(looks),
                 "notices": self._notices.since(changes),
@@ -113,14 +101,6 @@ class Live:
 
     def _look_at_workers(self) -> None:
         self._timeline.look(self._watched.seconds(), self._watched.workers())
-
-    async def _look_at_memory(self, pids: list[int]) -> None:
-        try:
-            self._memory = await asyncio.to_thread(pss_of, pids)
-        except Exception as error:
-            self._watched.bugs.note(error)
-        finally:
-            self._memory_task = None
 
     def _nobody_looks(self, task: asyncio.Task[None]) -> None:
         self._task = None

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+from penstock_proto.status_history import WAITS
 
 METRICS: dict[str, str] = {
     "penstock_daemon": "The daemon's version of the protocol.",
@@ -31,6 +34,14 @@ METRICS: dict[str, str] = {
     "penstock_feed_sent_bytes_total": "Bytes of the batches that were sent, in shared memory or over the network.",
     "penstock_feed_errors_total": "How often user code raised in a run, including attempts that were repeated.",
     "penstock_feed_skipped_splits_total": "Splits that were left out from where user code raised or ended its worker.",
+    "penstock_feed_reading_seconds_total": "Seconds in which consumers read epochs, all consumers together.",
+    "penstock_feed_waiting_seconds_total": "Seconds of these in which a consumer had nothing to take, by cause.",
+    "penstock_consumer_reading_seconds_total": "Seconds in which the consumer read epochs.",
+    "penstock_consumer_waiting_seconds_total": "Seconds of these in which the consumer had nothing to take, by cause.",
+    "penstock_consumer_holding_up_seconds_total": "Seconds in which other ranks waited for the consumer.",
+    "penstock_cache_hit_splits_total": "Splits that were read from the cache.",
+    "penstock_cache_missed_splits_total": "Splits for which the generator ran, because the cache did not have them.",
+    "penstock_cache_bytes": "Bytes of the cached splits.",
     "penstock_workers": "Worker processes that should run.",
     "penstock_worker_ready": "1 if the worker has imported the feeds and can be given work.",
     "penstock_worker_restarts_total": "How often the worker's process was replaced.",
@@ -41,16 +52,15 @@ METRICS: dict[str, str] = {
 }
 
 
-def render(status: Mapping[str, Any], memory: Mapping[int, int], accept: str = "") -> tuple[bytes, str]:
+def render(status: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
     """Return the metrics as text, and its content type: OpenMetrics if `accept`, an Accept header, asks for it.
 
     Args:
         status: the daemon's status.
-        memory: bytes of each worker process, by its process id; may lack some.
         accept: of the request.
     """
     encoder, content_type = choose_encoder(accept)
-    return encoder(_Collected(list(families(status, memory)))), content_type
+    return encoder(_Collected(list(families(status)))), content_type
 
 
 class _Collected(Collector):
@@ -63,8 +73,8 @@ class _Collected(Collector):
         return self._found
 
 
-def families(status: Mapping[str, Any], memory: Mapping[int, int]) -> Iterator[Metric]:
-    """Yield all metrics. For the arguments, see `render`."""
+def families(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield all metrics of a status."""
     yield InfoMetricFamily("penstock_daemon", METRICS["penstock_daemon"], {"protocol": str(status["version"])})
     yield _gauge("penstock_daemon_uptime_seconds", status["seconds"])
     yield _gauge("penstock_daemon_ready", status["ready"])
@@ -77,7 +87,9 @@ def families(status: Mapping[str, Any], memory: Mapping[int, int]) -> Iterator[M
     yield _gauge("penstock_memory_reserved_bytes", status["memory"]["reserved"])
     yield _gauge("penstock_memory_slots_bytes", status["memory"]["arena"])
     yield from _feeds(status["feeds"])
-    yield from _workers(status["workers"], memory)
+    yield from _consumers(status["streams"])
+    yield from _caches(status["feeds"])
+    yield from _workers(status["workers"])
 
 
 def _feeds(feeds: list[dict[str, Any]]) -> Iterator[Metric]:
@@ -91,9 +103,46 @@ def _feeds(feeds: list[dict[str, Any]]) -> Iterator[Metric]:
     yield _counters("penstock_feed_sent_bytes_total", ["feed"], of(lambda feed: feed["sent"]["bytes"]))
     yield _counters("penstock_feed_errors_total", ["feed"], of(lambda feed: feed["errors"]))
     yield _counters("penstock_feed_skipped_splits_total", ["feed"], of(lambda feed: feed["skipped_count"]))
+    yield _counters("penstock_feed_reading_seconds_total", ["feed"], of(lambda feed: feed["waits"]["reading"]))
+    waiting: dict[tuple[str, ...], float] = {}
+    for feed in feeds:
+        waiting.update({(feed["name"], cause): feed["waits"][cause] for cause in WAITS})
+    yield _counters("penstock_feed_waiting_seconds_total", ["feed", "cause"], waiting)
 
 
-def _workers(workers: list[dict[str, Any]], memory: Mapping[int, int]) -> Iterator[Metric]:
+def _consumers(streams: list[dict[str, Any]]) -> Iterator[Metric]:
+    """A process that joins a group twice has two consumers in one stream: they are added up."""
+    reading: Counter[tuple[str, ...]] = Counter()
+    waiting: Counter[tuple[str, ...]] = Counter()
+    holding_up: Counter[tuple[str, ...]] = Counter()
+    for one in streams:
+        rank = "" if one["rank"] is None else str(one["rank"])
+        client = one["client"].partition(" ")[0]  # its rank follows
+        key, waits = (one["feed"], str(one["stream"]), client, rank), one["waits"]
+        reading[key] += waits["reading"]
+        holding_up[key] += waits["holding_up"]
+        for cause in WAITS:
+            waiting[*key, cause] += waits[cause]
+    labels = ["feed", "stream", "consumer", "rank"]
+    yield _counters("penstock_consumer_reading_seconds_total", labels, reading)
+    yield _counters("penstock_consumer_waiting_seconds_total", [*labels, "cause"], waiting)
+    yield _counters("penstock_consumer_holding_up_seconds_total", labels, holding_up)
+
+
+def _caches(feeds: list[dict[str, Any]]) -> Iterator[Metric]:
+    found = [
+        ((feed["name"], part), cache)
+        for feed in feeds
+        for part, cache in {"": feed["cache"], **feed["part_caches"]}.items()
+        if cache is not None
+    ]
+    labels = ["feed", "part"]
+    yield _counters("penstock_cache_hit_splits_total", labels, {key: cache["hits"] for key, cache in found})
+    yield _counters("penstock_cache_missed_splits_total", labels, {key: cache["misses"] for key, cache in found})
+    yield _gauges("penstock_cache_bytes", labels, {key: cache["bytes"] for key, cache in found})
+
+
+def _workers(workers: list[dict[str, Any]]) -> Iterator[Metric]:
     yield _gauge("penstock_workers", sum(not worker["leaving"] for worker in workers))
     numbered: list[tuple[tuple[str, ...], dict[str, Any]]] = [((one["name"],), one) for one in workers]
     yield _gauges("penstock_worker_ready", ["worker"], {key: worker["ready"] for key, worker in numbered})
@@ -109,7 +158,7 @@ def _workers(workers: list[dict[str, Any]], memory: Mapping[int, int]) -> Iterat
     yield _counters("penstock_worker_cpu_seconds_total", ["worker"], {key: s["cpu_seconds"] for key, s in spent})
     waits = {key: s["cpu_wait_seconds"] for key, s in spent}
     yield _counters("penstock_worker_cpu_wait_seconds_total", ["worker"], waits)
-    nbytes = {key: memory[worker["pid"]] for key, worker in numbered if worker["pid"] in memory}
+    nbytes = {key: worker["memory"] for key, worker in numbered if worker["memory"] is not None}
     yield _gauges("penstock_worker_memory_bytes", ["worker"], nbytes)
 
 

@@ -12,6 +12,7 @@ import ipaddress
 import json
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,11 +20,12 @@ from aiohttp import web
 
 from penstock_proto import StartError
 
+from ..rate_limited_log import RateLimitedLog
 from . import metrics
 from .files import HEADERS, File, files
 from .live import Live
-from .memory import pss_of
 from .previews import Previews
+from .request_log import RequestLog
 from .watched import Watched
 
 log = logging.getLogger(__name__)
@@ -42,15 +44,20 @@ class HttpService:
         host: name or address to listen on.
         port: 0 picks one.
         watched: what it may look at in the daemon.
+
+    Attributes:
+        address: host and port, from `start` on the one that was picked.
     """
 
     def __init__(self, host: str, port: int, watched: Watched) -> None:
+        self.address = host, port
         self._host = host
         self._port = port
         self._watched = watched
         self._live = Live(watched)
         self._previews = Previews(watched)
         self._files = files()
+        self._log = RateLimitedLog(log)
         self._answers = 0
         """How many were given to pages in this second."""
         self._runner: web.AppRunner | None = None
@@ -75,7 +82,13 @@ class HttpService:
                 web.get("/api/status", self._state),
             ]
         )
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, keepalive_timeout=30)
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            access_log=None,
+            keepalive_timeout=30,
+            logger=RequestLog(self._log, self._watched.bugs),
+        )
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
@@ -89,6 +102,7 @@ class HttpService:
             ) from None
         self._live.start()
         host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = self._host, port
         self._loopback = ipaddress.ip_address(host).is_loopback
         if not self._loopback:
             log.warning(
@@ -113,6 +127,7 @@ class HttpService:
         """Note what is noted at all times. The daemon's clock calls this once a second."""
         self._answers = 0
         self._live.another_second()
+        self._log.look_at_the_clock(time.monotonic())
         self._previews.forget_old()
 
     def _protocol(self) -> asyncio.Protocol:
@@ -160,10 +175,8 @@ class HttpService:
         return web.json_response(text=self._previews.ask(feed, _number(request, "number")))
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        status = self._read()
-        pids = [worker["pid"] for worker in status["workers"] if worker["pid"]]
-        memory = await asyncio.to_thread(pss_of, pids)
-        body, content_type = metrics.render(status, memory, request.headers.get("Accept", ""))
+        await self._watched.memory.wait()
+        body, content_type = metrics.render(self._read(), request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _ready(self, request: web.Request) -> web.Response:
@@ -181,6 +194,7 @@ class HttpService:
             raise web.HTTPTooManyRequests(text="too many pages ask: close some\n")
 
     async def _state(self, request: web.Request) -> web.Response:
+        await self._watched.memory.wait()
         return web.json_response(text=self._watched.status_text())
 
     def _read(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..coordinator.feeds import ServedFeed
 from ..host.arena import Memfd
 from ..host.worker_handle import WorkerHandle
 from ..waits import Waits
+from ..worker_memory import WorkerMemory
 
 Look: TypeAlias = Callable[[str, SendSlab, Memfd], None]
 """Called with the feed's name, a slab that is about to be sent, and the memory that it lies in."""
@@ -28,6 +29,7 @@ class Watched:
         seconds: since the daemon was started.
         feeds: by their names.
         workers: all of them.
+        memory: of their processes.
         feed_of: the name of the feed that a run reads; "" if it is unknown, or the only one.
         look_at_slabs: has a function called for each slab before it is sent, or no longer (None).
         bugs: where unexpected errors are noted.
@@ -39,6 +41,7 @@ class Watched:
     seconds: Callable[[], float]
     feeds: Mapping[str, ServedFeed]
     workers: Callable[[], Iterable[WorkerHandle]]
+    memory: WorkerMemory
     feed_of: Callable[[int], str]
     look_at_slabs: Callable[[Look | None], None]
     bugs: Bugs

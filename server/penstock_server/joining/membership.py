@@ -278,8 +278,8 @@ class Membership:
         self._reported = first + len(told)
         reports = []
         for worker in told:
-            described = {**status.of_worker(worker, leaving=False), "number": self._first + worker.number}
-            for name in ("leaving", "host", "name", "makes_batches"):
+            described = {**status.of_worker(worker), "number": self._first + worker.number}
+            for name in ("leaving", "host", "name", "makes_batches", "memory"):
                 del described[name]
             reports.append(msgspec.convert(described, m.WorkerReport))
         building = self._building

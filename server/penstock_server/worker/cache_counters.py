@@ -33,10 +33,16 @@ class CacheCounters:
         """Note that a split was "not written: ..." or "not read: ...", and why."""
         self._problem = why[:1024]
 
-    def take(self, feed: str) -> CacheUsed | None:
-        """Return the message that tells the daemon, and count from zero; None if nothing has happened."""
+    def take(self, feed: str, part: str = "") -> CacheUsed | None:
+        """Return the message that tells the daemon, and count from zero; None if nothing has happened.
+
+        Args:
+            feed: the name of the feed.
+            part: which of the feeds of a mix has this cache, or "".
+        """
         said = CacheUsed(
             feed=feed,
+            part=part,
             hits=self._hits,
             misses=self._misses,
             written=self._written,
@@ -44,7 +50,7 @@ class CacheCounters:
             stored=self._stored,
             problem=self._problem,
         )
-        if said == CacheUsed(feed=feed):
+        if said == CacheUsed(feed=feed, part=part):
             return None
         self._hits = self._misses = self._written = self._nbytes = 0
         self._problem, self._stored = "", None

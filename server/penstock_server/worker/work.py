@@ -141,7 +141,7 @@ class Work:
         self._told_of_caches = time.monotonic()
         for feed in self._cached:
             assert feed.cache is not None
-            said = feed.cache.counters.take(feed.plan.name)
+            said = feed.cache.counters.take(feed.plan.name, feed.component or "")
             if said is not None:
                 self._daemon.send(said)
 

@@ -13,7 +13,7 @@ const EVERY = 1000;
 const PATIENCE = 10000;
 
 const had = {seconds: 0, minutes: 0, looks: 0, changes: 0};
-let pid = null;
+let daemon = null;
 let answered = Date.now();
 
 async function ask() {
@@ -27,11 +27,11 @@ async function again() {
   if (!document.hidden) {
     try {
       const news = await ask();
-      if (pid !== null && pid !== news.status.pid) {
+      if (daemon !== null && daemon !== news.status.id) {
         location.reload(); // another daemon: what is drawn here was the last one's
         return;
       }
-      pid = news.status.pid;
+      daemon = news.status.id;
       answered = Date.now();
       show(news);
     } catch (error) {

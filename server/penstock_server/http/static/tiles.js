@@ -3,12 +3,12 @@
 import {byId, count, keyed, make, number, percent, setText, size} from "./dom.js";
 import {leastReady} from "./charts.js";
 
-export function show({status, memory}) {
+export function show({status}) {
   const sum = (key) => status.feeds.reduce((total, feed) => total + feed.rates[key], 0);
   const ready = leastReady();
   const running = status.workers.filter((worker) => worker.shares);
   const busy = running.reduce((total, worker) => total + 1 - worker.shares.idle, 0);
-  const pss = Object.values(memory).reduce((total, bytes) => total + bytes, 0);
+  const pss = status.workers.reduce((total, {memory}) => total + memory, 0);
   const restarts = status.workers.reduce((total, worker) => total + worker.restarts, 0);
   const reading = status.streams.filter((stream) => stream.reading).length;
   const readiness =

@@ -13,7 +13,7 @@ let last = null; // when the latest look was
 let offset = null;
 let until = 0;
 
-export function show({now, status, memory, timeline}) {
+export function show({now, status, timeline}) {
   offset ??= Date.now() / 1000 - now;
   until = now;
   take(timeline);
@@ -27,7 +27,7 @@ export function show({now, status, memory, timeline}) {
     (worker) => worker.number,
     create,
     (row, worker) => {
-      update(row, worker, memory[worker.pid]);
+      update(row, worker);
       draw(row.canvas, worker.number);
     },
   );
@@ -70,7 +70,7 @@ function create(worker) {
   return row;
 }
 
-function update(row, worker, bytes) {
+function update(row, worker) {
   const {shares} = worker;
   const [number, bar, busy, memory, restarts, what] = row.children;
   setText(number, String(worker.number));
@@ -81,7 +81,7 @@ function update(row, worker, bytes) {
   const words = Object.entries(names).map(([key, name]) => `${name} ${percent(shares?.[key])}`);
   bar.title = shares ? words.join(", ") : "";
   setText(busy, shares ? percent(1 - shares.idle) : "");
-  setText(memory, bytes ? size(bytes) : "");
+  setText(memory, worker.memory ? size(worker.memory) : "");
   setText(restarts, String(worker.restarts));
   restarts.classList.toggle("fair", worker.restarts > 0);
   const special = stateOf(worker);

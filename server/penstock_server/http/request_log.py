@@ -1,0 +1,32 @@
+"""Takes what aiohttp logs: requests that cannot be read, which make a few lines a minute, and bugs of ours."""
+
+from __future__ import annotations
+
+from aiohttp.http_exceptions import HttpProcessingError
+
+from ..bugs import Bugs
+from ..rate_limited_log import RateLimitedLog
+
+
+class RequestLog:
+    """See the file's head. It has the two methods of a logger that aiohttp calls.
+
+    Args:
+        log: where lines about requests go.
+        bugs: where unexpected errors are noted.
+    """
+
+    def __init__(self, log: RateLimitedLog, bugs: Bugs) -> None:
+        self._log = log
+        self._bugs = bugs
+
+    def debug(self, text: str, *values: object, exc_info: object = None) -> None:
+        """Nothing: connections that end early, and bytes that are not HTTP."""
+
+    def exception(self, text: str, *values: object, exc_info: BaseException | None = None) -> None:
+        """An answer is an error, or there is none; aiohttp has closed the connection."""
+        if isinstance(exc_info, HttpProcessingError):
+            why = type(exc_info).__name__
+            self._log.warning("refused a request over HTTP: %s", why, event="message_refused")
+        elif not isinstance(exc_info, OSError):  # the peer is gone
+            self._bugs.note(exc_info or RuntimeError(text % values))

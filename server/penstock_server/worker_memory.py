@@ -1,0 +1,79 @@
+"""Looks at the memory of worker processes when somebody asks for it.
+
+The kernel walks over the page tables of a process: 1 ms for a small worker, 10 ms for each 100 MB of a large one. So a
+thread looks, and not more often than every five seconds, however many ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from .bugs import Bugs
+
+EVERY = 5.0
+"""Seconds for which figures are fresh."""
+
+PATIENCE = 1.0
+"""Most seconds that an HTTP request waits for fresh ones."""
+
+_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+
+
+class WorkerMemory:
+    """See the file's head. Its methods are called on the event loop.
+
+    Args:
+        pids: the process ids of the workers.
+        looked: called after each look.
+        bugs: where unexpected errors are noted.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]], looked: Callable[[], None], bugs: Bugs) -> None:
+        self._pids = pids
+        self._looked = looked
+        self._bugs = bugs
+        self._found: dict[int, int] = {}
+        self._at = -EVERY
+        self._look: asyncio.Task[None] | None = None
+
+    def of(self, pid: int | None) -> int | None:
+        """Return the bytes of a process as they were last seen, or None."""
+        return None if pid is None else self._found.get(pid)
+
+    def fresh(self) -> bool:
+        """Return whether the figures are fresh. Otherwise begin to look, unless that was done already."""
+        if self._look is None and time.monotonic() - self._at >= EVERY:
+            self._look = asyncio.get_running_loop().create_task(self._look_now())
+        return self._look is None
+
+    async def wait(self) -> None:
+        """Wait until the figures are fresh, or for `PATIENCE` seconds."""
+        if not self.fresh() and self._look is not None:
+            await asyncio.wait([self._look], timeout=PATIENCE)
+
+    async def _look_now(self) -> None:
+        try:
+            self._found = await asyncio.to_thread(pss_of, list(self._pids()))
+            self._at, self._look = time.monotonic(), None
+            self._looked()
+        except Exception as error:
+            self._at, self._look = time.monotonic(), None
+            self._bugs.note(error)
+
+
+def pss_of(pids: Iterable[int]) -> dict[int, int]:
+    """Return the proportional set size of each process in bytes: a page that n processes share counts 1/n in each.
+
+    A process that has ended, or whose memory may not be read, is left out. See proc_pid_smaps(5).
+    """
+    found: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if match := _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes()):
+                found[pid] = 1024 * int(match[1])
+    return found

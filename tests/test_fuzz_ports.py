@@ -1,0 +1,269 @@
+"""Arbitrary bytes into every port of live daemons at once, while trainers read: every epoch is whole, and what the
+daemon holds is what it held before.
+
+`make fuzz ARGS='--fuzz-seconds 600'` takes ten minutes for this test, and prints its figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Daemon, Serve
+from test_http import address, get
+
+import penstock
+from penstock_server import keygen
+
+FEEDS = """
+    import numpy as np
+    from penstock_server import Feed
+
+    def rows(split, rng):
+        for i in range(100):
+            yield rng.integers(0, 256, 1 << 14, "uint8"), np.int64(100 * split + i)
+
+    trainers = Feed(rows, splits=range(8), batch_size=4, shuffle=40, turn=2, seed=5)
+    attacked = Feed(rows, splits=range(8), batch_size=4, turn=2, seed=6)
+"""
+
+TRAINER = """
+import hashlib, json, sys, threading, time
+import penstock
+
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+url, transport = sys.argv[1:]
+with penstock.connect(url, transport=transport, reconnect=0) as connection:
+    while not over.is_set():
+        digest = hashlib.sha256()
+        for x, number in connection.batches():
+            digest.update(x.tobytes() + number.tobytes())
+            time.sleep(0.005)
+        print(digest.hexdigest(), flush=True)
+"""
+
+MIB = 1 << 20
+
+
+class Trainer:
+    """A process that reads epoch after epoch of the feed, and writes the SHA-256 of each."""
+
+    def __init__(self, daemon: Daemon, transport: str, keys: Path | None) -> None:
+        self.name = f"{transport}{' with keys' if keys else ''}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, daemon.urls["trainers"], transport],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **({"PENSTOCK_KEYS": str(keys)} if keys else {})},
+        )
+        assert self._process.stdout is not None
+        self.first = self._process.stdout.readline().strip()
+
+    def epochs(self) -> list[str]:
+        """End it, and return the SHA-256 of each of its epochs."""
+        said, _ = self._process.communicate("")
+        assert self._process.returncode == 0, f"the trainer over {self.name} failed"
+        return [self.first, *said.split()]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Watched:
+    """A daemon, and what it holds."""
+
+    def __init__(self, daemon: Daemon, keys: Path | None) -> None:
+        self.daemon, self.keys = daemon, keys
+        self.process = psutil.Process(daemon.process.pid)
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(get(self.daemon, "/api/status")[2])
+        return found
+
+    def holds(self) -> dict[str, float]:
+        """How much it has of what attacks could make grow."""
+        now = self.state()
+        return {
+            "streams": len(now["streams"]) + now["more_streams"],
+            "greeted": now["greeted"],
+            "positions": now["memory"]["positions"],
+            "reserved MiB": now["memory"]["reserved"] / MIB,
+            "slots MiB": now["memory"]["arena"] / MIB,
+            "memory MiB": self.process.memory_full_info().uss / MIB,
+            "fds but slots": self.fds(),
+            "threads": self.process.num_threads(),
+        }
+
+    def fds(self) -> int:
+        """How many descriptors it has open, without those of slots: `slots MiB` says how many of these there are."""
+        found = 0
+        for fd in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed in the meantime
+                found += not os.readlink(fd).startswith("/memfd:")
+        return found
+
+    def cpu(self) -> float:
+        """The CPU seconds that the daemon has used."""
+        return float(sum(self.process.cpu_times()[:2]))
+
+    def batch_ms(self, seconds: float) -> float:
+        """Milliseconds of CPU that the daemon uses for each batch of its trainers."""
+        before = self.cpu(), self._sent()
+        time.sleep(seconds)
+        return 1000 * (self.cpu() - before[0]) / max(1, self._sent() - before[1])
+
+    def idle_cpu(self, seconds: float) -> float:
+        """The CPU seconds that it uses in each second in which nobody reads."""
+        before = self.cpu()
+        time.sleep(seconds)
+        return (self.cpu() - before) / seconds
+
+    def _sent(self) -> int:
+        (feed,) = (one for one in self.state()["feeds"] if one["name"] == "trainers")
+        return int(feed["sent"]["batches"])
+
+
+MARGIN = {"memory MiB": 64, "slots MiB": 8, "fds but slots": 4, "threads": 4}
+"""By how much it may differ with what the trainers have under way, and with what malloc keeps of the buffers of the
+most connections that there were at once. (After malloc_trim(0) it is the same as before.)"""
+
+
+@contextmanager
+def fuzzer(watched: Watched, seed: int) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Attack a daemon; what is yielded ends the attacks, and returns how many there were."""
+    host, port = watched.daemon.urls["attacked"].removeprefix("tcp://").rpartition("/")[0].split(":")
+    place = {
+        "tcp": [host, int(port)],
+        "unix": watched.state()["unix"],
+        "http": address(watched.daemon),
+        "keys": watched.keys and str(watched.keys.with_name("eve")),
+        "feeds": ["attacked"],
+        "seed": seed,
+        "pause": 0.002,
+    }
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("fuzzer.py"), json.dumps(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def end() -> dict[str, Any]:
+        said, _ = process.communicate("")
+        assert process.returncode == 0, "the fuzzer failed"
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+    try:
+        yield end
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def settled(watched: Watched, before: dict[str, float]) -> dict[str, float]:
+    """What the daemon holds when that is no more than before, within `MARGIN`. A group waits a minute for members."""
+    deadline = time.monotonic() + 180
+    while True:
+        after = watched.holds()
+        more = {name: (was, after[name]) for name, was in before.items() if after[name] > was + MARGIN.get(name, 0)}
+        if not more:
+            return after
+        assert time.monotonic() < deadline, f"not given back (before, after): {more}"
+        time.sleep(1)
+
+
+@pytest.mark.fuzz
+def test_fuzz_every_port_while_trainers_read(
+    serve: Serve, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds, seed = request.config.getoption("--fuzz-seconds"), request.config.getoption("--fuzz-seed")
+    keygen.generate(tmp_path / "keys", ["trainer", "eve"])
+    key = tmp_path / "keys" / "clients" / "trainer"
+    plain = Watched(serve(FEEDS, "trainers", "attacked", http=0, memory="400M"), None)
+    locked = Watched(serve(FEEDS, "trainers", "attacked", http=0, memory="400M", keys=tmp_path / "keys"), key)
+    both = (plain, locked)
+    with ExitStack() as stack:
+        idle = [watched.idle_cpu(3) for watched in both]
+        trainers = [Trainer(watched.daemon, how, watched.keys) for watched in both for how in ("tcp", "local")]
+        for trainer in trainers:
+            stack.callback(trainer.kill)
+        before = [watched.holds() for watched in both]
+        quiet = [watched.batch_ms(5) for watched in both]
+
+        ends = [stack.enter_context(fuzzer(watched, seed)) for watched in both]
+        samples: list[list[dict[str, float]]] = [[], []]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(min(5.0, max(0.0, until - time.monotonic())))
+            for watched, taken in zip(both, samples, strict=True):
+                assert watched.daemon.process.poll() is None, watched.daemon.stderr()
+                info = watched.process.memory_full_info()
+                taken.append({"MiB": info.uss / MIB, "fds": watched.fds(), "CPU s": watched.cpu()})
+        attacks = [end() for end in ends]
+
+        after = [settled(watched, one) for watched, one in zip(both, before, strict=True)]
+        again = [watched.batch_ms(5) for watched in both]
+        epochs = [trainer.epochs() for trainer in trainers]
+        idle_again = [watched.idle_cpu(3) for watched in both]
+
+    quiet_epochs = digests(plain.daemon, max(map(len, epochs)))
+    with capsys.disabled():
+        print(f"\n{seconds:g} s, seed {seed}")
+        for trainer, read in zip(trainers, epochs, strict=True):
+            print(f"  trainer over {trainer.name}: {len(read)} epochs")
+        for number, watched in enumerate(both):
+            print(f"  daemon {'with keys' if watched.keys else 'without keys'}")
+            print(f"    attacks: {attacks[number]['made']}")
+            for name, was in before[number].items():
+                print(f"    {name}: {was:.4g} before, {after[number][name]:.4g} after")
+            print(f"    daemon's CPU for a batch: {quiet[number]:.2f} ms before, {again[number]:.2f} ms after")
+            print(f"    and while nobody reads: {idle[number]:.3f} of a core before, {idle_again[number]:.3f} after")
+            for name in ("MiB", "fds"):
+                found = [sample[name] for sample in samples[number]]
+                print(f"    {name} meanwhile: {' '.join(f'{one:.0f}' for one in found[:: max(1, len(found) // 12)])}")
+            used = samples[number][-1]["CPU s"] - samples[number][0]["CPU s"]
+            print(f"    CPU meanwhile: {used / (5 * max(1, len(samples[number]) - 1)):.2f} of a core")
+            print(f"    log: {len(watched.daemon.stderr().splitlines())} lines")
+
+    for read in epochs:
+        assert len(read) > 1
+        assert read == quiet_epochs[: len(read)]
+    for number, watched in enumerate(both):
+        assert all(attacks[number]["made"].values()), attacks
+        assert again[number] < 2 * quiet[number] + 0.5
+        assert idle_again[number] < idle[number] + 0.05
+        memory = [sample["MiB"] for sample in samples[number]]
+        quarter = max(1, len(memory) // 4)
+        assert statistics.median(memory[-quarter:]) < statistics.median(memory[quarter : 2 * quarter] or memory) + 24
+        state = watched.state()
+        assert state["internal_errors"] == 0
+        assert state["malformed"] > 0
+        assert [worker["restarts"] for worker in state["workers"]] == [0, 0]
+        assert len(watched.daemon.stderr()) < 2 * MIB, "each kind of line is limited"
+
+
+def digests(daemon: Daemon, epochs: int) -> list[str]:
+    """The SHA-256 of the first epochs, read without a daemon."""
+    found = []
+    with penstock.connect(f"{daemon.folder}/feeds.py:trainers", workers=0) as connection:
+        for _ in range(epochs):
+            digest = hashlib.sha256()
+            for x, number in connection.batches():
+                digest.update(x.tobytes() + number.tobytes())
+            found.append(digest.hexdigest())
+    return found
