@@ -23,5 +23,7 @@ _elsewhere = (
 nitpick_ignore_regex = [("py:.*", rf"({_elsewhere})(\..*)?")]
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 html_title = f"Penstock {release}"
 smartquotes_action = "qe"  # not dashes: --json is an option

@@ -1,10 +1,13 @@
-"""Makes the pictures of the web page in docs/images: `python docs/screenshots.py`. It needs Chromium and Pillow.
+"""Makes the pictures of the web page and of `penstock top` in docs/images: `python docs/screenshots.py`.
 
-It serves the feeds below, reads them for some minutes, kills a worker, and takes a picture in light and one in dark.
+It serves the feeds below, reads them for some minutes, kills a worker, and takes each picture in light and in dark. It
+needs Chromium and Pillow.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shutil
 import subprocess
@@ -22,6 +25,8 @@ from penstock_server import Feed
 IMAGES = Path(__file__).parent / "images"
 SECONDS = 125
 """How long the feeds are read; the chart shows two minutes."""
+LOOKS = 25
+"""How many seconds `penstock top` looks."""
 
 READ = """
 import sys, time, penstock
@@ -62,13 +67,40 @@ tables = [f"clicks-{n:03d}.parquet" for n in range(60)]
 click = Feed(clicks, splits=tables, batch_size=64, lanes=12, on_error="skip", name="clicks")
 
 
+def look(url: str) -> Any:
+    """Look at the daemon as `penstock top` does, and return what it would show."""
+    from penstock._top import Looks
+    from penstock_server import control
+
+    looks = Looks()
+    for _ in range(LOOKS):
+        looks.add(json.loads(control.status(url, 5.0, None)))
+        time.sleep(1)
+    return looks
+
+
+def draw_top(looks: Any) -> None:
+    """Draw the screen of `penstock top` in light and in dark."""
+    from rich.console import Console
+    from rich.terminal_theme import DEFAULT_TERMINAL_THEME, MONOKAI
+
+    from penstock._top_screen import screen
+
+    for kind, theme in (("light", DEFAULT_TERMINAL_THEME), ("dark", MONOKAI)):
+        console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+        console.print(screen(looks))
+        drawn = console.export_svg(title="penstock top", theme=theme)
+        drawn = re.sub(r"\s*@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # fonts of another host
+        (IMAGES / f"top-{kind}.svg").write_text(re.sub(r"terminal-\d+-", "top-", drawn))
+
+
 def main() -> None:
     """Make the pictures."""
     sys.path.insert(0, str(IMAGES.parents[1] / "tests"))
     from browser import Page, browser
     from PIL import Image
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # a traceback shows it
         folder = Path(name)
         feeds = folder / "scenes.py"  # tracebacks name it
         shutil.copy(__file__, feeds)
@@ -99,6 +131,7 @@ def main() -> None:
                 page.run("document.getElementById('preview').scrollIntoView()")
                 time.sleep(6)
                 page.screenshot(folder / "dark.png")
+            looks = look(urls[0])
         finally:
             for process in (*readers, daemon):
                 process.kill()
@@ -107,6 +140,7 @@ def main() -> None:
         for kind in ("light", "dark"):
             picture = Image.open(folder / f"{kind}.png").convert("RGB").quantize(256, dither=Image.Dither.NONE)
             picture.save(IMAGES / f"page-{kind}.png", optimize=True)
+        draw_top(looks)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import pytest
 from conftest import Daemon, Serve
 
 import penstock
-from penstock_server import cli, control
+from penstock_server import control
+from penstock_server.status_lines import status_lines
 
 MIB = 1 << 20
 FEED = """
@@ -38,7 +39,7 @@ def settled(daemon: Daemon) -> int:
     """Return that memory once no worker has anything to do."""
 
     def all_idle() -> bool:
-        lines = [line for line in cli._lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
+        lines = [line for line in status_lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
         return len(lines) == 2 and all(line.endswith("idle") for line in lines)
 
     for _ in range(2):  # the first time one may be between two turns

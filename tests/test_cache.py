@@ -26,7 +26,7 @@ from one_stream import digests
 
 import penstock
 from penstock_server import control
-from penstock_server.cli import _lines
+from penstock_server.status_lines import status_lines
 
 FEEDS = """
     import os
@@ -347,7 +347,7 @@ def test_on_a_full_disk_the_stream_goes_on_and_says_so_once(serve: Serve, place:
         assert (found["hits"], found["written"], found["bytes"]) == (0, 0, 0)
         assert daemon.stderr().count("WARNING") == 1
         assert f"feed cached_whole, cache: not written: {cause}. The stream goes on" in daemon.stderr()
-        assert f"; not written: {cause}" in "\n".join(_lines(status(daemon)))
+        assert f"; not written: {cause}" in "\n".join(status_lines(status(daemon)))
         assert not [file for file in place.files() if file.suffix == ".split"]
         daemon.stop()
 
@@ -362,7 +362,7 @@ def test_a_directory_that_cannot_be_made_costs_only_the_cache(serve: Serve, plac
 
 def test_the_status_shows_size_and_hit_rate(serve: Serve, place: Place) -> None:
     daemon = serve(FEEDS, "cached", env=place.env)
-    (line,) = (line for line in _lines(status(daemon)) if line.startswith("cache "))
+    (line,) = (line for line in status_lines(status(daemon)) if line.startswith("cache "))
     assert re.fullmatch(
         r"cache    cached: 0 bytes in .*/cache/rows-[0-9a-f]+, 0 of 0 splits read from it \(0 %\)", line
     )
@@ -375,7 +375,7 @@ def test_the_status_shows_size_and_hit_rate(serve: Serve, place: Place) -> None:
     assert found.pop("misses") >= 16
     hits = found.pop("hits")
     assert found == {"directory": str(place.files()[0].parent), "bytes": nbytes, "written": 16, "problem": None}
-    (line,) = (line for line in _lines(status(daemon)) if line.startswith("cache "))
+    (line,) = (line for line in status_lines(status(daemon)) if line.startswith("cache "))
     match = re.search(r"KiB in .*, (\d+) of (\d+) splits read from it \((\d+) %\)$", line)
     assert match is not None, line
     assert int(match[1]) >= hits

@@ -14,7 +14,8 @@ import pytest
 from conftest import Daemon, Serve
 
 import penstock
-from penstock_server import cli, control
+from penstock_server import control
+from penstock_server.status_lines import status_lines
 
 FEEDS = """
     import glob, os, signal
@@ -124,7 +125,7 @@ def test_while_a_feed_waits_others_are_read_and_its_clients_wait_as_they_do_for_
     assert failing["feed"] == "sample"
     assert failing["times"] >= 1
     assert "the disk is away" in failing["error"]
-    lines = list(cli._lines(state))
+    lines = list(status_lines(state))
     assert any("sample" in line and "not ready" in line and "the disk is away" in line for line in lines)
     waiting = url.replace("there", "sample")
     with pytest.raises(penstock.PenstockError):

@@ -22,7 +22,8 @@ from trainers import Trainer
 
 import penstock
 from penstock import _receiver
-from penstock_server import cli, control
+from penstock_server import control
+from penstock_server.status_lines import status_lines
 
 FEED = """
     import os
@@ -323,7 +324,7 @@ def test_a_worker_that_is_stopped_while_it_is_idle_holds_nobody_up(serve: Serve,
     daemon = serve(FEED, "feed", hang_timeout=1)
 
     def state() -> list[str]:
-        return [line for line in cli._lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
+        return [line for line in status_lines(json.loads(control.status(daemon.url, 60))) if line.startswith("worker")]
 
     with penstock.connect(daemon.url, transport=transport) as connection:
         quiet = [n.tolist() for _, n in connection.batches()]
