@@ -18,7 +18,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from conftest import Daemon, Serve
-from trainers import children
+from forked import children
 
 import penstock
 from penstock_server import control
@@ -317,7 +317,7 @@ def test_only_ready_lines_go_to_stdout(serve: Serve) -> None:
         list(connection.batches())
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.stdout is not None
-    assert daemon.process.stdout.read() == b""
+    assert daemon.process.stdout.read() == ""
     assert daemon.stop() == 0
     assert "user code prints" in daemon.stderr()
 
