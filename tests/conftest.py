@@ -18,6 +18,7 @@ import hypothesis
 import psutil
 import pytest
 from forked import Forked, Launcher
+from hypothesis.internal.conjecture import engine
 
 # No test depends on the machine being fast.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -30,6 +31,13 @@ os.environ.pop(
 )  # otherwise each of a thousand processes would compile all of Penstock again
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does this for programs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # and our child processes would inherit that
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Hypothesis show a failing example before the test's time is over: by itself it shrinks for 5 minutes."""
+    assert hasattr(engine, "MAX_SHRINKING_SECONDS")
+    if config.getoption("timeout") is None:
+        engine.MAX_SHRINKING_SECONDS = 60
 
 
 def _spare_the_collector() -> None:
