@@ -88,7 +88,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     threads = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
     fds = set(_fds())
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while True:
         gc.collect()
         try:
