@@ -30,9 +30,11 @@ $(BENCH_READY): $(READY)
 demo: $(READY) ## train on the digits while a loader feeds the trainer
 	$(BIN)/python examples/digits/demo.py $(ARGS)
 
-# The tests spend half of their time waiting. Each file stays in one process, since its tests share daemons.
-test: $(READY) ## all tests but soak and fuzz, in two processes (ARGS='tests/test_order.py -k name': only these)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+# The tests often wait: three processes keep two cores busy. Each file stays in one process, since several files need
+# TensorFlow, which takes 10 s of CPU for each process. A process that has ended is not replaced: pytest-xdist would run
+# the test that ended it again, and then wait for ever.
+test: $(READY) ## all tests but soak and fuzz, in three processes (ARGS='tests/test_order.py -k name': only these)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -17,7 +17,8 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
-from trainers import Launcher, Trainer
+from forked import Forked, Launcher
+from hypothesis.internal.conjecture import engine
 
 # No test depends on the machine being fast.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -30,6 +31,13 @@ os.environ.pop(
 )  # otherwise each of a thousand processes would compile all of Penstock again
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does this for programs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # and our child processes would inherit that
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Hypothesis show a failing example before the test's time is over: by itself it shrinks for 5 minutes."""
+    assert hasattr(engine, "MAX_SHRINKING_SECONDS")
+    if config.getoption("timeout") is None:
+        engine.MAX_SHRINKING_SECONDS = 60
 
 
 def _spare_the_collector() -> None:
@@ -80,13 +88,13 @@ def _is_ours(target: str) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
-    for keeps in {"tf", "launcher"} & {*request.fixturenames}:  # what they open stays open
+    for keeps in {"tf", "launcher", "daemon_launcher"} & {*request.fixturenames}:  # what they open stays open
         request.getfixturevalue(keeps)
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     threads = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
     fds = set(_fds())
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while True:
         gc.collect()
         try:
@@ -112,12 +120,46 @@ def tf():
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
     """The process from which trainers are forked."""
-    launcher = Launcher()
+    launcher = Launcher("tensorflow")
     yield launcher
     launcher.close()
 
 
-StartTrainer = Callable[..., Trainer]
+class DaemonLauncher:
+    """The process from which daemons are forked."""
+
+    def __init__(self) -> None:
+        self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        names = ("cli", "progress", "service_manager", "serving")
+        self._launcher = Launcher("uvloop", *(f"penstock_server.{name}" for name in names))
+
+    def _changed(self, environment: dict[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environment.items() if self._variables.get(name) != value}
+
+    def fits(self, environment: dict[str, str]) -> bool:
+        """Whether a daemon with these variables can be forked."""
+        early = ("PENSTOCK_", "PYTHON")  # they are read at the start or by an import
+        none_less = self._variables.keys() <= environment.keys()
+        return none_less and not any(name.startswith(early) for name in self._changed(environment))
+
+    def start(self, code: str, *words: str, environment: dict[str, str], folder: Path, stderr: int) -> Forked:
+        """Start a daemon as `python -c code words` does."""
+        code = f"import os, sys\nsys.path[0] = os.getcwd()\n{code}"
+        return self._launcher.start(code, *words, env=self._changed(environment), folder=folder, stderr=stderr)
+
+    def close(self) -> None:
+        self._launcher.close()
+
+
+@pytest.fixture(scope="session")
+def daemon_launcher() -> Iterator[DaemonLauncher]:
+    """The process from which `serve` forks daemons."""
+    launcher = DaemonLauncher()
+    yield launcher
+    launcher.close()
+
+
+StartTrainer = Callable[..., Forked]
 
 
 @pytest.fixture
@@ -126,9 +168,9 @@ def start_trainer(launcher: Launcher) -> Iterator[StartTrainer]:
 
     They are forked from a process that has imported TensorFlow, which takes 5 s of CPU.
     """
-    trainers: list[Trainer] = []
+    trainers: list[Forked] = []
 
-    def start(code: str, *arguments: str, env: dict[str, str] | None = None) -> Trainer:
+    def start(code: str, *arguments: str, env: dict[str, str] | None = None) -> Forked:
         trainers.append(launcher.start(code, *arguments, env=env))
         return trainers[-1]
 
@@ -138,14 +180,29 @@ def start_trainer(launcher: Launcher) -> Iterator[StartTrainer]:
 
 
 class Daemon:
-    """A running `penstock serve` with its URLs by feed name, in its folder; `stderr()` is its log so far."""
+    """A running `penstock serve` with its URLs by feed name, in its folder; `stderr()` is its log so far.
+
+    With a launcher it is forked, and `command` is the text of a program and its arguments.
+    """
 
     def __init__(
-        self, command: list[str], cwd: Path, log: Path, environment: dict[str, str], *, own_group: bool = False
+        self,
+        command: list[str],
+        cwd: Path,
+        log: Path,
+        environment: dict[str, str],
+        *,
+        own_group: bool = False,
+        launcher: DaemonLauncher | None = None,
     ) -> None:
         self.folder = cwd
         self._log = log
+        self.process: Forked | subprocess.Popen[str]
+        self.urls: dict[str, str] = {}
         with log.open("wb") as stderr:
+            if launcher is not None:
+                self.process = launcher.start(*command, environment=environment, folder=cwd, stderr=stderr.fileno())
+                return
             self.process = subprocess.Popen(
                 command,
                 cwd=cwd,
@@ -154,8 +211,9 @@ class Daemon:
                 stderr=stderr,
                 env=environment,
                 process_group=0 if own_group else None,
+                text=True,
+                errors="replace",
             )
-        self.urls: dict[str, str] = {}
 
     def wait_ready(self, count: int, timeout: float = 60) -> None:
         """Read the `ready` lines of `count` feeds."""
@@ -164,7 +222,7 @@ class Daemon:
         watchdog.start()
         try:
             while len(self.urls) < count:
-                line = self.process.stdout.readline().decode()
+                line = self.process.stdout.readline()
                 if not line:
                     self.process.wait()
                     raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.stderr()}")
@@ -205,8 +263,9 @@ class Daemon:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            for pipe in (self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 PATCHED = """
@@ -220,10 +279,11 @@ for place, value in {patched}.items():
     setattr(module, name, value)
 cli.main(prog_name="penstock")
 """
+"""`penstock` with other values for constants, named as "host.slots.PATIENCE"."""
 
 
 def command(patched: dict[str, object]) -> list[str]:
-    """Return the command that starts `penstock`, with other values for constants, named as "host.slots.PATIENCE"."""
+    """Return the command that starts `penstock` with these values for constants."""
     if not patched:
         return [sys.executable, "-m", "penstock_server"]
     return [sys.executable, "-c", PATCHED.format(patched=patched)]
@@ -243,12 +303,14 @@ def stop_all(daemons: list[Daemon]) -> None:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, daemon_launcher: DaemonLauncher) -> Iterator[Serve]:
     """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
 
     Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`, `nofile` bounds the files that it
     may have open, `own_group` starts it as the leader of a process group, `words` are further arguments; other keywords
     become options (`memory=...` is `--memory`).
+    The first daemon of a test is forked. Others are started as users do, so that what must be the same with both does
+    not rest on what forked processes share, such as the seed of hashes.
     The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
     """
     daemons: list[Daemon] = []
@@ -269,12 +331,19 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         folder.mkdir(exist_ok=True)
         (folder / "feeds.py").write_text(textwrap.dedent(source))
         feeds = feeds or ("feed",)
-        words = (*command(patched or {}), "serve", *(f"feeds.py:{feed}" for feed in feeds), *words)
+        words = ("serve", *(f"feeds.py:{feed}" for feed in feeds), *words)
         for name, value in {"bind": "tcp://127.0.0.1:0", "workers": 2, **options}.items():
             words += (f"--{name.replace('_', '-')}", str(value))
+        environment = {**os.environ, **(env or {})}
+        launcher = None
+        if not (daemons or nofile is not None or own_group) and daemon_launcher.fits(environment):
+            launcher = daemon_launcher
+            words = (PATCHED.format(patched=patched or {}), *words)
+        else:
+            words = (*command(patched or {}), *words)
         if nofile is not None:
             words = ("sh", "-c", f'ulimit -n {nofile} && exec "$0" "$@"', *words)
-        daemon = Daemon([*words], folder, folder / "log", {**os.environ, **(env or {})}, own_group=own_group)
+        daemon = Daemon([*words], folder, folder / "log", environment, own_group=own_group, launcher=launcher)
         daemons.append(daemon)
         if ready:
             daemon.wait_ready(len(feeds))

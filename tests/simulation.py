@@ -1083,6 +1083,8 @@ class World:
         self._lists: dict[int, tuple[SimFeed, int]] = {}
         self._last_list = 0
         self._pace: dict[object, float] = {}
+        self._checked = False
+        """Whether the coordinator was checked since its last event. Many steps only take a message from a link."""
         self.workers = {number: Worker(self, number) for number in range(workers)}
         if starts:
             self.start()
@@ -1099,6 +1101,7 @@ class World:
         Raises:
             PenstockError: it refuses the event.
         """
+        self._checked = False
         commands = self.coordinator.handle(event, self._now)
         self._commands.extend(command for command in commands if not isinstance(command, do.Refuse))
         for command in commands:
@@ -1212,7 +1215,8 @@ class World:
         ((_, event),) = self.random.choices(choices, weights)
         event()
         self._carry_out()
-        self.check()
+        if not self._checked:
+            self.check()
         return True
 
     def is_forged(self, run: int) -> bool:
@@ -1289,7 +1293,8 @@ class World:
         self.handle(on.Tick())
 
     def check(self) -> None:
-        """Check what must hold at any time."""
+        """Check what must hold after every event."""
+        self._checked = True
         coordinator = self.coordinator
         found = coordinator.check()
         hold(not found, "; ".join(found))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import Serve, StartTrainer
 from fake_daemon import FakeDaemon, dealt, numbers
-from trainers import Trainer
+from forked import Forked
 
 import penstock
 
@@ -56,7 +56,7 @@ connection.close()
 """
 
 
-def ended(trainer: Trainer, status: int = 0) -> tuple[str, str]:
+def ended(trainer: Forked, status: int = 0) -> tuple[str, str]:
     """What it wrote to stdout and to stderr."""
     out, err = trainer.communicate(timeout=100)
     assert trainer.returncode == status, err
@@ -71,7 +71,7 @@ def test_fit_killed_in_the_middle_of_epoch_2_ends_with_the_same_weights_bit_by_b
     info, epoch = dealt(LANES, turn=turn)
     with FakeDaemon(info, epoch) as daemon:
 
-        def train(name: str, kill_at: int = 0) -> Trainer:
+        def train(name: str, kill_at: int = 0) -> Forked:
             return start_trainer(TRAIN, daemon.url, str(tmp_path / name), str(tmp_path / f"{name}.npz"), str(kill_at))
 
         quiet = train("a")

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from trainers import children
+from forked import children
 
 import penstock
 from penstock import _private_daemon, _receiver

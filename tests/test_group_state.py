@@ -111,13 +111,13 @@ def test_each_batch_is_handed_over_once_though_the_daemon_is_killed_again_and_ag
 def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path) -> None:
     options = {"bind": an_address(), "state": tmp_path / "state"}
     daemon = serve(FEED, **options)
-    consumer = Consumer(daemon.url, "local", epochs=1, reconnect=5)
+    consumer = Consumer(daemon.url, "local", epochs=1)
     until([consumer], 5)
     daemon.stop(signal.SIGKILL)
     daemon = serve(FEED, env={"SEED": "1"}, **options)
     with pytest.raises(StateMismatch, match=r"'g'.*seed was 0 and is 1 now"):
         penstock.connect(daemon.url, group="g")
-    consumer.join(60)
+    consumer.join(100)
     assert isinstance(consumer.error, StateMismatch)
 
 

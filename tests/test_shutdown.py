@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import Daemon, Serve, StartTrainer
-from trainers import Trainer
+from forked import Forked
 
 import penstock
 from penstock import _receiver
@@ -86,7 +86,7 @@ def script(url: str, body: str, transport: str = "auto") -> str:
     return begins + textwrap.dedent(body)
 
 
-def wait_for(trainer: Trainer, line: str) -> None:
+def wait_for(trainer: Forked, line: str) -> None:
     for said in trainer.stdout:
         if said.strip() == line:
             return

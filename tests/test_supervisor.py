@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from trainers import children
+from forked import children
 
 from penstock_proto import codec
 from penstock_proto import messages as m

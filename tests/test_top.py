@@ -82,15 +82,15 @@ def test_json_has_what_the_screen_shows(serve: Serve) -> None:
         until = time.monotonic() + 60
         while True:
             said = json.loads(top(daemon, "--json", "--every", "0.4"))
-            (consumer,), (feed,) = said["consumers"], said["feeds"]
-            if consumer["limit"] == "generator" or time.monotonic() > until:
+            (consumer,), (feed,), shares = said["consumers"], said["feeds"], said["workers"][0]["shares"]
+            if (consumer["limit"] == "generator" and feed["rates"] and shares) or time.monotonic() > until:
                 break
     assert consumer["limit"] == "generator", consumer
     assert consumer["verdict"].startswith("The generator is the limit: 2 workers")
     assert consumer["waiting"] > 0.5
     assert feed["rates"]["batches"] > 0
     assert [worker["number"] for worker in said["workers"]] == [0, 1]
-    assert said["workers"][0]["shares"]["generating"] > 0.5
+    assert shares["generating"] > 0.5
 
 
 def test_the_screen_shows_feeds_workers_and_consumers(serve: Serve) -> None:

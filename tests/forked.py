@@ -1,13 +1,14 @@
-"""Trainers: processes that have TensorFlow and run a test's script.
+"""Processes that are forked from one that has done their imports: trainers with TensorFlow, and daemons.
 
-Importing TensorFlow takes 5 s of CPU. So one process imports it, and forks for each trainer. A trainer runs its script
-as `__main__`, in its main thread, and ends as any interpreter does.
+Importing TensorFlow takes 5 s of CPU, and half of what it takes to start and stop a daemon is imports. A forked process
+runs its script as `__main__`, in its main thread, and ends as any interpreter does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -17,16 +18,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
 
-Start = Callable[..., "Trainer"]
 
-
-class Trainer:
-    """A trainer that runs. Its names are those of `subprocess.Popen`."""
+class Forked:
+    """A forked process. Its names are those of `subprocess.Popen`."""
 
     def __init__(self, pid: int, status: int, stdout: TextIO, stderr: TextIO) -> None:
         self.pid = pid
@@ -41,7 +41,7 @@ class Trainer:
             self.wait(0)
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait at most `timeout` seconds for it to end, and return its exit status.
 
         Raises:
@@ -49,7 +49,7 @@ class Trainer:
         """
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("the trainer", timeout)
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0)
             self.returncode = int(os.read(self._status, 16))
             os.close(self._status)
         return self.returncode
@@ -57,6 +57,9 @@ class Trainer:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -78,8 +81,8 @@ class Trainer:
         self.wait(timeout)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():  # a child of the trainer has its pipes
-                raise subprocess.TimeoutExpired("the trainer", timeout)
+            if thread.is_alive():  # a child of the process has its pipes
+                raise subprocess.TimeoutExpired("a forked process", timeout)
         return said[0], said[1]
 
     def close(self) -> None:
@@ -91,7 +94,7 @@ class Trainer:
 
 
 def children(recursive: bool = False) -> list[psutil.Process]:
-    """Return the processes that this one has started, except the trainers and the process that forks them."""
+    """Return the processes that this one has started, except forked ones and those that fork them."""
     found = psutil.Process().children()
     launchers = [child for child in found if _launches(child)]
     if recursive:
@@ -102,29 +105,42 @@ def children(recursive: bool = False) -> list[psutil.Process]:
 
 def _launches(process: psutil.Process) -> bool:
     try:
-        return any(word.endswith("trainers.py") for word in process.cmdline())
+        return any(word.endswith("forked.py") for word in process.cmdline())
     except psutil.Error:  # it has ended
         return False
 
 
 class Launcher:
-    """The process that has imported TensorFlow. `close` ends it."""
+    """The process that has imported these modules, and forks. `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
+            command = [sys.executable, __file__, str(theirs.fileno()), *modules]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
-    def start(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Trainer:
-        """Start a trainer that runs `code`, with `arguments` in `sys.argv[1:]` and more in its environment."""
-        (status, their_status), (stdout, their_stdout), (stderr, their_stderr) = (os.pipe() for _ in range(3))
-        request = json.dumps({"code": code, "arguments": arguments, "env": dict(env or {})}).encode()
-        socket.send_fds(self._socket, [request], [their_status, their_stdout, their_stderr])
-        for fd in (their_status, their_stdout, their_stderr):
+    def start(
+        self,
+        code: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        stderr: int | None = None,
+    ) -> Forked:
+        """Fork a process that runs `code`, with `arguments` in `sys.argv[1:]` and more in its environment.
+
+        Args:
+            folder: where it runs; None: where this process runs.
+            stderr: an open file; None: a pipe.
+        """
+        (status, their_status), (out, their_out), (err, their_err) = (os.pipe() for _ in range(3))
+        request = {"code": code, "arguments": arguments, "env": dict(env or {}), "folder": str(folder or Path.cwd())}
+        fds = [their_status, their_out, their_err if stderr is None else stderr]
+        socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
+        for fd in (their_status, their_out, their_err):
             os.close(fd)
         pid = int(self._socket.recv(16))
-        return Trainer(pid, status, os.fdopen(stdout, errors="replace"), os.fdopen(stderr, errors="replace"))
+        return Forked(pid, status, os.fdopen(out, errors="replace"), os.fdopen(err, errors="replace"))
 
     def close(self) -> None:
         self._socket.close()
@@ -172,12 +188,16 @@ def fork_for_each(requests: socket.socket) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    import tensorflow  # noqa: F401
-
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a thread that NumPy starts would be missing behind a fork
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    del os.environ["OPENBLAS_NUM_THREADS"]
     gc.collect()
-    gc.freeze()  # a collection in a trainer copies no page of what it shares
+    gc.freeze()  # a collection in a forked process copies no page of what it shares
     request = fork_for_each(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
+        os.chdir(request["folder"])
         os.environ |= request["env"]
+        sys.path[0] = request["folder"]
         sys.argv[1:] = request["arguments"]
-        exec(compile(request["code"], "<trainer>", "exec", dont_inherit=True))
+        exec(compile(request["code"], "<forked>", "exec", dont_inherit=True))
