@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -143,15 +144,22 @@ def state_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
 def test_a_head_without_workers_waits_for_hosts_and_goes_on_when_all_are_lost(serve: Serve, join: Join) -> None:
     expected = stream(serve(SLOW))
     head = serve(SLOW, workers=0)
-    with penstock.connect(head.url) as connection:
-        batches = connection.batches()
-        wait_until(lambda: "no worker makes batches" in state_of(head)["streams"][0]["headline"])
-        first = join(head, working=False)
-        seen = digests(islice(batches, 10))
-        first.process.kill()
-        first.process.wait()
-        second = join(head, working=False)
-        seen += digests(batches)
+    seen: list[str] = []
+
+    def read() -> None:
+        with penstock.connect(head.url) as connection:
+            for batch in connection.batches():
+                seen.extend(digests([batch]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    wait_until(lambda: "no worker makes batches" in "".join(one["headline"] for one in state_of(head)["streams"]))
+    first = join(head, working=False)
+    wait_until(lambda: len(seen) > 10, said=first.log)
+    first.process.kill()
+    first.process.wait()
+    second = join(head, working=False)
+    reader.join()
     assert seen == expected
     assert head.stop() == 0
     assert second.wait_ended() == 0
