@@ -102,6 +102,7 @@ def test_hosts_come_leave_die_stand_still_and_come_back_and_the_stream_stays_the
     killed, stopped, leaves = (join(head, working=False) for _ in range(3))
     for host in (killed, stopped, leaves):
         host.wait_working()
+    assert "12 splits), so 7 workers run no faster than 6" in head.stderr()
     with penstock.connect(head.url) as connection:
         batches = connection.batches()
         seen = digests(islice(batches, 20))

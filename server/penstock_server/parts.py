@@ -89,7 +89,6 @@ class Parts:
         self.feeds = StartingFeeds(
             coordinator,
             feeds=len(feeds),
-            workers=workers,
             endpoint=router.endpoint,
             advertise=advertise,
             on_ready=on_ready,
@@ -125,6 +124,7 @@ class Parts:
             list_of=lambda number: self.to_workers.list_of(number),
             may_join=may_join,
             ready=lambda: self.feeds.ready,
+            works=self.feeds.look_at_workers,
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
         self.from_workers = FromWorkers(
@@ -137,7 +137,7 @@ class Parts:
             name_of=self.hosts.name_of,
             stale=stale,
         )
-        self.scaling = Scaling(coordinator, dispatch.tell, self.supervisor, self.to_workers)
+        self.scaling = Scaling(coordinator, dispatch.tell, self.supervisor, self.to_workers, self.feeds.look_at_workers)
         self.memory = WorkerMemory(
             lambda: [worker.pid for worker in self.supervisor.workers.values() if worker.pid is not None],
             lambda: self.sessions.status_fresh(),

@@ -22,6 +22,7 @@ class Scaling:
         tell: tells the coordinator of an event.
         supervisor: starts the worker processes.
         to_workers: what workers are told.
+        scaled: called when the number of workers has changed.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Scaling:
         tell: Callable[[on.Event], None],
         supervisor: Supervisor,
         to_workers: ToWorkers,
+        scaled: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._tell = tell
         self._supervisor = supervisor
         self._to_workers = to_workers
+        self._scaled = scaled
 
     def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
         """Run `workers` workers that make batches on this host from now on, as far as there are file descriptors. Those
@@ -66,6 +69,7 @@ class Scaling:
             self._tell(on.RetireWorkers(tuple(staying[workers:]), now))
         self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.own))))
         log.info("workers: %d, now %d", before, workers, extra={"event": "scaled"})
+        self._scaled()
         return before, workers
 
     def scale_by(self, more: int) -> None:

@@ -22,7 +22,6 @@ class StartingFeeds:
     Args:
         coordinator: what decides; to look at.
         feeds: number of feeds that the daemon is to serve.
-        workers: number of worker processes at the start.
         endpoint: the `tcp://address:port` at which the daemon listens.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `endpoint`.
         on_ready: called with the URL of each feed once it can be consumed.
@@ -37,7 +36,6 @@ class StartingFeeds:
         coordinator: Coordinator,
         *,
         feeds: int,
-        workers: int,
         endpoint: str,
         advertise: str | None,
         on_ready: Callable[[str], None],
@@ -45,7 +43,7 @@ class StartingFeeds:
     ) -> None:
         self._coordinator = coordinator
         self.count = feeds
-        self._workers = workers
+        self._splits: dict[str, int] = {}
         self._on_ready = on_ready
         self._all_ready = all_ready
         self._warned: set[str] = set()
@@ -69,15 +67,22 @@ class StartingFeeds:
         fields = {"event": "feed_ready", "feed": name}
         log.info("feed %s: %s, slots of %s", name, feed.info.spec, size(feed.slot_nbytes), extra=fields)
         if splits:
-            for text in (
-                mixing_warning(feed.plan, splits, feed.info.pool),
-                workers_warning(feed.plan, splits, self._workers),
-            ):
-                if text:
-                    self.warn_once(text)
+            self._splits[name] = splits
+            if text := mixing_warning(feed.plan, splits, feed.info.pool):
+                self.warn_once(text)
+            self.look_at_workers()
         self._on_ready(self.url(name))
         if self.ready:
             self._all_ready()
+
+    def look_at_workers(self) -> None:
+        """There are more workers, or fewer: warn if a feed has too few lanes for them."""
+        there = self._coordinator.workers
+        workers = len(set(there.makers) - there.leaving)
+        for name, splits in self._splits.items():
+            plan = self._coordinator.feeds[name].plan
+            if workers and (text := workers_warning(plan, splits, workers)):
+                self.warn_once(text)
 
     def warn_once(self, text: str) -> None:
         """Log a warning about a feed, unless it was logged before."""

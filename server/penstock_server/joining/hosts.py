@@ -64,6 +64,7 @@ class Hosts:
         list_of: returns the fd and the size of a list of splits.
         may_join: raises an error unless the peer with this id may join.
         ready: whether all feeds can be served.
+        works: called when a host begins to work.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Hosts:
         list_of: Callable[[int], tuple[int, int]],
         may_join: Callable[[bytes], None],
         ready: Callable[[], bool],
+        works: Callable[[], None],
     ) -> None:
         self._sources = _sources(feeds)
         self._coordinator = coordinator
@@ -89,6 +91,7 @@ class Hosts:
         self.given_up = given_up
         self._may_join = may_join
         self._ready = ready
+        self._works = works
         self.list_of = list_of
         self._next = REMOTE
         self._hosts: dict[bytes, JoinedHost] = {}
@@ -191,6 +194,7 @@ class Hosts:
         if host.working and not worked:
             text = "host %s works: its files, code and first samples are those of the head"
             log.info(text, host.name, extra={"event": "host_works", "host": host.name})
+            self._works()
 
     def ended(self, peer: bytes) -> bool:
         """A connection has ended. Return whether it was that of a host."""
