@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from penstock_proto import PenstockError
-from penstock_proto.keys import client_keys
+from penstock_proto.keys import any_keys, client_keys
 
 try:
     import click
@@ -264,7 +264,7 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
     from . import control
     from .status_lines import status_lines
 
-    state = json.loads(control.status(url, timeout, client_keys(keys)))
+    state = json.loads(control.status(url, timeout, any_keys(keys)))
     click.echo(json.dumps(state, indent=2) if as_json else "\n".join(status_lines(state)))
 
 
