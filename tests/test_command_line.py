@@ -95,7 +95,7 @@ def test_penstock_without_a_command_prints_its_help() -> None:
 
 def test_a_misspelt_command_or_option_is_answered_with_a_suggestion() -> None:
     assert "No such command 'statsu'. Did you mean 'status'?" in run("statsu").stderr
-    assert "No such option '--worker'. Did you mean '--workers'?" in run("serve", "--worker", "3").stderr
+    assert "No such option '--hang-timeot'. Did you mean '--hang-timeout'?" in run("serve", "--hang-timeot", "3").stderr
 
 
 # --- environment variables ---

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from itertools import islice
 from pathlib import Path
@@ -233,6 +235,24 @@ def test_user_code_that_fails_on_another_host_is_raised_with_the_host_and_its_de
     assert f"of host {host.name} was killed by SIGKILL (" in head.stderr()
 
 
+def test_a_host_has_its_machines_name_and_may_end_with_the_program_that_started_it(serve: Serve) -> None:
+    head = serve(SLOW, workers=0)
+    command = [sys.executable, "-m", "penstock_server", "join", head.url, "feeds.py:feed", "--workers", "1"]
+    with (head.folder / "log of the host").open("wb") as log:
+        host = subprocess.Popen(
+            [*command, "--until-stdin-closes"], cwd=head.folder, stdin=subprocess.PIPE, stdout=log, stderr=log
+        )
+    assert host.stdin is not None
+    try:
+        wait_until(lambda: f"host {socket.gethostname()} works" in head.stderr())
+        host.stdin.close()
+        assert host.wait(60) == 0
+        wait_until(lambda: f"host {socket.gethostname()} has ended" in head.stderr())
+    finally:
+        host.kill()
+        host.wait()
+
+
 def test_a_host_that_does_not_fit_is_refused_and_both_sides_are_named(serve: Serve, join: Join, tmp_path: Path) -> None:
     source = """
         import numpy as np
@@ -261,6 +281,7 @@ def test_a_host_that_does_not_fit_is_refused_and_both_sides_are_named(serve: Ser
     log = said(module + "\n# changed", "1\n2\n3\n")
     assert "its file of feeds.py:feed (SHA-256 " in log
     assert "is not that of feeds.py:feed at the head" in log
+    wait_until(lambda: "cannot join: its file of feeds.py:feed (SHA-256 " in head.stderr())
     log = said(module, None)
     assert (
         "it cannot make the samples of the head: feed feed, split 'data.txt': rows raised FileNotFoundError: data"

@@ -76,6 +76,18 @@ def host_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
     return _keys("host", "--keys {}", folder)
 
 
+def any_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
+    """Read the keys of a client or a host, for `penstock status`, which both may ask for.
+
+    Raises:
+        StartError: as `client_keys`.
+    """
+    found = os.environ.get(VARIABLE) if folder is None else os.fspath(folder)
+    with readable():
+        is_host = bool(found) and (Path(found or "").expanduser() / secret_name("host")).exists()
+    return host_keys(folder) if is_host else client_keys(folder)
+
+
 def secret_name(kind: Kind) -> str:
     """Return the name of the file of its own keys, in the folder of a client or host."""
     return f"{kind}.key_secret"

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from penstock_proto import PenstockError
-from penstock_proto.keys import client_keys
+from penstock_proto.keys import any_keys, client_keys
 
 try:
     import click
@@ -22,6 +22,8 @@ from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
 from .joining.command import join
 from .keygen import keygen
+from .on_ray.command import engine_options
+from .on_ray.command import hosts as engine_hosts
 from .parameters import Advertised, Bytes, HttpAddress, Variable, client_keys_option
 
 
@@ -46,16 +48,16 @@ def main() -> None:
 @click.option(
     "--workers",
     type=click.IntRange(0, 4096),
-    default=lambda: len(os.sched_getaffinity(0)),
+    default=None,
     metavar="N",
-    show_default="the number of CPUs",
+    show_default="the number of CPUs; with --on 0",
     help="Number of worker processes; 0 if only hosts that join (penstock join) are to make batches.",
 )
 @click.option(
     "--bind",
-    default="tcp://127.0.0.1:5555",
+    default=None,
     metavar="tcp://HOST:PORT",
-    show_default=True,
+    show_default="tcp://127.0.0.1:5555; with --on tcp://0.0.0.0:5555",
     help="Address to listen on; port 0 picks one.",
 )
 @click.option(
@@ -146,12 +148,13 @@ def main() -> None:
     show_default=True,
     help="Write the log as text, or as a JSON object on each line.",
 )
+@engine_options
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
     feeds: tuple[str, ...],
-    workers: int,
-    bind: str,
+    workers: int | None,
+    bind: str | None,
     keys: str | None,
     insecure: bool,
     allow_uids: tuple[int, ...],
@@ -164,6 +167,9 @@ def serve(
     log_level: str,
     reload: bool,
     form: str,
+    engine: str | None,
+    hosts: int | None,
+    workers_per_host: int | None,
     until_stdin_closes: bool,
     **of_files: Any,
 ) -> None:
@@ -187,6 +193,7 @@ def serve(
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --keys keys
       penstock serve scenes:feed --hang-timeout 60
       penstock serve scenes:feed --state groups.sqlite
+      penstock serve scenes.py:feed --on ray --hosts 4 --workers-per-host 16 --keys keys
       penstock serve scenes.py:feed --reload
       penstock serve digits.h5 --leaf image=images --leaf label=labels --batch-size 32 --shuffle 1000
     """  # noqa: D301 (click wants a real \b)
@@ -201,30 +208,52 @@ def serve(
     targets = targets_of(feeds, of_files)
     if keys is not None and insecure:
         raise click.UsageError("--insecure lets clients connect without keys: give --keys or --insecure, not both")
+    if workers is None:
+        workers = len(os.sched_getaffinity(0)) if engine is None else 0
+    if bind is None:
+        bind = "tcp://127.0.0.1:5555" if engine is None else "tcp://0.0.0.0:5555"
+    progress = Progress(line, ServiceManager(private=until_stdin_closes))
 
     def on_ready(url: str) -> None:
         with line.aside():
             click.echo(f"ready {url}")
 
     try:
-        serving.serve(
+        with engine_hosts(
             targets,
-            workers=workers,
+            engine=engine,
+            hosts=hosts,
+            workers_per_host=workers_per_host,
+            reload=reload,
             bind=bind,
             keys=keys,
             insecure=insecure,
-            allow_uids=allow_uids,
-            advertise=advertise,
-            memory=default_memory() if memory is None else memory,
-            on_ready=on_ready,
-            until_stdin_closes=until_stdin_closes,
             hang_timeout=hang_timeout,
-            state=state,
-            environment=dict(environment),
-            http=http,
-            reload=reload,
-            each_second=Progress(line, ServiceManager(private=until_stdin_closes)).look,
-        )
+            environment=environment,
+        ) as look:
+
+            def each_second(daemon: Any) -> None:
+                progress.look(daemon)
+                look(daemon)
+
+            serving.serve(
+                targets,
+                workers=workers,
+                bind=bind,
+                keys=keys,
+                insecure=insecure,
+                allow_uids=allow_uids,
+                advertise=advertise,
+                memory=default_memory() if memory is None else memory,
+                on_ready=on_ready,
+                until_stdin_closes=until_stdin_closes,
+                hang_timeout=hang_timeout,
+                state=state,
+                environment=dict(environment),
+                http=http,
+                reload=reload,
+                each_second=each_second,
+            )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it
             import msgspec
@@ -264,7 +293,7 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
     from . import control
     from .status_lines import status_lines
 
-    state = json.loads(control.status(url, timeout, client_keys(keys)))
+    state = json.loads(control.status(url, timeout, any_keys(keys)))
     click.echo(json.dumps(state, indent=2) if as_json else "\n".join(status_lines(state)))
 
 

@@ -109,6 +109,11 @@ def library_of(target: str) -> str:
     return "h5py" if _call(target)["constructor"] == "from_hdf5" else "numpy"
 
 
+def files_of(target: str) -> list[str]:
+    """Return the paths, patterns and URLs of `target`."""
+    return list(_call(target)["files"])
+
+
 def transforms_of(target: str) -> list[str]:
     """Return the transforms of `target`, as MODULE:FUNCTION."""
     return list(_call(target).get("transform", ()))

@@ -7,6 +7,7 @@ processes are replaced: what they were making belongs to a stream that goes on w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -56,6 +57,7 @@ class Agent:
         environment: variables of the workers.
         grace: seconds in which the workers hand over their work when this host is to leave.
         patience: seconds to wait for the head.
+        until_stdin_closes: end at the end of standard input, too: whoever started this host is gone.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Agent:
         environment: m.Environment | None = None,
         grace: float = 25.0,
         patience: float = PATIENCE,
+        until_stdin_closes: bool = False,
     ) -> None:
         self._feeds = feeds
         self._place = place
@@ -80,6 +83,7 @@ class Agent:
         self._keys = keys
         self._grace = grace
         self._patience = patience
+        self._until_stdin_closes = until_stdin_closes
         self._process = secrets.token_bytes(16)
         self._imported: dict[int, bytes] = {}
         """What workers said that are ready: their Imported."""
@@ -104,12 +108,16 @@ class Agent:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self.leave)
+        if self._until_stdin_closes:
+            loop.add_reader(0, self._stdin)
         agreement.sources(self._feeds)  # raises if there is no such module
         self._supervisor.start()
         tasks = [loop.create_task(work) for work in (self._stopped.wait(), self._keep_joined(), self._each_second())]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
+        if self._until_stdin_closes:
+            loop.remove_reader(0)
         if self._link is not None:
             self._link.drop()
         await self._supervisor.stop(codec.encode(m.Shutdown()))
@@ -130,6 +138,12 @@ class Agent:
         log.info("leaving: the others take over within %.0f s", self._grace, extra={"event": "host_leaves"})
         self._membership.leave()
         asyncio.get_running_loop().call_later(self._grace, self._stopped.set)
+
+    def _stdin(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                asyncio.get_running_loop().remove_reader(0)
+                self._stopped.set()
 
     def _fail(self, error: PenstockError) -> None:
         if self._error is None:

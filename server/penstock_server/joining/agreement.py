@@ -79,7 +79,7 @@ def _digest(feed: str) -> bytes:
     if is_file_target(feed):
         return hashlib.sha256(feed.encode()).digest()
     name, path = place_of(feed)
-    found = path or _file_of(name)
+    found = path or file_of(name)
     if found is None:
         raise StartError(f"there is no module {name}: it is looked for in {os.getcwd()} and on the Python path")
     try:
@@ -88,7 +88,7 @@ def _digest(feed: str) -> bytes:
         raise StartError(f"cannot read {found}: {error.strerror}") from None
 
 
-def _file_of(name: str) -> str | None:
+def file_of(name: str) -> str | None:
     """Return the file of a module, without importing it or the packages that it is in."""
     places: list[str] | None = [os.getcwd(), *sys.path]
     found = None

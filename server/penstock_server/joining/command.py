@@ -41,7 +41,6 @@ from ..parameters import Bytes, Variable
 )
 @click.option(
     "--host-name",
-    "name",
     default=socket.gethostname,
     metavar="HOST",
     show_default="this host's name",
@@ -103,12 +102,13 @@ from ..parameters import Bytes, Variable
     help="Write the log as text, or as a JSON object on each line.",
 )
 @file_options
+@click.option("--until-stdin-closes", is_flag=True, hidden=True, help="End at the end of standard input.")
 def join(
     url: str,
     feeds: tuple[str, ...],
     workers: int,
     memory: int | None,
-    name: str,
+    host_name: str,
     keys: str | None,
     grace: float,
     patience: float,
@@ -116,6 +116,7 @@ def join(
     environment: tuple[tuple[str, str | None], ...],
     log_level: str,
     form: str,
+    until_stdin_closes: bool,
     **of_files: Any,
 ) -> None:
     """Let this host's workers work for a daemon on another host, the head.
@@ -143,12 +144,13 @@ def join(
             (parts.hostname, parts.port),
             workers=workers,
             memory=default_memory() if memory is None else memory,
-            name=name[:128] or "host",
+            name=host_name[:128] or "host",
             keys=host_keys(keys),
             hang_timeout=hang_timeout,
             environment=dict(environment),
             grace=grace,
             patience=patience,
+            until_stdin_closes=until_stdin_closes,
         )
     except PenstockError as error:
         if form == "json":

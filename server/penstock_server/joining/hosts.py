@@ -131,6 +131,8 @@ class Hosts:
         differs = agreement.differences(join, agreement.versions(), self._sources)
         differs = differs or self._too_small(join)
         if differs:
+            fields = {"event": "host_refused", "host": join.host}
+            log.error("host %s at %s cannot join: %s", join.host, self._router.address(peer), differs, extra=fields)
             raise StartError(f"host {join.host} cannot join: {differs}")
         for old_peer, old in list(self._hosts.items()):
             if old.join.process == join.process:  # it has noticed before us that its connection broke
