@@ -125,6 +125,7 @@ class Parts:
             may_join=may_join,
             ready=lambda: self.feeds.ready,
             works=self.feeds.look_at_workers,
+            bugs=self.bugs,
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
         self.from_workers = FromWorkers(

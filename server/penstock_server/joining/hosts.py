@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from penstock_proto import DaemonStopped, PenstockError, ProtocolError, StartError
+from penstock_proto import DaemonStopped, MemoryBound, PenstockError, ProtocolError, StartError
 from penstock_proto import messages as m
 from penstock_proto.spec import Spec
 
 from ..activity import Activity
-from ..coordinator import Coordinator, size
+from ..bugs import Bugs
+from ..coordinator import Coordinator, a_bug, size
 from ..coordinator import commands as do
 from ..coordinator import events as on
 from ..coordinator.budget import enough
@@ -65,6 +66,7 @@ class Hosts:
         may_join: raises an error unless the peer with this id may join.
         ready: whether all feeds can be served.
         works: called when a host begins to work.
+        bugs: notes unexpected errors.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Hosts:
         may_join: Callable[[bytes], None],
         ready: Callable[[], bool],
         works: Callable[[], None],
+        bugs: Bugs,
     ) -> None:
         self._sources = _sources(feeds)
         self._coordinator = coordinator
@@ -92,6 +95,7 @@ class Hosts:
         self._may_join = may_join
         self._ready = ready
         self._works = works
+        self._bugs = bugs
         self.list_of = list_of
         self._next = REMOTE
         self._hosts: dict[bytes, JoinedHost] = {}
@@ -171,8 +175,8 @@ class Hosts:
         for peer, join in waiting.items():
             try:
                 self.join(peer, join)
-            except PenstockError as error:
-                self._router.send(peer, m.Failed(m.ErrorReport.of(error)))
+            except Exception as error:
+                self._router.send(peer, m.Failed(m.ErrorReport.of(self._reason(error))))
                 self._router.drop(peer)
 
     def stop(self, error: PenstockError | None, *, again: bool) -> None:
@@ -190,8 +194,8 @@ class Hosts:
         worked = host.working
         try:
             host.take(data)
-        except PenstockError as error:
-            self._refuse(peer, host, error)
+        except Exception as error:
+            self._refuse(peer, host, self._reason(error))
             return
         if host.working and not worked:
             text = "host %s works: its files, code and first samples are those of the head"
@@ -219,8 +223,17 @@ class Hosts:
     def _place(self, peer: bytes, data: bytes) -> memoryview:
         try:
             return self._hosts[peer].place(data)
-        except (OSError, KeyError) as error:
-            raise ProtocolError(f"its batch cannot be received: {error}") from None
+        except Exception as error:
+            raise ProtocolError(f"its batch cannot be received: {self._reason(error).message}") from None
+
+    def _reason(self, error: Exception) -> PenstockError:
+        """Return the error as one for the host. One that was not expected is a bug, which costs only this host."""
+        if isinstance(error, PenstockError):
+            return error
+        if isinstance(error, OSError):  # there are no descriptors left, or no memory
+            return MemoryBound(f"the head cannot take it: {error.strerror or error}")
+        self._bugs.note(error)
+        return a_bug(error)
 
     def _refuse(self, peer: bytes, host: JoinedHost, error: PenstockError) -> None:
         log.error("host %s is refused: %s", host.name, error.message, extra=_about(host, "host_refused"))
