@@ -17,6 +17,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from namespaces import Network
 from trainers import Launcher, Trainer
 
 # No test depends on the machine being fast.
@@ -276,6 +277,23 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
     yield start
     stop_all(daemons)
+
+
+LayNetwork = Callable[..., Network]
+
+
+@pytest.fixture
+def lay_network() -> Iterator[LayNetwork]:
+    """`lay_network("loader", "trainer")`: machines with these names. The test is skipped where none can be made."""
+    with contextlib.ExitStack() as stack:
+
+        def lay(*names: str) -> Network:
+            try:
+                return stack.enter_context(Network(*names))
+            except OSError as error:
+                pytest.skip(f"no network namespaces can be made here: {error}")
+
+        yield lay
 
 
 class Host:
