@@ -9,10 +9,10 @@ BENCH_READY := $(VENV)/.ready-bench
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs wheels bench recovery scaling soak chaos fuzz ci clean
+.PHONY: help setup demo demo-hosts test lint types docs wheels bench recovery scaling soak chaos fuzz ci clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "ARGS='...' goes to the command; PYTHON=python3.13 chooses the Python of the environment."
 
 setup: $(READY) ## only the environment (.venv)
@@ -29,6 +29,9 @@ $(BENCH_READY): $(READY)
 
 demo: $(READY) ## train on the digits while a loader feeds the trainer
 	$(BIN)/python examples/digits/demo.py $(ARGS)
+
+demo-hosts: $(READY) ## the same from three hosts, one of which is killed (root: each is a network namespace)
+	$(BIN)/python examples/digits/demo_hosts.py $(ARGS)
 
 # The tests often wait: three processes keep two cores busy. Each file stays in one process, since several files need
 # TensorFlow, which takes 10 s of CPU for each process. A process that has ended is not replaced: pytest-xdist would run

@@ -20,6 +20,7 @@ import coordinator
 import first_batch
 import gil
 import gpu
+import hosts
 import mixing
 import pipelines
 import recovery
@@ -242,6 +243,31 @@ def mixing_plot(result: dict[str, Any], figure: Any) -> None:
     below.supxlabel(f"position out, in an epoch of {mixing.SHOWN[0]} files of {mixing.SHOWN[1]} samples", size=9)
 
 
+def hosts_text(result: dict[str, Any]) -> str:
+    return code(hosts.tables(result))
+
+
+def hosts_plot(result: dict[str, Any], figure: Any) -> None:
+    """MB/s over the number of hosts, and samples/s around the loss of one."""
+    figure.set_size_inches(9, 3)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 2))
+    for megabits, color in ((1000, OURS), (400, OTHERS)):
+        shown = [one for one in result["links"] if one["head_megabits"] == megabits]
+        speeds = [Spread.of(one["megabytes_per_second"]).median for one in shown]
+        left.plot([one["hosts"] for one in shown], speeds, "o-", color=color, label=f"head: {megabits} Mbit/s")
+    left.set(xticks=[1, 2, 4], xlabel="hosts behind 200 Mbit/s each", ylabel="MB/s", ylim=(0, None))
+    left.legend(frameon=False, fontsize=8)
+    for case, color in zip(result["kill"], (OURS, OTHERS), strict=True):
+        run = case["runs"][0]
+        width = 4  # steps are shown by the second
+        speeds = [sum(run["steps"][n : n + width]) / width for n in range(0, len(run["steps"]) - width, width)]
+        right.plot([-1, 0, *(n + 0.5 for n in range(len(speeds)))], [run["before"]] * 2 + speeds, ".-", color=color)
+        right.plot([], [], ".-", color=color, label=case["event"])
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set(xlabel="seconds since 1 of 4 hosts was lost", ylabel="samples/s", ylim=(0, None))
+    right.legend(frameon=False, fontsize=8)
+
+
 KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any], Any], None] | None, str]] = {
     "pipelines": (pipelines_text, pipelines_plot, "Batches a second of each loader over those of the unit"),
     "transport": (transport_text, transport_plot, "GB/s of each way over the size of a batch"),
@@ -252,6 +278,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "stages": (stages_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
+    "hosts": (hosts_text, hosts_plot, "MB/s of 1, 2 and 4 hosts, and samples/s around the loss of one"),
     "mixing": (mixing_text, mixing_plot, "Files in a batch, and position in against position out"),
     "recovery": (recovery_text, recovery_plot, "The pause of a stream after each event"),
 }

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from forked import Forked, Launcher
 from hypothesis.internal.conjecture import engine
+from namespaces import Network
 
 # No test depends on the machine being fast.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -351,6 +352,23 @@ def serve(tmp_path: Path, daemon_launcher: DaemonLauncher) -> Iterator[Serve]:
 
     yield start
     stop_all(daemons)
+
+
+LayNetwork = Callable[..., Network]
+
+
+@pytest.fixture
+def lay_network() -> Iterator[LayNetwork]:
+    """`lay_network("loader", "trainer")`: machines with these names. The test is skipped where none can be made."""
+    with contextlib.ExitStack() as stack:
+
+        def lay(*names: str) -> Network:
+            try:
+                return stack.enter_context(Network(*names))
+            except OSError as error:
+                pytest.skip(f"no network namespaces can be made here: {error}")
+
+        yield lay
 
 
 class Host:

@@ -10,6 +10,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import compare
 import gpu
+import hosts
 import report
 import transport
 from contestants import prebuilt
@@ -133,3 +134,13 @@ def test_copies_that_could_not_be_timed_say_why():
     head, _, pageable, registered = gpu.pinning_table(times).splitlines()
     assert "registering it took 200 ms" in head
     assert (pageable.split()[-2:], registered.split()[-2:]) == (["100", "10"], ["40", "25"])
+
+
+def test_a_stream_has_recovered_when_it_has_the_speed_again_that_it_keeps():
+    before, after = np.arange(0, 5, 0.01), np.arange(7, 17, 0.02)
+    found = hosts.effect([*before, *after], 5.0, batch=8)
+    assert found["before"] == pytest.approx(800, rel=0.01)
+    assert found["after"] == pytest.approx(400, rel=0.05)
+    assert found["pause"] == pytest.approx(2.0)
+    assert 1.75 <= found["recovered"] <= 2.0
+    assert not any(found["steps"][:7])

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -25,8 +24,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from conftest import Daemon, stop_all
+from conftest import Daemon, LayNetwork, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
+from namespaces import Network
 
 import penstock
 from penstock import _receiver, _reconnecting, _tcp_connection, _tcp_transport
@@ -534,78 +534,30 @@ with penstock.connect(url) as connection:
 """
 
 
-class Link:
-    """Two network namespaces, `loader` and `trainer`, and a cable between them.
-
-    The names carry this process's id, so that runs beside each other do not meet; each has its own 10.213.77.0/24.
-    """
-
-    def __init__(self) -> None:
-        self.loader, self.trainer = (f"penstock-{os.getpid()}-{name}" for name in ("loader", "trainer"))
-        self.host = "10.213.77.1"
-
-    def lay(self) -> None:
-        _ip("netns", "add", self.loader)
-        _ip("netns", "add", self.trainer)
-        _ip("-n", self.loader, "link", "add", "loader0", "type", "veth", "peer", "trainer0", "netns", self.trainer)
-        for name, end, address in ((self.loader, "loader0", self.host), (self.trainer, "trainer0", "10.213.77.2")):
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", end)
-            for device in ("lo", end):
-                _ip("-n", name, "link", "set", device, "up")
-
-    def set(self, state: str) -> None:
-        """Plug or unplug the cable: `up` or `down`."""
-        _ip("-n", self.loader, "link", "set", "loader0", state)
-
-    def take_away(self) -> None:
-        for name in (self.loader, self.trainer):
-            with contextlib.suppress(OSError):
-                _ip("netns", "del", name)
-
-
-def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
-    if done.returncode:
-        raise OSError(f"`ip {' '.join(words)}`: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def link() -> Iterator[Link]:
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces are made with `ip` (iproute2), which is not installed")
-    link = Link()
-    try:
-        try:
-            link.lay()
-        except OSError as error:
-            pytest.skip(f"no network namespaces can be made here: {error}")
-        yield link
-    finally:
-        link.take_away()
-
-
-def train(link: Link, daemon: Daemon, patience: float) -> subprocess.Popen[str]:
-    """A trainer in the other namespace."""
+def train(network: Network, daemon: Daemon, patience: float) -> subprocess.Popen[str]:
+    """A trainer on the other machine."""
     return subprocess.Popen(
-        ["ip", "netns", "exec", link.trainer, sys.executable, "-c", TRAINER, daemon.url, str(patience)],
+        [*network["trainer"].within, sys.executable, "-c", TRAINER, daemon.url, str(patience)],
         cwd=Path(__file__).parent,
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
-def test_a_link_that_is_down_for_5_s_between_two_hosts_changes_nothing(start: Start, link: Link) -> None:
-    daemon = start("feed", patience=PATIENCE, within=("ip", "netns", "exec", link.loader), at=f"{link.host}:0")
-    patient = start("feed", patience=30, within=("ip", "netns", "exec", link.loader), at=f"{link.host}:0")
-    trainers = [train(link, daemon, PATIENCE), train(link, patient, 30)]
+def test_a_link_that_is_down_for_5_s_between_two_hosts_changes_nothing(start: Start, lay_network: LayNetwork) -> None:
+    network = lay_network("loader", "trainer")
+    loader = network["loader"]
+    daemon = start("feed", patience=PATIENCE, within=loader.within, at=f"{loader.address}:0")
+    patient = start("feed", patience=30, within=loader.within, at=f"{loader.address}:0")
+    trainers = [train(network, daemon, PATIENCE), train(network, patient, 30)]
     try:
         for trainer in trainers:
             assert trainer.stdout is not None
             assert trainer.stdout.readline() == "30 batches\n"
-        link.set("down")
+        loader.unplug()
         time.sleep(5)
-        link.set("up")
-        trainers.append(train(link, patient, 30))
+        loader.plug()
+        trainers.append(train(network, patient, 30))
         results = [trainer.communicate()[0].split() for trainer in trainers]
     finally:
         for trainer in trainers:

@@ -18,7 +18,7 @@ from ..coordinator import Coordinator, a_bug, size
 from ..coordinator import commands as do
 from ..coordinator import events as on
 from ..coordinator.budget import enough
-from ..coordinator.workers import REMOTE, VACANT
+from ..coordinator.workers import REMOTE
 from ..host.arena import Memfd
 from ..host.network import Router
 from ..opening import check_version
@@ -244,9 +244,11 @@ class Hosts:
         if self._stopping:
             return
         host = self._hosts[peer]
-        left = " and is gone" if host.leaving and not host.there else "; what it was to make is made elsewhere"
-        level = logging.INFO if host.leaving and not host.there else logging.ERROR
-        log.log(level, "host %s %s%s", host.name, how, left, extra=_about(host, "host_lost"))
+        if host.leaving and not host.there:
+            log.info("host %s has left", host.name, extra=_about(host, "host_lost"))
+        else:
+            text = "host %s %s; what it was to make is made elsewhere"
+            log.error(text, host.name, how, extra=_about(host, "host_lost"))
         self._drop(peer, host, how)
 
     def _drop(self, peer: bytes, host: JoinedHost, how: str) -> None:
@@ -278,11 +280,11 @@ class Hosts:
         self.said(worker, message)
 
     def leaves(self, host: JoinedHost) -> None:
-        """The host wants to leave: its workers hand over their lanes, if others can take them."""
+        """The host wants to leave: its workers hand over their lanes as soon as others can take them."""
         log.info("host %s leaves", host.name, extra=_about(host, "host_leaves"))
-        workers = self._coordinator.workers
-        if set(workers.available) - host.there - {VACANT}:
-            self._tell(on.RetireWorkers(tuple(sorted(host.there))))
+        for worker in host.workers - host.there:  # they have no work yet
+            host.retire(worker)
+        self._tell(on.RetireWorkers(tuple(sorted(host.there))))
 
     # --- what workers of hosts are told ---
 

@@ -1,0 +1,125 @@
+"""A trainer in a process of its own, which prints a digest of each batch; and the test's end of it.
+
+It reads epoch after epoch until its stdin ends, or the stream does. It imports neither pytest nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import penstock
+
+
+def digest(batch: Any) -> str:
+    """The SHA-256 of a batch."""
+    found = hashlib.sha256()
+    for leaf in leaves(batch):
+        found.update(f"{leaf.dtype}{leaf.shape}".encode())
+        found.update(repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes())
+    return found.hexdigest()
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """The arrays of a batch."""
+    if isinstance(batch, dict):
+        for key in sorted(batch):
+            yield from leaves(batch[key])
+    elif isinstance(batch, tuple):
+        for item in batch:
+            yield from leaves(item)
+    elif isinstance(batch, penstock.Ragged):
+        yield from (batch.values, batch.row_splits)
+    else:
+        yield batch
+
+
+def chain(digests: Sequence[str]) -> str:
+    """The SHA-256 of all batches in their order."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+class Reader:
+    """A trainer that reads; `digests` grows while it does.
+
+    Args:
+        url: of the feed.
+        within: words before its command, such as those of another machine (namespaces.py).
+        options: of `penstock.connect`.
+    """
+
+    def __init__(self, url: str, *, within: Sequence[str] = (), **options: object) -> None:
+        self.digests: list[str] = []
+        self.stats: dict[str, Any] = {}
+        self._process = subprocess.Popen(
+            [*within, sys.executable, __file__, url, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self.stats = json.loads(line)
+            else:
+                self.digests.append(line.rstrip())
+
+    def wait_for(self, more: int, timeout: float = 90) -> None:
+        """Wait until it has read `more` batches than now."""
+        wanted, deadline = len(self.digests) + more, time.monotonic() + timeout
+        while len(self.digests) < wanted:
+            assert self._process.poll() is None, f"it ended with {self._process.returncode}"
+            assert time.monotonic() < deadline, f"it has read {len(self.digests)} batches, and not {wanted}"
+            time.sleep(0.02)
+
+    def stop(self) -> list[str]:
+        """End it after its next batch, and return what it read."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self.rest()
+
+    def rest(self, timeout: float = 90) -> list[str]:
+        """Wait until it ends by itself, and return what it read."""
+        status = self._process.wait(timeout)
+        self._thread.join()
+        assert status == 0, f"it ended with {status}"
+        return self.digests
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def main() -> None:
+    url, options = sys.argv[1], json.loads(sys.argv[2])
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    with penstock.connect(url, **options) as connection:
+        while not over.is_set():
+            try:
+                for batch in connection.batches():
+                    print(digest(batch), flush=True)
+                    if over.is_set():
+                        break
+            except penstock.EndOfStream:
+                break
+        print(json.dumps({name: connection.stats()[name] for name in ("transport", "reconnects")}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

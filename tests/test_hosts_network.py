@@ -1,0 +1,270 @@
+"""Hosts that join over a network, each a namespace of its own: whatever befalls them, the stream is that of one host.
+
+Here hosts lose their power (SIGKILL of all their processes), stand still (SIGSTOP), and lose their cable; the head is
+killed and started again. Users' hosts are lost after 15 s of silence; only the long runs wait for as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Daemon, Host, LayNetwork, command, stop_all, wait_until
+from namespaces import Network
+from stream_reader import Reader, chain, digest
+
+import penstock
+
+FEEDS = """
+    import os
+    import time
+
+    import numpy as np
+    from penstock_server import Feed
+
+    NAP = float(os.environ["NAP"])
+
+    def scenes(split, rng):
+        for i in range(30 + 3 * split):
+            time.sleep(NAP)
+            yield {"x": rng.normal(size=(32, 32)).astype(np.float32), "id": np.int64(1000 * split + i)}
+
+    class Table:
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, i):
+            time.sleep(NAP)
+            return np.full((50, 3), i, np.int32), np.float64(i**0.5)
+
+    def slow_scenes(split, rng):
+        for sample in scenes(split, rng):
+            time.sleep(NAP)
+            yield sample
+
+    def words(split, rng):
+        for i in range(40 + split):
+            time.sleep(NAP)
+            n = int(rng.integers(0, 20))
+            yield {"tokens": np.arange(n, dtype=np.int32), "text": "x" * n, "y": np.float32(i)}
+
+    mixed = Feed(scenes, splits=range(16), batch_size=8, lanes=8, turn=2, shuffle=32, seed=3)
+    table = Feed(Table(), batch_size=8, shuffle=100)
+    words = Feed(words, splits=range(12), batch_size=8, batching="ragged")
+    ranked = Feed(slow_scenes, splits=range(15), batch_size=8, lanes=8, turn=1, epochs=1)
+    grouped = Feed(slow_scenes, splits=range(16), batch_size=8, lanes=8, turn=1, epochs=1, seed=5)
+"""
+PORT = 5555
+SILENT = 3.0
+"""Seconds of silence after which a host is lost, in place of 15."""
+
+
+def signal_all(host: Host, number: signal.Signals) -> None:
+    """Send a signal to all processes of a host."""
+    process = psutil.Process(host.process.pid)
+    for one in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
+
+
+class Cluster:
+    """A head, hosts and trainers. Everything that still runs at the end is stopped, and the head must end well."""
+
+    def __init__(self, network: Network, folder: Path, stack: contextlib.ExitStack, *, silent: float) -> None:
+        self.network = network
+        self.folder = folder
+        (folder / "feeds.py").write_text(textwrap.dedent(FEEDS))
+        self._stack = stack
+        self._silent = silent
+        self._environment = {**os.environ, "NAP": "0.004"}
+        self._logs = itertools.count()
+        self._heads: list[Daemon] = []
+        stack.callback(lambda: stop_all(self._heads))
+
+    def serve(self, *feeds: str, workers: int) -> Daemon:
+        """Start the head, perhaps again."""
+        self._feeds = [f"feeds.py:{feed}" for feed in feeds]
+        head = self.network["head"]
+        self.address = f"tcp://{head.address}:{PORT}"
+        words = [*head.within, *command({"joining.hosts.SILENT": self._silent}), "serve", *self._feeds]
+        words += ["--bind", self.address, "--insecure", "--workers", str(workers), "--memory", "256M"]
+        self.head = Daemon(words, self.folder, self.folder / f"head{next(self._logs)}", self._environment)
+        self._heads.append(self.head)
+        self.head.wait_ready(len(feeds))
+        return self.head
+
+    def join(self, name: str) -> Host:
+        """Start a host with two workers."""
+        words = [*self.network[name].within, *command({"joining.agent.SILENT": self._silent}), "join", self.address]
+        words += [*self._feeds, "--workers", "2", "--memory", "64M", "--host-name", name, "--grace", "60"]
+        host = Host(words, self.folder, name, self.head, self._environment)
+        self._stack.callback(host.close)
+        return host
+
+    def read(self, feed: str, machine: str, **options: object) -> Reader:
+        """Start a trainer."""
+        reader = Reader(f"{self.address}/{feed}", within=self.network[machine].within, **options)
+        self._stack.callback(reader.close)
+        return reader
+
+    def wait_for(self, said: str, times: int = 1, timeout: float = 120) -> None:
+        """Wait until the head's log has these words so many times."""
+        wait_until(lambda: self.head.stderr().count(said) >= times, timeout, self.head.stderr)
+
+    def status_of_hosts(self) -> dict[str, dict[str, object]]:
+        words = [*self.network["head"].within, *command({}), "status", self.address, "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+        return {host["name"]: host for host in json.loads(done.stdout)["hosts"]}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, lay_network: LayNetwork) -> Iterator[Callable[..., Cluster]]:
+    """`cluster(silent=3.0)`: machines `head`, `a`, `b`, `c` and `trainer`, on a network."""
+    network = lay_network("head", "a", "b", "c", "trainer")
+    with contextlib.ExitStack() as stack:
+        yield lambda silent=SILENT: Cluster(network, tmp_path, stack, silent=silent)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
+    """`alone("table", 100)`: the first batches of a feed, of a daemon that no host joins."""
+    daemons: list[Daemon] = []
+
+    def read(feed: str, count: int | None = None) -> list[str]:
+        if not daemons:
+            feeds = [f"feeds.py:{name}" for name in ("mixed", "table", "words", "ranked", "grouped")]
+            words = [*command({}), "serve", *feeds, "--bind", "tcp://127.0.0.1:0", "--workers", "2"]
+            daemons.append(Daemon(words, tmp_path, tmp_path / "alone", {**os.environ, "NAP": "0"}))
+            daemons[0].wait_ready(len(feeds))
+        with penstock.connect(daemons[0].urls[feed]) as connection:
+            epochs = itertools.repeat(connection) if count is not None else [connection]
+            batches = (batch for one in epochs for batch in one.batches())
+            return [digest(batch) for batch in itertools.islice(batches, count)]
+
+    yield read
+    stop_all(daemons)
+
+
+@pytest.mark.parametrize(
+    ("silent", "brief", "long"),
+    [
+        pytest.param(SILENT, 1.0, [(0.0, 0.0)], id="short"),
+        pytest.param(15.0, 5.0, [(20.0, 25.0), (0.0, 60.0)], id="long", marks=[pytest.mark.soak]),
+    ],
+)
+def test_hosts_are_killed_stopped_and_cut_off_and_the_head_restarts_under_one_stream(
+    cluster: Callable[..., Cluster],
+    alone: Callable[..., list[str]],
+    silent: float,
+    brief: float,
+    long: list[tuple[float, float]],
+) -> None:
+    """For `brief` seconds a cable is cut, and nobody notices. For at least `long` seconds one host stands still and
+    another is cut off; both are lost."""
+    cluster = cluster(silent)
+    feeds = ("mixed", "table", "words")
+    cluster.serve(*feeds, workers=1)
+    hosts = {name: cluster.join(name) for name in "abc"}
+    cluster.wait_for(" works: ", times=3)
+    readers = {feed: cluster.read(feed, at) for feed, at in zip(feeds, ("head", "trainer", "trainer"), strict=True)}
+
+    def all_read_on() -> None:
+        for reader in readers.values():
+            reader.wait_for(10)
+
+    all_read_on()
+    signal_all(hosts["a"], signal.SIGKILL)
+    cluster.wait_for("host a has ended, or its connection has")
+    hosts["a"] = cluster.join("a")
+    cluster.wait_for("host a works: ", times=2)
+
+    cluster.network["b"].unplug()
+    time.sleep(brief)
+    cluster.network["b"].plug()
+    all_read_on()
+    assert "host b was silent" not in cluster.head.stderr()
+    assert "host b has ended" not in cluster.head.stderr()
+
+    for times, (stopped, away) in enumerate(long, start=1):
+        began = time.monotonic()
+        signal_all(hosts["c"], signal.SIGSTOP)
+        cluster.network["b"].unplug()
+        for name in "bc":
+            cluster.wait_for(f"host {name} was silent for", times)
+        all_read_on()
+        time.sleep(max(0.0, began + stopped - time.monotonic()))
+        signal_all(hosts["c"], signal.SIGCONT)
+        time.sleep(max(0.0, began + away - time.monotonic()))
+        cluster.network["b"].plug()
+        for name in "bc":
+            cluster.wait_for(f"host {name} works: ", times + 1)
+        all_read_on()
+
+    statuses = cluster.status_of_hosts()
+    assert {name: status["state"] for name, status in statuses.items()} == dict.fromkeys("abc", "working")
+    assert all(status["received_bytes"] for status in statuses.values())
+    cluster.head.stop(signal.SIGKILL)
+    cluster.serve(*feeds, workers=1)
+    cluster.wait_for(" works: ", times=3)
+    all_read_on()
+
+    for feed, reader in readers.items():
+        found = reader.stop()
+        assert chain(found) == chain(alone(feed, len(found))), feed
+        assert reader.stats == {"transport": "local" if feed == "mixed" else "tcp", "reconnects": 1}, feed
+    assert cluster.head.stop() == 0
+    for host in hosts.values():
+        assert host.wait_ended() == 0, host.log()
+        assert "the head was stopped" in host.log()
+
+
+def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_hands_over(
+    cluster: Callable[..., Cluster], alone: Callable[..., list[str]]
+) -> None:
+    cluster = cluster()
+    cluster.serve("ranked", "grouped", workers=0)
+    hosts = [cluster.join("a"), cluster.join("b")]
+    cluster.wait_for(" works: ", times=2)
+    ranks = [cluster.read("ranked", at, rank=n, world_size=2) for n, at in enumerate(("head", "trainer"))]
+    members = [cluster.read("grouped", at, group="g") for at in ("head", "trainer")]
+
+    def read_on() -> None:
+        for reader in (*ranks, members[0]):
+            reader.wait_for(3)
+
+    read_on()
+    for host in hosts:
+        signal_all(host, signal.SIGKILL)
+    cluster.wait_for("has ended, or its connection has", times=2)
+    leaving = cluster.join("c")
+    cluster.wait_for("host c works: ")
+    read_on()
+    leaving.process.terminate()
+    cluster.wait_for("host c leaves")
+    read_on()  # nobody else can
+    last = cluster.join("a")
+    assert leaving.wait_ended() == 0, leaving.log()
+    cluster.wait_for("host c has left")
+
+    dealt = zip(*(rank.rest() for rank in ranks), strict=True)
+    assert chain([*itertools.chain(*dealt)]) == chain(alone("ranked"))
+    shared = Counter(itertools.chain(*(member.rest() for member in members)))
+    assert shared == Counter(alone("grouped"))
+    last.process.terminate()  # it has nothing to do, so it waits for nobody
+    new = cluster.join("b")
+    cluster.wait_for("host b at ", times=2)
+    new.process.terminate()  # while it is being checked
+    for host in (last, new):
+        assert host.wait_ended(30) == 0, host.log()
+        cluster.wait_for(f"host {host.name} has left")
