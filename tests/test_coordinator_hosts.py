@@ -453,10 +453,25 @@ class TestScale:
             told.append(event)
             daemon.tell(event)
 
-        scaling = Scaling(daemon.coordinator, tell, supervisor, to_workers)  # type: ignore[arg-type]
+        scaling = Scaling(daemon.coordinator, tell, supervisor, to_workers, lambda: None)  # type: ignore[arg-type]
         assert scaling.scale(wanted) == scaled
         assert [event.worker for event in told if isinstance(event, on.WorkerAdded)] == added
         scaling.scale(0)
         assert [event.workers for event in told if isinstance(event, on.RetireWorkers)] == (
             [tuple(added)] if added else []
         )
+
+
+def test_a_lane_that_has_no_run_yet_when_workers_come_goes_to_the_one_with_the_fewest() -> None:
+    """Lanes with runs may be even before that: [1, 1, 0]."""
+    machine = Machine(workers=2, lanes=4)
+    machine.begin()
+    first, second = (filling(machine, ticket) for ticket in machine.tickets[:2])
+    assert (first.worker, second.worker) == (0, 1)
+    machine.tell(on.WorkerAdded(2))
+    machine.tell(on.Imported(2, (machine.plan,)))
+    machine.made(first, border=True)
+    assert filling(machine, machine.tickets[3]).worker == 2
+    assert machine.epoch.moved
+    machine.made(filling(machine, machine.tickets[2]), border=True)
+    assert not machine.epoch.moved  # all four have runs

@@ -30,6 +30,7 @@ class Epoch:
         lane_sets: in fast order, the sets of lanes that are visited independently of each other.
         moved: whether workers came or went, so that lanes may have to move.
         runs, loads: how many lanes each worker makes, and how many of these have not ended.
+        live: how many lanes have not ended, as far as is known.
         skip: how many batches have to be made and dropped first.
         deaths: for an indexable feed: how often each turn, named by its first batch, ended its worker.
         batches, rows: how many were sent or passed over since the start of the epoch.
@@ -52,6 +53,7 @@ class Epoch:
     moved: bool = False
     runs: Counter[int] = field(default_factory=Counter)
     loads: Counter[int] = field(default_factory=Counter)
+    live: int = 0
     skip: int = 0
     deaths: Counter[int] = field(default_factory=Counter)
     batches: int = 0
@@ -77,7 +79,9 @@ class Epoch:
             assert feed.info.batches is not None
             visits = RangeVisits(feed.info.batches, feed.turn, position.batches if position else 0)
         else:
-            visits = LaneVisits(min(plan.lanes, splits.count), feed.turn, lane_sets, position, feed.info.pool)
+            lanes = min(plan.lanes, splits.count)
+            self.live = lanes - (len(position.ended) if position else 0)
+            visits = LaneVisits(lanes, feed.turn, lane_sets, position, feed.info.pool)
             for place in position.places if position else ():
                 self.lanes[place.lane] = Lane(index=place.index, record=place.record, ahead=place.ahead, border=False)
             for lane in position.ended if position else ():
@@ -122,8 +126,11 @@ class Epoch:
 
     def end(self, lane: Lane) -> None:
         """Note that the lane has no further full batch."""
-        if not lane.ended and lane.run is not None:
+        if lane.ended:
+            return
+        if lane.run is not None:
             self.loads[lane.run[0]] -= 1
+        self.live -= 1
         lane.ended = True
 
     def fault_at_end(self, feed: ServedFeed) -> PenstockError | None:

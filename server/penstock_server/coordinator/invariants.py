@@ -59,6 +59,8 @@ def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
         yield f"epoch {epoch.number}: the lanes of workers are counted wrong"
     if +epoch.loads != Counter(lane.run[0] for lane in lanes if lane.run and not lane.ended):
         yield f"epoch {epoch.number}: the lanes that have not ended are counted wrong"
+    if stream.feed.plan.length is None and epoch.order is not None and epoch.loads.total() > epoch.live:
+        yield f"epoch {epoch.number}: more lanes have a run than have not ended"
     for key, lane in epoch.lanes.items():
         if (lane.state is LaneState.RUNNING) != (lane.run is not None) and not lane.ended:
             yield f"epoch {epoch.number}: lane {key} is {lane.state.name} with the run {lane.run}"

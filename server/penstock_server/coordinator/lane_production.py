@@ -49,7 +49,8 @@ class LaneProduction(Production):
             return
         loads = [epoch.loads[worker] for worker in self._workers.available]
         if lane.run[0] in self._workers.available and epoch.loads[lane.run[0]] - min(loads) < 2:
-            if max(loads) - min(loads) < 2 and not self._workers.leaving:
+            even = max(loads) - min(loads) < 2 and not self._workers.leaving
+            if even and epoch.loads.total() == epoch.live:  # a lane without a run could still go to any worker
                 epoch.moved = False
             return
         self._move(epoch, lane)
