@@ -21,7 +21,7 @@ from clock import Clock
 from fake_daemon import Fail, FakeDaemon, Stall, Vanish, feed_info, numbers, slab
 
 import penstock
-from penstock import _counters, _handoff, _receiver, _stream_handle, _tcp_transport
+from penstock import _counters, _handoff, _receiver, _stream_handle, _tcp_connection, _tcp_transport
 from penstock_proto import Leaf, TupleSpec
 from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.inferring import infer
@@ -272,7 +272,8 @@ def test_the_daemons_farewell_is_read_before_its_end_of_file() -> None:
 
 def test_a_silent_daemon_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(_tcp_transport, "time", clock)
+    for module in (_tcp_connection, _tcp_transport):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(_receiver, "IDLE", 0.01)
     info, epoch = numbers(1)
     with (
@@ -575,7 +576,7 @@ def test_only_an_unbroken_wait_is_one_for_which_the_generator_can_be_blamed() ->
 STOPPED = """
 import sys
 import penstock
-from penstock import _counters, _handoff, _receiver, _stream_handle, _tcp_transport
+from penstock import _counters, _handoff, _receiver, _stream_handle, _tcp_connection, _tcp_transport
 _counters.SLOW, _receiver.STOOD, _tcp_transport.LOST_AFTER, _tcp_transport.PING_AFTER = 2.5, 1.5, 2.5, 0.3
 for batch in penstock.connect(sys.argv[1], transport=sys.argv[2]).batches():
     print("got", flush=True)

@@ -22,6 +22,7 @@ from penstock_server.http.rates import FeedLook, Rates
 from penstock_server.http.timeline import RUNS, STARTS, Timeline, shares
 from penstock_server.http.watched import Watched
 from penstock_server.waits import Looks, Waits
+from penstock_server.worker_memory import WorkerMemory
 
 
 def test_rates_are_noted_from_the_start_and_readiness_is_that_of_the_last_looks() -> None:
@@ -162,6 +163,7 @@ def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
         seconds=lambda: now[0],
         feeds={"train": SimpleNamespace(sent=Sent(0, 0, 0))},  # type: ignore[dict-item]
         workers=list,
+        memory=WorkerMemory(list, lambda: None, Bugs()),
         feed_of=str,
         look_at_slabs=lambda _: None,
         bugs=Bugs(),

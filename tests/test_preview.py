@@ -24,6 +24,7 @@ from penstock_server.host.arena import Memfd
 from penstock_server.http.previews import Previews
 from penstock_server.http.watched import Watched
 from penstock_server.waits import Waits
+from penstock_server.worker_memory import WorkerMemory
 
 
 def preview(daemon: Daemon, feed: str, number: int = 0) -> dict[str, Any]:
@@ -239,6 +240,7 @@ def test_a_look_that_fails_is_noted_and_harms_no_stream() -> None:
             seconds=float,
             feeds={},
             workers=list,
+            memory=WorkerMemory(list, lambda: None, Bugs()),
             feed_of=str,
             look_at_slabs=looks.append,
             bugs=bugs,

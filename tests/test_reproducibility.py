@@ -222,7 +222,7 @@ def seen(comparisons: FirstSampleChecks, **changed: object) -> None:
     comparisons.seen("train", **values)  # type: ignore[arg-type]
 
 
-def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept_until_then(
+def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept_for_hosts_that_join(
     asked: list[do.Command],
 ) -> None:
     comparisons = FirstSampleChecks(asked.append)
@@ -234,9 +234,10 @@ def test_another_worker_is_asked_as_soon_as_there_is_one_and_the_splits_are_kept
     comparisons.worker_ready(2)
     comparisons.worker_away(2)
     comparisons.ask(3)
-    assert asked == [do.Compare(1, 0, "train", 7, 2, b"d" * 8), do.ForgetSplits(7)]
+    assert asked == [do.Compare(1, 0, "train", 7, 2, b"d" * 8)]
     comparisons.ask(3)
-    assert len(asked) == 2, "it is made once"
+    assert len(asked) == 1, "it is made once"
+    assert comparisons.of_hosts == {"train": do.Compare(-1, 0, "train", 7, 2, b"d" * 8)}
 
 
 def test_the_only_worker_is_asked_itself(asked: list[do.Command]) -> None:
@@ -247,11 +248,22 @@ def test_the_only_worker_is_asked_itself(asked: list[do.Command]) -> None:
     assert asked == [do.Compare(0, 0, "train", 7, 2, b"d" * 8)]
 
 
-@pytest.mark.parametrize("first", [None, FirstSample(0, b"", 0.0), FirstSample(0, b"d" * 8, MOST_SECONDS * 1.1)])
-def test_what_was_not_seen_or_takes_long_is_not_made_again(asked: list[do.Command], first: FirstSample | None) -> None:
+@pytest.mark.parametrize("first", [None, FirstSample(0, b"", 0.0)])
+def test_what_was_not_seen_is_not_made_again(asked: list[do.Command], first: FirstSample | None) -> None:
     comparisons = FirstSampleChecks(asked.append)
     for worker in range(2):
         comparisons.worker_ready(worker)
     seen(comparisons, first=first)
     comparisons.ask(2)
     assert asked == [do.ForgetSplits(7)]
+    assert comparisons.of_hosts == {}
+
+
+def test_what_takes_long_is_made_again_only_by_hosts_that_join(asked: list[do.Command]) -> None:
+    comparisons = FirstSampleChecks(asked.append)
+    for worker in range(2):
+        comparisons.worker_ready(worker)
+    seen(comparisons, first=FirstSample(2, b"d" * 8, MOST_SECONDS * 1.1))
+    comparisons.ask(2)
+    assert asked == []
+    assert comparisons.of_hosts == {"train": do.Compare(-1, 0, "train", 7, 2, b"d" * 8)}

@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 
 from conftest import Daemon, StartTrainer, command, stop_all
+from forked import Forked
 from pages import DOCS, ROOT, commands, write_files
-from trainers import Trainer
 
 RUN = """
 import os, pathlib, runpy, sys, time
@@ -45,7 +45,7 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-def wait_for(path: Path, trainer: Trainer) -> None:
+def wait_for(path: Path, trainer: Forked) -> None:
     while not path.exists():
         assert trainer.poll() is None, trainer.communicate(60)
 
