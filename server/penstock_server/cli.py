@@ -24,7 +24,16 @@ from .joining.command import join
 from .keygen import keygen
 from .on_ray.command import engine_options
 from .on_ray.command import hosts as engine_hosts
-from .parameters import Advertised, Bytes, HttpAddress, Variable, client_keys_option
+from .parameters import (
+    Advertised,
+    Bytes,
+    HttpAddress,
+    Variable,
+    client_keys_option,
+    hang_timeout_option,
+    log_format_option,
+    log_level_option,
+)
 
 
 @click.group(cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -95,14 +104,7 @@ def main() -> None:
     show_default="a quarter of what is free, at most 8G",
     help="Most memory for batches and shuffle blocks, such as 4G.",
 )
-@click.option(
-    "--hang-timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=None,
-    metavar="SECONDS",
-    show_default="off",
-    help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
-)
+@hang_timeout_option
 @click.option(
     "--state",
     type=click.Path(dir_okay=False),
@@ -128,26 +130,13 @@ def main() -> None:
     show_default="none",
     help="Serve a live web page, metrics for Prometheus, health checks and the status here; port 0 picks one.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="The least important lines that are logged.",
-)
+@log_level_option
 @click.option(
     "--reload",
     is_flag=True,
     help="For development: when the code of the feeds changes, read the next epoch from the new code.",
 )
-@click.option(
-    "--log-format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Write the log as text, or as a JSON object on each line.",
-)
+@log_format_option
 @engine_options
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")

@@ -18,6 +18,33 @@ client_keys_option = click.option(
 )
 
 
+hang_timeout_option = click.option(
+    "--hang-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=None,
+    metavar="SECONDS",
+    show_default="off",
+    help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
+)
+
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important lines that are logged.",
+)
+
+log_format_option = click.option(
+    "--log-format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Write the log as text, or as a JSON object on each line.",
+)
+
+
 class Bytes(click.ParamType[int]):
     """A size in bytes: 500000000, 500M, 4G (powers of 1024)."""
 

@@ -17,7 +17,7 @@ from penstock_proto.keys import host_keys
 from .. import log_format
 from ..command_group import complete_files
 from ..file_options import file_options, targets_of
-from ..parameters import Bytes, Variable
+from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option, log_level_option
 
 
 @click.command()
@@ -70,14 +70,7 @@ from ..parameters import Bytes, Variable
     show_default=True,
     help="Time to wait for a head that does not answer, at the start or when it was lost.",
 )
-@click.option(
-    "--hang-timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=None,
-    metavar="SECONDS",
-    show_default="off",
-    help="Kill and replace a worker whose generator yields no sample for this long; the log names the line it hung at.",
-)
+@hang_timeout_option
 @click.option(
     "--env",
     "environment",
@@ -86,21 +79,8 @@ from ..parameters import Bytes, Variable
     metavar="NAME[=VALUE]",
     help="Set an environment variable in the workers, as for `penstock serve`.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="The least important lines that are logged.",
-)
-@click.option(
-    "--log-format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Write the log as text, or as a JSON object on each line.",
-)
+@log_level_option
+@log_format_option
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="End at the end of standard input.")
 def join(
