@@ -74,7 +74,9 @@ class Memfd:
             OSError: there is no descriptor or address space left for a mapping.
         """
         if self._writable is None:
-            self._writable = memoryview(mmap.mmap(self.fd, self.nbytes))
+            mapped = mmap.mmap(self.fd, self.nbytes)
+            self._writable = memoryview(mapped)
+            self._memory = np.frombuffer(mapped, np.uint8)  # one mapping has one descriptor
         return self._writable[start:stop]
 
     def _copied(self, start: int, stop: int) -> Bytes:
