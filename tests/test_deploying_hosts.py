@@ -207,7 +207,7 @@ STUBS = {
         [ "$1 $2" = "show hostnames" ] || exit 1
         for node in $3; do echo "$node"; done
         """,
-    # Runs the command once for each task, as srun does on each node, and passes SIGTERM on.
+    # Runs the command once for each task, as srun does on each node, and passes SIGTERM on to every process of a task.
     "srun": """
         #!/bin/bash
         echo "$@" >> srun.log
@@ -215,7 +215,8 @@ STUBS = {
           case $1 in --ntasks=*) tasks=${1#*=};; --exclude=127.0.0.1 | --*=* | --no-kill) ;; *) exit 1;; esac
           shift
         done
-        trap 'kill -TERM $(jobs -p) 2> /dev/null' TERM
+        set -m  # a process group for each task
+        trap 'for task in $(jobs -p); do kill -TERM -- -"$task" 2> /dev/null; done' TERM
         for ((task = 0; task < tasks; task++)); do "$@" & done
         while [[ -n $(jobs -pr) ]]; do wait; done
         """,
