@@ -68,7 +68,7 @@ def penstock_order(plan: FeedPlan, sizes: Positions, turn: int, pool: int, epoch
     The feed has a `batch_size`, and neither segments nor buckets.
     """
     n_splits = len(sizes)
-    lanes = [_lane(plan, sizes, epoch, lane) for lane in range(min(plan.lanes, n_splits))]
+    lanes = [_lane(plan, sizes, turn, pool, epoch, lane) for lane in range(min(plan.lanes, n_splits))]
     return np.concatenate(list(_visits(plan, lanes, turn, pool, epoch)))
 
 
@@ -88,7 +88,7 @@ def full_order(total: int, seed: int = 0) -> Positions:
     return np.random.default_rng(seed).permutation(total)
 
 
-def _lane(plan: FeedPlan, sizes: Positions, epoch: int, lane: int) -> Positions:
+def _lane(plan: FeedPlan, sizes: Positions, turn: int, pool: int, epoch: int, lane: int) -> Positions:
     """The samples of a lane in their order."""
     n_splits = len(sizes)
     starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
@@ -100,8 +100,10 @@ def _lane(plan: FeedPlan, sizes: Positions, epoch: int, lane: int) -> Positions:
     rows = block_samples(plan.shuffle, lanes, plan.batch_size)
     found = []
     for number, block in enumerate(_blocks(starts[mine], sizes[mine], rows, min(plan.interleave, rows))):
-        key = make_key(plan.seed, epoch, "block", lane, number)
-        found.append(block[permute(key, len(block), np.arange(len(block)))])
+        if pool == 1 or len(block) < rows or rows != turn * (plan.batch_size or 1):  # else the pool mixes it
+            key = make_key(plan.seed, epoch, "block", lane, number)
+            block = block[permute(key, len(block), np.arange(len(block)))]
+        found.append(block)
     return np.concatenate(found)
 
 

@@ -334,7 +334,7 @@ def test_a_state_is_small() -> None:
     ("damage", "says"),
     [
         (lambda s: [], "expected the state of a Penstock connection"),
-        (lambda s: {**s, "penstock": 7}, "the state has version 7, but this Penstock reads version 2"),
+        (lambda s: {**s, "penstock": 7}, "the state has version 7, but this Penstock reads version 3"),
         (lambda s: {**s, "more": 1}, "a state has the keys"),
         (lambda s: {**s, "consumed": -1}, "`consumed` must be a number of batches, got -1"),
         (lambda s: {**s, "position": None}, "position is damaged: Expected `object`"),

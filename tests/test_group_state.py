@@ -344,7 +344,7 @@ class TestFile:
     def test_a_file_of_another_version_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         StateFile(tmp_path / "state").close()
         monkeypatch.setattr(statefile, "SCHEMA", 7)
-        with pytest.raises(StartError, match="has version 2, and this Penstock writes version 7"):
+        with pytest.raises(StartError, match="has version 3, and this Penstock writes version 7"):
             StateFile(tmp_path / "state")
 
     def test_a_daemon_that_cannot_write_its_file_does_not_start(self, tmp_path: Path) -> None:

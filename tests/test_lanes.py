@@ -20,7 +20,7 @@ from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Leaf, TupleSpec
 from penstock_server import Feed
 from penstock_server.activity import ActivityPage
-from penstock_server.plan_sizes import ENDLESS, segment_count
+from penstock_server.plan_sizes import ENDLESS, block_samples, segment_count
 from penstock_server.worker.collate import Rows
 from penstock_server.worker.indexed import IndexRun
 from penstock_server.worker.items import items_of
@@ -78,6 +78,7 @@ class Lanes:
     """The lanes of one epoch of a feed, all in one process, as a worker reads them.
 
     `told`: of each split that was skipped, its lane, its number within the lane and the samples after which it ended.
+    `in_slots`: whether each block is a visit of a pool.
     """
 
     feed: Feed
@@ -85,6 +86,7 @@ class Lanes:
     splits: Sequence[Any]
     epoch: int = 0
     told: list[tuple[int, int, int]] = field(default_factory=list)
+    in_slots: bool = False
 
     def __post_init__(self) -> None:
         self.randomness = GlobalRandomness()
@@ -104,6 +106,7 @@ class Lanes:
             ahead=ahead,
             skip=skip,
             on_skip=lambda number, _, samples, __: self.told.append((lane, number, samples)),
+            in_slots=self.in_slots,
         )
 
     def cut(self, lane: int) -> Lanes:
@@ -114,7 +117,7 @@ class Lanes:
                 index = self.lane(lane)._splits.index_of(number)
                 splits[index] = splits[index][0], samples
         feed = dataclasses.replace(self.feed, generate=with_globals, splits=splits, on_error="raise")
-        return Lanes(feed, feed.plan("feed"), splits, self.epoch)
+        return Lanes(feed, feed.plan("feed"), splits, self.epoch, in_slots=self.in_slots)
 
     def next_batch(self, run: LaneRun) -> Batch:
         assert self.plan.batch_size is not None
@@ -146,7 +149,8 @@ def feeds(
         interleave=draw(st.integers(1, 5)) if shuffles else None,
         seed=draw(st.integers(0, 3)),
     )
-    return Lanes(feed, feed.plan("feed"), splits, draw(st.integers(0, 2)))
+    in_slots = shuffles and draw(st.booleans())
+    return Lanes(feed, feed.plan("feed"), splits, draw(st.integers(0, 2)), in_slots=in_slots)
 
 
 @given(feeds())
@@ -190,6 +194,46 @@ def test_a_lane_goes_on_from_a_record_as_if_nothing_had_happened(lanes: Lanes, d
     assert at == run.index
     assert again.record() == record
     assert lanes.rest(again) == whole[at:]
+
+
+@given(feeds(shuffle=True), st.data())
+def test_a_block_that_is_filled_in_its_slot_has_the_same_batches(lanes: Lanes, data: st.DataObject) -> None:
+    lanes.in_slots = True
+    rows = lanes.plan.batch_size or 1
+    block = block_samples(lanes.plan.shuffle, lanes.count, rows)
+    for lane in range(lanes.count):
+        expected, run, turns = lanes.rest(lanes.lane(lane)), lanes.lane(lane), []
+        before, at = 0, 0
+        while not run.ended:
+            slot = lanes.rows.store(block)
+            if data.draw(st.booleans(), "a slot is offered"):
+                run.offer(lambda slot=slot: slot, block // rows)  # type: ignore[misc]
+            for first in range(0, block, rows):
+                if not run.next_batch([leaf[first : first + rows] for leaf in slot]):
+                    break
+                at += 1
+                if data.draw(st.integers(0, 5), "another worker goes on") == 0:
+                    run = lanes.lane(lane, run.record())
+            turns += [as_list([leaf[first : first + rows] for leaf in slot], rows) for first in range(0, block, rows)][
+                : at - before
+            ]
+            before = at
+        leftover = [as_list(run.leftover_rows, run.leftover)] * (run.leftover > 0)
+        assert turns + leftover == expected
+
+
+def test_a_block_that_fills_a_slot_is_not_copied_and_comes_in_the_order_of_its_splits() -> None:
+    feed = Feed(plain, splits=[(0, 8), (1, 9)], batch_size=2, lanes=1, shuffle=8, interleave=2)
+    lanes = Lanes(feed, feed.plan("feed"), [(0, 8), (1, 9)], in_slots=True)
+    run, slot = lanes.lane(0), lanes.rows.store(8)
+    run.offer(lambda: slot, 4)
+    while not run.prepare():
+        pass
+    filled = as_list(slot, 8)
+    assert [i for _, i, _ in filled] == [0, 1, 2, 3, 0, 1, 2, 3], "half of it of each split"
+    lanes.next_batch(run)
+    assert as_list(slot, 8) == filled
+    run.offer(lambda: pytest.fail("this is not a whole block"), 3)
 
 
 @given(feeds(shuffle=False))

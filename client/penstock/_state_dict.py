@@ -10,7 +10,7 @@ from penstock_proto import StateMismatch
 from penstock_proto.messages import FeedInfo
 from penstock_proto.position import Position, differences
 
-VERSION = 2
+VERSION = 3
 """Changes with the format, and with the order of samples in streams, because a position would mean another place."""
 _KEYS = {"penstock", "consumed", "position"}
 

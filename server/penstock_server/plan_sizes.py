@@ -68,6 +68,18 @@ def pooled_lanes(plan: FeedPlan, spec: Spec) -> int:
     return max(1, min(plan.lanes, MAX_POOLED, (_POOL + nbytes // 2) // nbytes))
 
 
+def blocks_fill_slots(plan: FeedPlan, spec: Spec, lanes: int) -> bool:
+    """Return whether a visit of a pool is one whole shuffle block. The rows of pools are put into a random order, so
+    such a block needs none of its own, and is filled where it is wanted, in its slot.
+
+    `lanes` counts the lanes that have any splits.
+    """
+    rows = plan.batch_size
+    if rows is None or pooled_lanes(plan, spec) == 1:
+        return False
+    return fixed_slots(plan, spec, rows).batches * rows == block_samples(plan.shuffle, lanes, rows)
+
+
 def block_samples(shuffle: int, lanes: int, batch_size: int | None) -> int:
     """Return the number of samples in a lane's shuffle block: `shuffle / lanes`, rounded up to whole batches; 0 without
     shuffling.

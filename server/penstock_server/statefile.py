@@ -25,7 +25,7 @@ from .coordinator.group_log import SavedGroup
 
 APPLICATION = 0x50454E53
 """SQLite's application_id of our files."""
-SCHEMA = 2
+SCHEMA = 3
 """The version of the tables, and of the order of streams: a changed order changes what a position means."""
 PATIENCE = 5.0
 """Seconds to wait while another daemon, which may be just stopping, has the file."""

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from .. import errors
 from ..reprs import printable
 
-VERSION = 7
+VERSION = 8
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40

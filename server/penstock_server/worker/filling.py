@@ -45,6 +45,8 @@ class Filler:
             raise ProtocolError(f"{fill.batches} batches from place {fill.first} on do not fit into a slot")
         slot = self._memfds.batches(slot_layout, fill.memfd)
         full = run.feed.plan.batch_size
+        if isinstance(source, LaneRun):
+            source.offer(lambda: slot.rows(fill.first, fill.batches), fill.batches)
         at = rows = 0
         ended = False
         reported = time.monotonic()

@@ -1,8 +1,9 @@
 """The order of a lane's samples: how its splits mix, where batches begin, and how to go on from a restart record.
 
 A lane has every C-th split of the (permuted) list, or every C-th segment. Without shuffling its samples come in order.
-With shuffling, `interleave` splits are open at once and fill a block in equal runs, and the block is permuted. Either
-way the sequence is cut into batches, and the samples that remain at the end are the leftover.
+With shuffling, `interleave` splits are open at once and fill a block in equal runs, and the block is permuted, unless
+a pool permutes it whole with those of other lanes. Either way the sequence is cut into batches, and the samples that
+remain at the end are the leftover.
 
 A record is that of the last full batch, whatever was read after it: it moves when a batch is complete, and only then.
 
@@ -51,6 +52,8 @@ class LaneRun:
             block, from the next block on; if there is an `ahead`, from there on.
         on_skip: called when a split is skipped, by `skip` or because user code raised, with its number, its index, the
             samples after which it ends, and the error.
+        in_slots: whether blocks fill slots; see `plan_sizes.blocks_fill_slots`. Then only the last block of the lane is
+            permuted, which is shorter, so that any of its rows can be left over.
 
     Raises:
         ProtocolError: `record`, `ahead` or `skip` is not of this lane.
@@ -74,6 +77,7 @@ class LaneRun:
         ahead: bytes = b"",
         skip: Iterable[int] = (),
         on_skip: Callable[[int, int, int, GeneratorError | None], None] = lambda *_: None,
+        in_slots: bool = False,
     ) -> None:
         block_rows = block_samples(plan.shuffle, min(plan.lanes, n_splits), plan.batch_size)
         splits = LaneSplits(
@@ -87,7 +91,7 @@ class LaneRun:
             on_skip=on_skip,
             to_skip=skip,
         )
-        self._begin(plan, epoch, lane, collate, splits, block_rows, record, ahead)
+        self._begin(plan, epoch, lane, collate, splits, block_rows, record, ahead, in_slots=in_slots)
 
     def _begin(
         self,
@@ -99,6 +103,8 @@ class LaneRun:
         block_rows: int,
         record: bytes,
         ahead: bytes,
+        *,
+        in_slots: bool,
     ) -> None:
         """Go on from `record`. Samples are read in blocks of `block_rows`, or one batch after another if that is 0."""
         self._lane = lane
@@ -108,10 +114,14 @@ class LaneRun:
         self._collate = collate
         self._batch_rows = plan.batch_size or 1
         self._block_rows = block_rows
+        self._in_slots = in_slots
         self._splits = splits
         self._block = 0
         self._block_start: RestartRecord | None = None  # None: no block is begun
-        self._store: Any = None
+        self._private: Any = None  # a store for blocks that do not fill a slot
+        self._offered: Any = None  # a slot for the next block
+        self._store: Any = None  # the store of the block
+        self._in_place = False  # its store is the slot of its batches
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._taken = 0  # rows of the block
         self._again = False  # a block is read again that was delivered in part
@@ -135,6 +145,16 @@ class LaneRun:
     def replayed(self) -> bool:
         """Whether it has reached the record `ahead`: until then its batches might differ from those made before."""
         return self._ahead is None
+
+    def offer(self, slot: Callable[[], Any], batches: int) -> None:
+        """Let the next `batches` batches be made where they are wanted, if they are a whole block that may be.
+
+        Args:
+            slot: returns their rows as one store, and `next_batch` gets these rows as targets.
+            batches: as many are requested next.
+        """
+        if self._in_slots and batches * self._batch_rows == self._block_rows:
+            self._offered = slot()
 
     def prepare(self) -> bool:
         """Take a step towards the next batch: read some of what must be read before it.
@@ -213,7 +233,7 @@ class LaneRun:
         """End the generators and let go of all memory."""
         self.ended = True
         self._preparing = None
-        self._store = self.leftover_rows = None
+        self._private = self._offered = self._store = self.leftover_rows = None
         self._splits.close()
 
     def _set_replaying(self) -> None:
@@ -230,7 +250,7 @@ class LaneRun:
             place = msgspec.structs.replace(self._block_start, made=self._taken // self._batch_rows, index=index)
         else:
             if self._block_start is not None:
-                self._block_start = None
+                self._block_start = self._store = None
                 self._block += 1
                 self._taken = 0
             place = self._splits.record(self._block, index)
@@ -258,10 +278,11 @@ class LaneRun:
         if len(rows) < self._batch_rows:
             kept = self._collate.store(len(rows))
             self._collate.move(self._store, rows, kept)
-            self._store = None
+            self._private = self._store = None
             self._end(len(rows), kept)
             return 0
-        self._collate.move(self._store, rows, target)
+        if not self._in_place:
+            self._collate.move(self._store, rows, target)
         self._taken += len(rows)
         return len(rows)
 
@@ -277,19 +298,28 @@ class LaneRun:
         self._behind = msgspec.structs.replace(self._behind, skipped=tuple(self._splits.skipped.items()))
 
     def _fill_block(self) -> Iterator[None]:
-        """Fill a block, in steps, and put its rows in order."""
+        """Fill a block, in steps, and put its rows in order. It is filled in the slot that was offered, if one was."""
         one_batch = self._block_rows == self._batch_rows  # then nothing begins within the block
         start = self._behind if one_batch else self._splits.record(self._block, self.index)
-        if self._store is None:
-            self._store = self._collate.store(self._block_rows)
+        store, self._offered = self._offered, None
+        in_place = store is not None
+        if not in_place:
+            if self._private is None:
+                self._private = self._collate.store(self._block_rows)
+            store = self._private
         rows = yield from self._splits.fill_block(
-            self._store, self._block * self._block_rows, self._block_rows, self._batch_rows
+            store, self._block * self._block_rows, self._block_rows, self._batch_rows
         )
-        if rows.size and self._permutes:
+        if self._in_slots and len(rows) == self._block_rows:
+            rows = np.arange(len(rows))
+        elif rows.size and self._permutes:
             rows = rows[permute(make_key(*self._block_key, self._block), len(rows), np.arange(len(rows)))]
             if isinstance(self._collate, VariableRows) and self._collate.bucketed:
-                buckets = self._collate.buckets_of(self._store, int(rows.max()) + 1)
+                buckets = self._collate.buckets_of(store, int(rows.max()) + 1)
                 rows = bucketed(rows, buckets, self._batch_rows)
+        if in_place and len(rows) < self._block_rows:  # they move within the slot
+            store, in_place = self._collate.first(store, int(rows.max(initial=-1)) + 1), False
+        self._store, self._in_place = store, in_place
         self._order = rows
         self._block_start = msgspec.structs.replace(start, closed=self._splits.done)
 

@@ -47,7 +47,7 @@ class MixedLane(LaneRun):
         plan: the mix's options.
         components: what it is drawn from.
         stop_first: whether the lane ends when a component that was drawn has no more samples.
-        epoch, lane, collate, record, ahead, skip: as in `LaneRun`.
+        epoch, lane, collate, record, ahead, skip, in_slots: as in `LaneRun`.
 
     Raises:
         ProtocolError: `record`, `ahead` or `skip` is not of this lane.
@@ -65,6 +65,7 @@ class MixedLane(LaneRun):
         record: bytes = b"",
         ahead: bytes = b"",
         skip: Iterable[int] = (),
+        in_slots: bool = False,
     ) -> None:
         lanes, skip = live_lanes(plan, [component.n_splits for component in components]), tuple(skip)
         if lane >= lanes:
@@ -77,7 +78,7 @@ class MixedLane(LaneRun):
         ]
         draws = Draws([component.weight for component in components], plan.seed, epoch, lane)
         splits = MixedSplits(parts, draws, seats=seats, stop_first=stop_first)
-        self._begin(plan, epoch, lane, collate, splits, block_rows, record, ahead)
+        self._begin(plan, epoch, lane, collate, splits, block_rows, record, ahead, in_slots=in_slots)
 
 
 def live_lanes(plan: FeedPlan, counts: Iterable[int]) -> int:

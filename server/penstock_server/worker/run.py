@@ -13,12 +13,12 @@ from penstock_proto import ProtocolError
 from penstock_proto import messages as m
 
 from ..activity import ActivityPage
-from ..plan_sizes import segment_count
+from ..plan_sizes import blocks_fill_slots, segment_count
 from .indexed import IndexRun
 from .lane import LaneRun
 from .loaded_feed import LoadedFeed
 from .mixed_feed import lists_of_parts
-from .mixed_lane import Component, MixedLane
+from .mixed_lane import Component, MixedLane, live_lanes
 from .opening import RunSplits
 from .randomness import GlobalRandomness
 from .shares import stretch_of_share
@@ -130,6 +130,7 @@ class RunOpener:
             ahead=message.ahead,
             skip=message.skip,
             on_skip=source.on_skip,
+            in_slots=_in_slots(feed, min(feed.plan.lanes, len(splits))),
         )
 
     def _mixed_lane(self, message: m.StartRun, feed: LoadedFeed, splits: SharedSplits) -> MixedLane:
@@ -148,6 +149,7 @@ class RunOpener:
             record=message.record,
             ahead=message.ahead,
             skip=message.skip,
+            in_slots=_in_slots(feed, live_lanes(feed.plan, [component.n_splits for component in components])),
         )
 
     def _splits_of(self, message: m.StartRun, feed: LoadedFeed, part: LoadedFeed, splits: SplitSequence) -> RunSplits:
@@ -164,3 +166,7 @@ class RunOpener:
             stretch=1 if feed.parts else stretch_of_share(feed.plan, feed.layout),
             drops=feed.drops,
         )
+
+
+def _in_slots(feed: LoadedFeed, lanes: int) -> bool:
+    return feed.spec is not None and blocks_fill_slots(feed.plan, feed.spec, lanes)

@@ -28,6 +28,10 @@ class SlotArrays:
     headers: npt.NDArray[np.int64]
     leaves: list[npt.NDArray[Any]]
 
+    def rows(self, first: int, batches: int) -> list[npt.NDArray[Any]]:
+        """Return the rows of `batches` batches from batch `first` on: one array [rows, ...] for each leaf."""
+        return [leaf[first : first + batches].reshape(batches * leaf.shape[1], *leaf.shape[2:]) for leaf in self.leaves]
+
 
 class Memfds:
     """The mapped memfds."""
