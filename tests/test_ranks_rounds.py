@@ -6,6 +6,7 @@ In the simulation, and with real processes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import re
 import threading
@@ -106,6 +107,33 @@ def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, s
         assert len(set(positions)) == 1
         position = unpack(pack(positions[0]))
         rest = [stream[consumed:] for stream in rest]
+
+
+@pytest.mark.parametrize("shuffle", [0, 7], ids=["lanes", "pools"])
+def test_ranks_go_on_from_the_same_batch_though_one_knows_already_that_lanes_have_ended_there(shuffle: int) -> None:
+    """It depends on timing whether a rank hears so before its batch or behind it."""
+    feed = SimFeed(splits=(18, 7, 12, 0, 12, 12, 3, 18, 7), lanes=8, batch_size=4, turn=3, shuffle=shuffle)
+    seen: dict[int, dict[int, Position]] = {}  # by how many batches, and how many lanes have ended
+    for seed in range(20):
+        world = World(feed, seed=seed, workers=1 + seed % 4)
+        credit = 1 + seed % 3
+        ranks = [world.open(reads=[(0, None)], rank=rank, world_size=2, credit=credit, stays=True) for rank in range(2)]
+        while world.step():
+            for position in (consumer.track.newest() for consumer in ranks):
+                if position.epoch == 0 and position.batches and not position.skip:
+                    seen.setdefault(position.batches, {})[len(position.ended)] = position
+    differing = [pair for known in seen.values() for pair in itertools.permutations(known.values(), 2)]
+    assert differing
+    for pair in differing:
+        world = World(feed)
+        ranks = [
+            world.open(reads=[(0, None)], rank=rank, world_size=2, position=unpack(pack(position)), stays=True)
+            for rank, position in enumerate(pair)
+        ]
+        finish(world, ranks)
+        expected = list(world.feeds["train"].expected(0))[pair[0].batches :]
+        rounds = len(expected) // 2
+        assert [consumer.read[0] for consumer in ranks] == [expected[rank::2][:rounds] for rank in range(2)]
 
 
 def test_a_rank_that_had_its_batch_of_a_padded_round_does_not_get_it_again_though_it_was_cut_off_before_the_end() -> (

@@ -121,7 +121,9 @@ class Stream:
         on receives only what comes after its own position."""
         self.outlet.begin(consumers)
         places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
-        earliest = min(range(len(places)), key=places.__getitem__)
+        # Of two at the same batch, one may know already of lanes that end behind it, and be told of them again.
+        known = [(place.batches, len(place.ended)) if place else (0, 0) for place in positions]
+        earliest = min(range(len(places)), key=lambda rank: (places[rank], known[rank]))
         self._opening.start(places[earliest][0], positions[earliest])
         for consumer, position, (epoch, batches) in zip(consumers, positions, places, strict=True):
             consumer.epoch = max(consumer.epoch, epoch)  # it may have left epochs while it waited for the others
