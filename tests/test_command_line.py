@@ -73,7 +73,7 @@ def test_every_option_says_what_it_does_and_what_its_value_is(name: str) -> None
     [
         ("--json", {None}, {"Print JSON.", "Likewise, but print JSON."}),
         ("--timeout", {"SECONDS"}, None),
-        ("--workers", {"N"}, None),
+        ("--workers", {"N", "N|auto"}, None),
         ("--memory", {"SIZE"}, None),
     ],
 )
@@ -139,6 +139,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
     """For every option of every command, with one or two values that the option takes."""
     samples = {
         "N": ["3"],
+        "N|auto": ["3", "auto"],
         "SECONDS": ["7.5"],
         "UID": ["1000", "1001"],
         "SIZE": ["3M"],

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from penstock_proto import ConnectionLost, MemoryBound, PenstockError, ProtocolError, RankTaken, Unreachable
 from penstock_proto.keys import ClientKeys
@@ -125,7 +125,7 @@ class Connector:
     def __init__(
         self,
         url: str,
-        workers: int | None,
+        workers: int | Literal["auto"] | None,
         memory: int | None,
         transport: str,
         timeout: float,

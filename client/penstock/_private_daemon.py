@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
 
@@ -39,7 +39,7 @@ class PrivateDaemon:
     def __init__(
         self,
         spec: str,
-        workers: int | None,
+        workers: int | Literal["auto"] | None,
         memory: int | None,
         watch: Callable[[], None] | None = None,
         directory: str | None = None,
@@ -48,7 +48,7 @@ class PrivateDaemon:
 
         Args:
             spec: as for `penstock serve`.
-            workers: number of worker processes, or None for the daemon's default.
+            workers: number of worker processes, "auto", or None for the daemon's default.
             memory: limit of its shared memory in bytes, or None for the daemon's default.
             watch: called regularly while waiting; it may raise to stop.
             directory: where the daemon and its workers look for modules first, besides the current directory.
@@ -58,8 +58,8 @@ class PrivateDaemon:
             PenstockError: the daemon reported this error.
         """
         _server.refuse_in_worker(repr(spec))
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers}: must be 0 (no worker processes) or more")
+        if workers not in (None, "auto") and not (isinstance(workers, int) and workers > 0):
+            raise ValueError(f'workers={workers!r}: must be 0 (no worker processes) or more, or "auto"')
         _server.check_installed(f"{spec!r} needs the daemon")
         command = [sys.executable, "-m", "penstock_server", "serve", spec, "--bind", "tcp://127.0.0.1:0"]
         if workers is not None:

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+COMPUTES = 0.5
+"""A worker that spends less than this share of its busy time on a CPU, or waiting for one, mostly waits for I/O."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerShares:
@@ -132,6 +135,11 @@ class Figures:
     def short_of_slots(self) -> bool:
         """Whether fewer batches can be made at once than workers could. One slot is kept for the next in order."""
         return self.slots is not None and max(1, self.slots - 1) < self.usable
+
+    @property
+    def wait_for_io(self) -> bool:
+        """Whether workers mostly wait for something else than a CPU."""
+        return sum(one.cpu + one.cpu_wait for one in self.workers) < COMPUTES * sum(one.busy for one in self.workers)
 
     @property
     def cpus_wanted(self) -> float:

@@ -42,6 +42,19 @@ class History:
         while status["seconds"] - self._kept[0]["seconds"] > WINDOW:
             self._kept.popleft()
 
+    def figures(self, since: float, least: float) -> dict[Key, Figures]:
+        """Return the figures of each stream that was read, measured from `since` on; nothing if that is less than
+        `least` seconds, or if a worker that makes batches has not run for all of that time."""
+        kept = [status for status in self._kept if status["seconds"] >= since]
+        if not kept or kept[-1]["seconds"] - kept[0]["seconds"] < least:
+            return {}
+        span = Span(kept[0], kept[-1])
+        if len(span.workers) != sum(worker.get("makes_batches", True) for worker in span.last["workers"]):
+            return {}
+        read = [key for key, one in span.after.items() if one["reading"] and span.before.get(key, {}).get("reading")]
+        found = {key: figures_of(span, key) for key in read}
+        return {key: figures for key, figures in found.items() if figures is not None}
+
     def described(self, status: Status) -> Status:
         """Return the status with averages of the last seconds.
 

@@ -21,9 +21,6 @@ EVEN = 0.8
 ALL_CPUS = 0.85
 """If at least this share of a host's CPUs is needed, the CPUs are the limit."""
 
-COMPUTES = 0.5
-"""A worker that spends less than this share of its busy time on a CPU, or waiting for one, mostly waits for I/O."""
-
 OTHERS = 0.2
 """Reports mention other work that uses at least this share of a host's CPUs."""
 
@@ -245,14 +242,9 @@ def _next(seen: Figures) -> int | None:
     workers = len(seen.workers)
     if seen.lanes is not None and seen.lanes <= workers:
         return None
-    if workers >= seen.cpus and not _wait_for_io(seen):
+    if workers >= seen.cpus and not seen.wait_for_io:
         return None
     return 2 * workers if seen.lanes is None else _divisor_above(seen.lanes, workers)
-
-
-def _wait_for_io(seen: Figures) -> bool:
-    """Whether workers mostly wait for something else than a CPU."""
-    return sum(one.cpu + one.cpu_wait for one in seen.workers) < COMPUTES * sum(one.busy for one in seen.workers)
 
 
 def _more_workers(seen: Figures) -> str:
@@ -266,7 +258,7 @@ def _more_workers(seen: Figures) -> str:
             "work cheaper, or serve the feed from a host with more CPUs."
         )
     text = f"Add workers: of {_cpus(seen)}, {seen.cpus_wanted:.1f} are needed"
-    if _wait_for_io(seen):
+    if seen.wait_for_io:
         text += ", and workers mostly wait for something else (files, network), so use more workers than CPUs"
     if seen.lanes is not None:
         text += f". Best are divisors of its {seen.lanes} lanes, such as {more}"

@@ -29,6 +29,7 @@ from .parameters import (
     Bytes,
     HttpAddress,
     Variable,
+    Workers,
     client_keys_option,
     hang_timeout_option,
     log_format_option,
@@ -56,11 +57,12 @@ def main() -> None:
 @click.argument("feeds", metavar="MODULE:ATTR...|FILE...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--workers",
-    type=click.IntRange(0, 4096),
+    type=Workers(),
     default=None,
-    metavar="N",
+    metavar="N|auto",
     show_default="the number of CPUs; with --on 0",
-    help="Number of worker processes; 0 if only hosts that join (penstock join) are to make batches.",
+    help="Number of worker processes; auto: as many as trainers need, measured while they read; 0 if only hosts that "
+    "join (penstock join) are to make batches.",
 )
 @click.option(
     "--bind",
@@ -142,7 +144,7 @@ def main() -> None:
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="Stop at the end of standard input.")
 def serve(
     feeds: tuple[str, ...],
-    workers: int | None,
+    workers: int | str | None,
     bind: str | None,
     keys: str | None,
     insecure: bool,
@@ -180,7 +182,7 @@ def serve(
     Examples:
       penstock serve scenes:feed --workers 8
       penstock serve data/scenes.py:train data/scenes.py:val --bind tcp://0.0.0.0:5555 --keys keys
-      penstock serve scenes:feed --hang-timeout 60
+      penstock serve scenes:feed --workers auto --hang-timeout 60
       penstock serve scenes:feed --state groups.sqlite
       penstock serve scenes.py:feed --on ray --hosts 4 --workers-per-host 16 --keys keys
       penstock serve scenes.py:feed --reload
@@ -227,7 +229,7 @@ def serve(
 
             serving.serve(
                 targets,
-                workers=workers,
+                workers=None if isinstance(workers, str) else workers,
                 bind=bind,
                 keys=keys,
                 insecure=insecure,

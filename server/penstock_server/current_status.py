@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock_proto.status_history import History
+from penstock_proto.figures import Figures
+from penstock_proto.status_history import History, Key
 
 from . import status
 from .bugs import Bugs
@@ -28,6 +29,7 @@ class CurrentStatus:
 
     Args:
         draining: whether the daemon stops when the epochs that are being read have ended.
+        adjusting: whether the number of workers follows the load.
         caches: how the caches of feeds are used.
         unix: the address of the listener for consumers on this host.
     """
@@ -37,6 +39,7 @@ class CurrentStatus:
         coordinator: Coordinator,
         *,
         draining: Callable[[], bool],
+        adjusting: Callable[[], bool],
         feeds: StartingFeeds,
         sessions: Sessions,
         looks: Looks,
@@ -51,6 +54,7 @@ class CurrentStatus:
     ) -> None:
         self._coordinator = coordinator
         self._draining = draining
+        self._adjusting = adjusting
         self._feeds = feeds
         self._sessions = sessions
         self._looks = looks
@@ -81,6 +85,11 @@ class CurrentStatus:
         """Return the same as JSON text; if it is asked for often, a copy from just before."""
         return self._text.get()
 
+    def figures(self, since: float, least: float) -> dict[Key, Figures]:
+        """Return the figures of each stream that was read, measured from `since` (see `seconds`) on; nothing if that is
+        less than `least` seconds, or if a worker that makes batches has not run for all of that time."""
+        return self._history.figures(since, least)
+
     def look_at_the_clock(self, seconds: int) -> None:
         """Keep the status for the averages. Called once a second, with the seconds since the clock was started."""
         self._text.another_second()
@@ -93,6 +102,7 @@ class CurrentStatus:
         return {
             **status.of_process(self._id, self._router.endpoint, self._unix, self.seconds),
             **status.of_service(coordinator, sessions, self._bugs, ready=self._feeds.ready, draining=self._draining()),
+            "adjusts_workers": self._adjusting(),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
             "feeds": [
                 status.of_feed(

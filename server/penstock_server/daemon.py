@@ -31,6 +31,7 @@ from penstock_proto import messages as m
 
 from . import http as http_server
 from .access import Access
+from .auto_workers import AutoWorkers
 from .clock import Clock
 from .coordinator import Coordinator
 from .coordinator import events as on
@@ -55,7 +56,7 @@ class Daemon:
     Args:
         feeds: MODULE:ATTR of each feed.
         workers: number of worker processes that make batches. With 0 there is one that makes none: it lists splits,
-            makes first samples and mixes rows, and hosts that join make the batches.
+            makes first samples and mixes rows, and hosts that join make the batches. None: as many as are needed.
         bind: `tcp://address:port` to listen on.
         advertise: HOST or HOST:PORT for the feeds' URLs; None: the address of `bind`.
         memory: bytes that slots and shuffle blocks may take.
@@ -81,7 +82,7 @@ class Daemon:
         self,
         feeds: list[str],
         *,
-        workers: int,
+        workers: int | None,
         bind: str,
         memory: int,
         on_ready: Callable[[str], None],
@@ -106,6 +107,9 @@ class Daemon:
         self._advertise = advertise
         self._bind = bind
         self._on_ready = on_ready
+        self._auto_scaling = workers is None
+        if workers is None:
+            workers = AutoWorkers.first(len(os.sched_getaffinity(0)))
         self._workers = max(1, workers)
         self._hang_timeout = hang_timeout
         self._draining = False
@@ -271,6 +275,7 @@ class Daemon:
             listener,
             feeds=self._feeds,
             workers=self._workers,
+            auto_scaling=self._auto_scaling,
             hang_timeout=self._hang_timeout,
             environment=self._environment,
             advertise=self._advertise,
@@ -316,6 +321,9 @@ class Daemon:
             self._look_at_the_group_file,
             lambda _: self._each_second(self),
         ]
+        if parts.auto_scaling is not None:
+            scaling = parts.auto_scaling
+            look.append(lambda _: scaling.another_second())
         if self._http is not None:
             look.append(self._http.another_second)
         return Clock(look, parts.bugs, lambda error: self._broken_by("the clock stopped", error))

@@ -45,6 +45,24 @@ log_format_option = click.option(
 )
 
 
+class Workers(click.ParamType[int | str]):
+    """A number of workers, or `auto`."""
+
+    name = "workers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Return `value` as a number, or as it is."""
+        if value == "auto":
+            return "auto"
+        try:
+            return _COUNT.convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"must be a number from 0 to {_COUNT.max}, or auto, got {value!r}", param, ctx)
+
+
+_COUNT = click.IntRange(0, 4096)
+
+
 class Bytes(click.ParamType[int]):
     """A size in bytes: 500000000, 500M, 4G (powers of 1024)."""
 

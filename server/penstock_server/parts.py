@@ -9,6 +9,7 @@ from typing import Protocol
 from penstock_proto import PenstockError
 from penstock_proto import messages as m
 
+from .auto_scaling import AutoScaling
 from .bugs import Bugs
 from .coordinator import Coordinator
 from .coordinator import events as on
@@ -57,6 +58,7 @@ class Parts:
         listener: the listener for consumers on this host.
         feeds: MODULE:ATTR of each feed.
         workers: number of worker processes at the start.
+        auto_scaling: whether their number follows the load.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
         environment: variables of the workers; None as a value removes one.
         advertise: HOST or HOST:PORT for the feeds' URLs, or None.
@@ -75,6 +77,7 @@ class Parts:
         *,
         feeds: list[str],
         workers: int,
+        auto_scaling: bool,
         hang_timeout: float | None,
         environment: m.Environment | None,
         advertise: str | None,
@@ -138,7 +141,14 @@ class Parts:
             name_of=self.hosts.name_of,
             stale=stale,
         )
-        self.scaling = Scaling(coordinator, dispatch.tell, self.supervisor, self.to_workers, self.feeds.look_at_workers)
+        self.scaling = Scaling(
+            coordinator,
+            dispatch.tell,
+            self.supervisor,
+            self.to_workers,
+            self.feeds.look_at_workers,
+            by_hand=self.scaled_by_hand,
+        )
         self.memory = WorkerMemory(
             lambda: [worker.pid for worker in self.supervisor.workers.values() if worker.pid is not None],
             lambda: self.sessions.status_fresh(),
@@ -176,6 +186,7 @@ class Parts:
         self.status = CurrentStatus(
             coordinator,
             draining=lambda: lifecycle.draining,
+            adjusting=lambda: self.auto_scaling is not None and self.auto_scaling.on,
             feeds=self.feeds,
             sessions=self.sessions,
             looks=self.looks,
@@ -188,6 +199,7 @@ class Parts:
             unix=listener.name,
             bugs=self.bugs,
         )
+        self.auto_scaling = AutoScaling(self.scaling, self.status, coordinator.workers) if auto_scaling else None
         dispatch.connect(
             slots=self.slots,
             sessions=self.sessions,
@@ -209,6 +221,11 @@ class Parts:
             look_at_slabs=self.sessions.look_at_slabs,
             bugs=self.bugs,
         )
+
+    def scaled_by_hand(self) -> None:
+        """A user has asked for a number of workers."""
+        if self.auto_scaling is not None:
+            self.auto_scaling.off()
 
     def _tell_of_consumer(self, event: on.Event) -> None:
         if isinstance(event, on.Begin):

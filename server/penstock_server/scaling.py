@@ -23,6 +23,7 @@ class Scaling:
         supervisor: starts the worker processes.
         to_workers: what workers are told.
         scaled: called when the number of workers has changed.
+        by_hand: called when a user has asked for a number.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class Scaling:
         supervisor: Supervisor,
         to_workers: ToWorkers,
         scaled: Callable[[], None],
+        by_hand: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._tell = tell
         self._supervisor = supervisor
         self._to_workers = to_workers
         self._scaled = scaled
+        self._by_hand = by_hand
 
     def scale(self, workers: int, now: bool = False) -> tuple[int, int]:
         """Run `workers` workers that make batches on this host from now on, as far as there are file descriptors. Those
@@ -47,6 +50,18 @@ class Scaling:
         Returns:
             How many there were, and how many there will be.
         """
+        self._by_hand()
+        return self._scale(workers, now)
+
+    def scale_by(self, more: int) -> None:
+        """Add `more` workers, or remove some if it is negative."""
+        self.scale(len(self._coordinator.workers.scaled) + more)
+
+    def adjust(self, workers: int, why: str) -> None:
+        """Do as `scale` does, for this reason, without a user who asks."""
+        self._scale(workers, why=f": {why}")
+
+    def _scale(self, workers: int, now: bool = False, *, why: str = "") -> tuple[int, int]:
         there = self._coordinator.workers
         staying = there.scaled
         before, workers = len(staying), max(0 if there.idle else 1, workers)
@@ -68,11 +83,6 @@ class Scaling:
         if staying[workers:]:
             self._tell(on.RetireWorkers(tuple(staying[workers:]), now))
         self._tell(on.SlotsAllowed(descriptors.for_slots(descriptors.limit(), len(there.own))))
-        log.info("workers: %d, now %d", before, workers, extra={"event": "scaled"})
+        log.info("workers: %d, now %d%s", before, workers, why, extra={"event": "scaled"})
         self._scaled()
         return before, workers
-
-    def scale_by(self, more: int) -> None:
-        """Add `more` workers, or remove some if it is negative."""
-        there = self._coordinator.workers
-        self.scale(len(there.scaled) + more)

@@ -17,6 +17,8 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
     memory = state["memory"]
     arena, reserved, allowed = (size(memory[key]) for key in ("arena", "reserved", "allowed"))
     yield f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed"
+    if state.get("adjusts_workers"):
+        yield f"workers  {len(state['workers'])}, adjusted to the load"
     for host in state.get("hosts", []):
         yield f"host     {_word(host['name'])}: {_host(host)}"
     for worker in state["workers"]:

@@ -1,0 +1,217 @@
+"""Decides how many workers a daemon should have, from what it measures (`serve --workers auto`). No I/O.
+
+Workers are added while a trainer waits for them, they are always busy, and CPUs are free, or workers wait for
+something else than a CPU. They are removed when fewer could do the same with room to spare, for a minute. The counts
+that it tries are useful ones: of 16 lanes 8 workers make 2 each, and with 9 one of them would still make 2.
+
+What it tries is judged when the new workers have got their lanes, which may take until a split has ended. If a trainer
+still waits, and batches come hardly faster, the step is taken back. A step that was taken back, or had to be taken
+again, doubles the time that it waits before the next one of that kind. So the number settles under a steady load, and
+under one that comes and goes it stays where the load needs it most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock_proto.figures import Figures, percent
+from penstock_proto.status_history import Key
+from penstock_proto.verdict import BUSY, WAITS, verdict
+
+LOOKED = 5.0
+"""Seconds that are measured, at least, before a decision. A feed's first batches and a change of the number are not
+among them: see `AutoWorkers.since`."""
+
+CALM = 60.0
+"""Seconds for which fewer workers must be enough before some are removed, and for which a count that did not help is
+not tried again. They double each time that this was too short, up to LONGEST_CALM."""
+
+LONGEST_CALM = 3600.0
+
+_SETTLE = 2.0
+"""Seconds after a change that are not measured."""
+
+_ROOM = 0.6
+"""How busy the remaining workers may be, at most, if some are removed."""
+
+_GAIN = 0.25
+"""The part of the hoped for gain that a step must bring. (A gain of 1.0 from 2 to 4 workers is twice the speed.)"""
+
+_PER_CPU = 4
+"""The most workers for each CPU, however little of it they use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The number of workers from now on, and the reason."""
+
+    workers: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Workers were added: what there was before."""
+
+    streams: frozenset[Key]
+    rate: float
+    before: int
+    after: int
+
+
+class AutoWorkers:
+    """See the file's head.
+
+    Args:
+        cpus: of this host that the daemon may use.
+
+    Attributes:
+        since: the time from which on the next figures must be taken.
+    """
+
+    def __init__(self, cpus: int) -> None:
+        self.since = 0.0
+        self._most = max(1, _PER_CPU * cpus)
+        self._trial: _Trial | None = None
+        self._no_more = self._most  # than so many workers, until
+        self._no_more_until = 0.0
+        self._no_more_for = CALM
+        self._calm_since: float | None = None
+        self._calm = CALM
+        self._removed_at = -math.inf
+
+    @staticmethod
+    def first(cpus: int) -> int:
+        """Return the number of workers to begin with."""
+        return min(2, cpus)
+
+    def changed(self, now: float) -> None:
+        """The number of workers was changed."""
+        self.since = now + _SETTLE
+        self._calm_since = None
+
+    def decide(self, now: float, workers: int, seen: Mapping[Key, Figures], idle_cpus: float) -> Decision | None:
+        """Return how many workers there should be; None if nothing is to change.
+
+        Args:
+            now: seconds, on any clock that only goes forward.
+            workers: how many of the daemon's own make batches.
+            seen: the figures of each stream that was read, measured at `since` or later, for LOOKED seconds or more.
+                All workers have run for that time.
+            idle_cpus: how many CPUs of this host were idle in that time, on average.
+        """
+        if not seen:
+            self._calm_since = None
+            return None
+        trial, self._trial = self._trial, None
+        wanting = [figures for figures in seen.values() if figures.waiting >= WAITS]
+        if trial is not None and trial.after == workers and trial.streams == seen.keys():
+            if wanting and not _all_work(wanting[0]):
+                self._trial = trial
+                return None
+            back = self._taken_back(now, trial, seen, waits=bool(wanting))
+            if back is not None:
+                return back
+        if wanting:
+            self._calm_since = None
+            return self._more(now, workers, seen, wanting, idle_cpus)
+        return self._fewer(now, workers, seen)
+
+    def _taken_back(self, now: float, trial: _Trial, seen: Mapping[Key, Figures], *, waits: bool) -> Decision | None:
+        """Judge the last step. `waits`: whether a trainer still waits."""
+        gain, hoped = _rate(seen) / max(trial.rate, 1e-9) - 1, trial.after / trial.before - 1
+        if gain >= _GAIN * hoped or not waits:
+            self._no_more_for = CALM
+            return None
+        self._no_more, self._no_more_until = trial.before, now + self._no_more_for
+        self._no_more_for = min(2 * self._no_more_for, LONGEST_CALM)
+        came = f"come only {percent(gain)} faster" if gain >= 0.005 else "come no faster"
+        return Decision(trial.before, f"with {trial.after} workers batches {came} than with {trial.before}")
+
+    def _more(
+        self,
+        now: float,
+        workers: int,
+        seen: Mapping[Key, Figures],
+        wanting: list[Figures],
+        idle_cpus: float,
+    ) -> Decision | None:
+        most = min(self._most, self._no_more) if now < self._no_more_until else self._most
+        for figures in wanting:
+            found = verdict(figures)
+            if found.limit not in ("generator", "collating"):
+                continue
+            counts = _useful(figures.lanes, len(figures.workers) + self._most)
+            here = len(figures.workers)  # with those of other hosts
+            wanted = min(2.0, 1 / max(0.01, 1 - figures.waiting)) * _at_work(figures.lanes, here)
+            limit = min(here + most - workers, _fitting(figures, idle_cpus))
+            fitting = [count for count in counts if here < count <= limit]
+            if fitting:
+                target = next((count for count in fitting if _at_work(figures.lanes, count) >= wanted), fitting[-1])
+                if now - self._removed_at < 10 * self._calm:
+                    self._calm = min(2 * self._calm, LONGEST_CALM)
+                    self._removed_at = -math.inf
+                after = workers + target - here
+                self._trial = _Trial(frozenset(seen), _rate(seen), workers, after)
+                return Decision(after, _why(figures))
+        return None
+
+    def _fewer(self, now: float, workers: int, seen: Mapping[Key, Figures]) -> Decision | None:
+        figures = next(iter(seen.values()))
+        here, busy = len(figures.workers), sum(worker.busy for worker in figures.workers)
+        counts = {count for one in seen.values() for count in _useful(one.lanes, here)}
+        target = max((count for count in counts if count < here), default=here)
+        if workers + target - here < 1 or target == here or busy > _ROOM * target:
+            self._calm_since = None
+            return None
+        if self._calm_since is None:
+            self._calm_since = now
+        if now - self._calm_since < self._calm:
+            return None
+        self._removed_at = now
+        return Decision(
+            workers + target - here,
+            f"no trainer has waited for {now - self._calm_since:.0f} s, and workers are busy {percent(busy / here)}",
+        )
+
+
+def _why(figures: Figures) -> str:
+    busy = sum(worker.busy for worker in figures.workers) / len(figures.workers)
+    return f"the trainer waits {percent(figures.waiting)} of the time, and workers are busy {percent(busy)}"
+
+
+def _all_work(figures: Figures) -> bool:
+    return sum(worker.busy for worker in figures.workers) >= BUSY * figures.usable
+
+
+def _rate(seen: Mapping[Key, Figures]) -> float:
+    return sum(figures.rate for figures in seen.values())
+
+
+def _fitting(figures: Figures, idle_cpus: float) -> int:
+    """Return how many workers the CPUs have room for, if each uses as much as now. Those that mostly wait for something
+    else always find some."""
+    if figures.wait_for_io:
+        return len(figures.workers) + _PER_CPU * figures.cpus
+    each = sum(worker.cpu + worker.cpu_wait for worker in figures.workers) / len(figures.workers)
+    free = min(figures.cpus - figures.cpus_wanted, idle_cpus)
+    return len(figures.workers) + max(0, math.ceil(free / max(each, 0.01) - 0.5))
+
+
+def _at_work(lanes: int | None, workers: int) -> float:
+    """Return how many workers work at a time, on average, as each makes whole lanes."""
+    return workers if lanes is None else lanes / -(-lanes // workers)
+
+
+def _useful(lanes: int | None, most: int) -> list[int]:
+    """Return the counts up to `most` with which a worker has fewer lanes than with one worker less.
+
+    Where any number of workers can work at once: 1, 2, 3, 4, 6, 8, 12, 16 and so on.
+    """
+    if lanes is None:
+        steps = {2**power for power in range(most.bit_length())} | {3 * 2**power for power in range(most.bit_length())}
+    else:
+        steps = {-(-lanes // each) for each in range(1, lanes + 1)}
+    return sorted(count for count in steps if count <= most)
