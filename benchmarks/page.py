@@ -1,9 +1,11 @@
 """What the web page costs: batches a second, and the daemon's CPU time, without --http, with it, and with an open page.
 
-    python benchmarks/page.py [--rounds 5] [--seconds 15]
+    python benchmarks/page.py [--rounds 5] [--seconds 5] [--json FILE]
 
-A reader takes batches of 32 images of 224x224x3 bytes as fast as they come, and then at a steady pace. An open page is
-a loop that asks for what the page asks for, so the browser's own CPU time is not part of it. Prints medians.
+A reader takes batches as fast as they come: of pipelines of pipelines.py, and of a generator that does nothing, so that
+nothing hides what the page costs. That one is also read at a steady pace. An open page is a loop that asks for what the
+page asks for, so the browser's own CPU time is not part of it. The three ways take turns, and ratios are taken within a
+round.
 """
 
 from __future__ import annotations
@@ -11,61 +13,93 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pipelines_data
 import psutil
+from measure import Quartiles, ratios
+from transport import aligned, machine
 
 import penstock
 from penstock_server import Feed
 
-WAYS = ("no --http", "--http, nobody looks", "--http, a page is open")
+WAYS = ("no --http", "--http", "open page")
 PACE = 0.02
 """Seconds between two batches of a steady reader."""
 
+FOLDER = Path(__file__).resolve().parent
+CASES = {
+    "images": (f"{FOLDER}/loaders/penstock_feed.py:feed", 0.0),
+    "rotate": (f"{FOLDER}/loaders/penstock_feed.py:feed", 0.0),
+    "small": (f"{FOLDER}/loaders/penstock_feed.py:feed", 0.0),
+    "no work": (f"{__file__}:feed", 0.0),
+    f"no work, a batch each {1000 * PACE:.0f} ms": (f"{__file__}:feed", PACE),
+}
+"""For each case the feed, and the seconds between two batches. The first three are pipelines."""
 
-def images(split: int) -> Iterator[Any]:
-    """Yield random pixels: a trivial generator, so that nothing hides what the page costs."""
+
+def pixels(split: int) -> Iterator[Any]:
+    """Yield the same image again and again."""
     image = np.random.default_rng(split).integers(0, 255, (224, 224, 3)).astype(np.uint8)
     for number in range(400):
         yield image, number
 
 
-feed = Feed(images, splits=range(10000), batch_size=32, lanes=8)
+feed = Feed(pixels, splits=range(10000), batch_size=32, lanes=8)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     given = parser.parse_args()
-    found: dict[tuple[str, float], list[tuple[float, float]]] = {}
-    for number in range(given.rounds):
-        for pace in (0.0, PACE):
-            for way in WAYS if number % 2 else WAYS[::-1]:
-                found.setdefault((way, pace), []).append(measure(way, pace, given.seconds, given.workers))
-    for pace in (0.0, PACE):
-        print(f"{'as fast as they come' if not pace else f'a batch each {1000 * pace:.0f} ms'}:")
-        for way in WAYS:
-            rates, used = zip(*found[way, pace], strict=True)
-            share = 100 * statistics.median(used)
-            print(f"  {way:24} {statistics.median(rates):7.0f} batches/s, {share:5.1f} % of a core for the daemon")
+    report: dict[str, Any] = {"machine": machine(), "trial_seconds": given.seconds, "cases": {}}
+    with tempfile.TemporaryDirectory(prefix="pipelines-") as data:
+        pipelines_data.write(Path(data))
+        for case in CASES:
+            runs = report["cases"][case] = {way: [] for way in WAYS}
+            for number in range(given.rounds):
+                for way in WAYS if number % 2 else WAYS[::-1]:
+                    runs[way].append(measure(case, way, given.seconds, given.workers, data))
+            print(case, *(f"{Quartiles.of([run['per_second'] for run in runs[way]])}" for way in WAYS), sep="  ")
+    print(table(report))
+    if given.json is not None:
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def measure(way: str, pace: float, seconds: float, workers: int) -> tuple[float, float]:
+def table(report: dict[str, Any]) -> str:
+    """Batches a second without the server, and over that with it; and the daemon's share of a core."""
+    rows = [["", "batches/s", *(f"{way}, over that" for way in WAYS[1:]), *(f"daemon: {way}" for way in WAYS)]]
+    for case, runs in report["cases"].items():
+        without = runs[WAYS[0]]
+        speeds = [str(Quartiles.of([run["per_second"] for run in without]))]
+        speeds += [f"{Quartiles.of(ratios(runs[way], without)).median:.3f}" for way in WAYS[1:]]
+        used = [f"{100 * Quartiles.of([run['daemon_cpu'] for run in runs[way]]).median:.1f} %" for way in WAYS]
+        rows.append([case, *speeds, *used])
+    return "\n".join(aligned(rows))
+
+
+def measure(case: str, way: str, seconds: float, workers: int, data: str) -> dict[str, float]:
     """Return batches a second, and the CPUs that the daemon used."""
-    command = [sys.executable, "-m", "penstock_server", "serve", f"{__file__}:feed", "--bind", "tcp://127.0.0.1:0"]
+    target, pace = CASES[case]
+    command = [sys.executable, "-m", "penstock_server", "serve", target, "--bind", "tcp://127.0.0.1:0"]
     command += ["--workers", str(workers), *([] if way == WAYS[0] else ["--http", "0"])]
-    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    paths = os.pathsep.join(filter(None, [str(FOLDER), os.getenv("PYTHONPATH")]))
+    environment = {**os.environ, "PIPELINES_DATA": data, "PIPELINE": case, "PYTHONPATH": paths}
+    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert daemon.stdout is not None
     assert daemon.stderr is not None
     stop, looking = threading.Event(), None
@@ -84,7 +118,8 @@ def measure(way: str, pace: float, seconds: float, workers: int) -> tuple[float,
             count = read(batches, pace, seconds)
             apart = time.perf_counter() - began
             after = psutil.Process(daemon.pid).cpu_times()
-        return count / apart, (after.user + after.system - before.user - before.system) / apart
+        used = after.user + after.system - before.user - before.system
+        return {"per_second": count / apart, "daemon_cpu": used / apart}
     finally:
         stop.set()
         if looking is not None:

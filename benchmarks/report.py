@@ -22,6 +22,7 @@ import gil
 import gpu
 import hosts
 import mixing
+import page as web_page
 import pipelines
 import recovery
 import transport
@@ -205,6 +206,10 @@ def stages_text(result: dict[str, Any]) -> str:
     return code([f"  now     {result['now']}\n  before  {result['before']}", compare.table(result)])
 
 
+def page_text(result: dict[str, Any]) -> str:
+    return code([web_page.table(result)])
+
+
 def gil_text(result: dict[str, Any]) -> str:
     return code([gil.table(result["loads"])])
 
@@ -276,6 +281,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]
     "gil": (gil_text, None, ""),
     "cache": (cache_text, None, ""),
     "stages": (stages_text, None, ""),
+    "page": (page_text, None, ""),
     "coordinator": (coordinator.tables, None, ""),
     "gpu": (gpu_text, gpu_plot, "Steps a second of a GPU, fed in three ways"),
     "hosts": (hosts_text, hosts_plot, "MB/s of 1, 2 and 4 hosts, and samples/s around the loss of one"),

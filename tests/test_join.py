@@ -15,12 +15,14 @@ import pytest
 from conftest import Daemon, Join, Serve, wait_until
 from every_way import read_every_way
 from one_stream import digests
+from test_http import values
 
 import penstock
 from penstock_proto import FeedError, libzmq
 from penstock_proto import codec as proto_codec
 from penstock_proto import messages as m
 from penstock_server import control, keygen
+from penstock_server.http.metrics import METRICS
 from penstock_server.joining import agreement
 
 KINDS = """
@@ -129,6 +131,17 @@ def test_hosts_come_leave_die_stand_still_and_come_back_and_the_stream_stays_the
         stopped.name: ("working", 2, 2),
         again.name: ("working", 2, 2),
     }
+
+
+def test_the_metrics_have_each_host(serve: Serve, join: Join) -> None:
+    head = serve(SLOW, workers=1, http=0)
+    host = join(head)
+    stream(head)
+    state_of(head)
+    own = {name: value for name, value in values(head).items() if name.endswith(f",host={host.name}")}
+    assert {name.partition(",")[0] for name in own} == {name for name in METRICS if name.startswith("penstock_host_")}
+    assert own[f"penstock_host_ready_workers,host={host.name}"] == 2
+    assert own[f"penstock_host_received_bytes_total,host={host.name}"] > 0
 
 
 def state_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:

@@ -49,6 +49,14 @@ METRICS: dict[str, str] = {
     "penstock_worker_cpu_seconds_total": "CPU time of the worker's process.",
     "penstock_worker_cpu_wait_seconds_total": "Seconds in which the worker could have run, and no CPU was free.",
     "penstock_worker_memory_bytes": "Memory of the worker's process; shared pages count in part (PSS).",
+    "penstock_host_workers": "Worker processes of a host that has joined.",
+    "penstock_host_ready_workers": "Those of them that can be given work.",
+    "penstock_host_cpus": "CPUs that the host's workers may use.",
+    "penstock_host_memory_allowed_bytes": "Bytes that batches may take on the host (its --memory).",
+    "penstock_host_memory_used_bytes": "Bytes of these that batches take now.",
+    "penstock_host_received_bytes_total": "Bytes of batches that came from the host since it joined.",
+    "penstock_host_unsent_bytes": "Bytes of batches that the network has not taken from the host yet.",
+    "penstock_host_silent_seconds": "Seconds since anything was heard of the host.",
 }
 
 
@@ -90,6 +98,7 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield from _consumers(status["streams"])
     yield from _caches(status["feeds"])
     yield from _workers(status["workers"])
+    yield from _hosts(status["hosts"])
 
 
 def _feeds(feeds: list[dict[str, Any]]) -> Iterator[Metric]:
@@ -160,6 +169,24 @@ def _workers(workers: list[dict[str, Any]]) -> Iterator[Metric]:
     yield _counters("penstock_worker_cpu_wait_seconds_total", ["worker"], waits)
     nbytes = {key: worker["memory"] for key, worker in numbered if worker["memory"] is not None}
     yield _gauges("penstock_worker_memory_bytes", ["worker"], nbytes)
+
+
+def _hosts(hosts: list[dict[str, Any]]) -> Iterator[Metric]:
+    def of(value: Callable[[dict[str, Any]], float | None]) -> dict[tuple[str, ...], float]:
+        found = {(host["name"],): value(host) for host in hosts}
+        return {key: figure for key, figure in found.items() if figure is not None}  # it has not reported yet
+
+    def memory(name: str) -> Callable[[dict[str, Any]], float | None]:
+        return lambda host: None if host["memory"] is None else host["memory"][name]
+
+    yield _gauges("penstock_host_workers", ["host"], of(lambda host: host["workers"]))
+    yield _gauges("penstock_host_ready_workers", ["host"], of(lambda host: host["ready"]))
+    yield _gauges("penstock_host_cpus", ["host"], of(lambda host: host["cpus"]))
+    yield _gauges("penstock_host_memory_allowed_bytes", ["host"], of(memory("allowed")))
+    yield _gauges("penstock_host_memory_used_bytes", ["host"], of(memory("used")))
+    yield _counters("penstock_host_received_bytes_total", ["host"], of(lambda host: host["received_bytes"]))
+    yield _gauges("penstock_host_unsent_bytes", ["host"], of(lambda host: host["unsent_bytes"]))
+    yield _gauges("penstock_host_silent_seconds", ["host"], of(lambda host: host["silent_seconds"]))
 
 
 def _gauge(name: str, value: float) -> Metric:
