@@ -176,6 +176,13 @@ def test_there_are_no_more_workers_than_lanes() -> None:
     assert model.run(300) == [5]
 
 
+def test_a_limit_of_the_daemon_is_not_tried_again() -> None:
+    model = Model()
+    model.decides.limit(3)
+    assert model.run(300) == [3]
+    assert not model.run(3600)
+
+
 def test_workers_of_other_hosts_count() -> None:
     model = Model(others=4, workers=1)
     assert model.run(60) == [4]

@@ -56,8 +56,10 @@ class AutoScaling:
         before, seen = len(self._workers.scaled), self._status.figures(self._decides.since, LOOKED)
         decision = self._decides.decide(now, before, seen, self._idle_cpus())
         if decision is not None:
-            self._scaling.adjust(decision.workers, decision.why)
+            after = self._scaling.adjust(decision.workers, decision.why)
             self._decides.changed(now)
+            if after < decision.workers:
+                self._decides.limit(after)
 
     def _idle_cpus(self) -> float:
         """Return how many CPUs were idle in what was measured."""

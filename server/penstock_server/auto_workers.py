@@ -92,6 +92,10 @@ class AutoWorkers:
         self.since = now + _SETTLE
         self._calm_since = None
 
+    def limit(self, workers: int) -> None:
+        """The daemon cannot have more workers than these."""
+        self._most = workers
+
     def decide(self, now: float, workers: int, seen: Mapping[Key, Figures], idle_cpus: float) -> Decision | None:
         """Return how many workers there should be; None if nothing is to change.
 

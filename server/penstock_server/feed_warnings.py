@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock_proto.figures import count
 from penstock_proto.messages import FeedPlan
 from penstock_proto.spec import Spec, leaf_list
 
@@ -39,8 +40,8 @@ def workers_warning(plan: FeedPlan, n_splits: int, workers: int) -> str | None:
     enough = -(-lanes // most)
     if plan.length is not None or plan.order != "exact" or enough >= workers:
         return None
-    counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {n_splits} {plan.piece}s"
+    counted = f"lanes={plan.lanes}" if plan.endless else f"lanes={plan.lanes}, {count(n_splits, plan.piece)}"
     return (
-        f"feed {plan.name} has {lanes} lanes ({counted}), so {workers} workers run "
+        f"feed {plan.name} has {count(lanes, 'lane')} ({counted}), so {workers} workers run "
         f"no faster than {enough}: the number of workers should divide the number of lanes"
     )

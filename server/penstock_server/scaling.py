@@ -57,9 +57,9 @@ class Scaling:
         """Add `more` workers, or remove some if it is negative."""
         self.scale(len(self._coordinator.workers.scaled) + more)
 
-    def adjust(self, workers: int, why: str) -> None:
-        """Do as `scale` does, for this reason, without a user who asks."""
-        self._scale(workers, why=f": {why}")
+    def adjust(self, workers: int, why: str) -> int:
+        """Do as `scale` does, for this reason, without a user who asks. Return how many there will be."""
+        return self._scale(workers, why=f": {why}")[1]
 
     def _scale(self, workers: int, now: bool = False, *, why: str = "") -> tuple[int, int]:
         there = self._coordinator.workers
