@@ -1,4 +1,7 @@
-"""`penstock status` names the cause for which each consumer waits, whatever it is."""
+"""`penstock status` and the web page name the cause for which each consumer waits, whatever it is.
+
+(That Keras' progress bar does so too is tested in test_feeding.py, and that a browser shows it in test_page.py.)
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import Serve
 from fault_proxy import FaultProxy
+from test_http import get
 
 import penstock
 from penstock_server import control
@@ -89,7 +93,7 @@ def test_the_verdict_names_the_cause(
     serve: Serve, feed: str, steps: list[float], options: dict[str, Any], limits: list[str]
 ) -> None:
     throttled = options.pop("throttled", False)
-    daemon = serve(FEEDS, feed, **options)
+    daemon = serve(FEEDS, feed, http=0, **options)
     with ExitStack() as stack:
         url = daemon.url
         if throttled:
@@ -108,3 +112,7 @@ def test_the_verdict_names_the_cause(
         shown = "\n".join(status_lines(state))
         for stream in streams:
             assert stream["headline"] in shown
+        _, _, text = get(daemon, "/api/live?seconds=0&minutes=0&looks=0&changes=0")
+        page = json.loads(text)["status"]["streams"]
+        assert [one["limit"] for one in sorted(page, key=lambda one: one["rank"] or 0)] == limits
+        assert all(one["verdict"] for one in page)
