@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -279,7 +279,7 @@ def test_a_daemon_adds_workers_while_its_trainer_waits_and_the_stream_is_the_sam
             assert next(batches).tolist() == [[split, first + i] for i in range(4)]
             if tried(daemon)[-1:] >= [most]:
                 break
-        assert len(daemon.workers()) >= most
+        wait_until(lambda: len(daemon.workers()) >= most)
         assert f"workers  {len(daemon.workers())}, adjusted to the load" in penstock_command("status", daemon.url)
         assert penstock_command("scale", daemon.url, "3").endswith("-> 3\n")
         assert "the number of workers is no longer adjusted" in daemon.stderr()
