@@ -1,11 +1,12 @@
-"""Adjusts the number of workers while feeds are read (`serve --workers auto`): measures, and carries out what
-auto_workers.py decides."""
+"""Adjusts the number of workers while feeds are read (`serve --workers auto`), as auto_workers.py decides."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections import deque
+
+from penstock_proto.status_history import WINDOW
 
 from .auto_workers import LOOKED, AutoWorkers
 from .coordinator.workers import Workers
@@ -14,9 +15,6 @@ from .scaling import Scaling
 
 log = logging.getLogger(__name__)
 
-_KEPT = 60
-"""The most readings of idle CPUs that are kept, one each second."""
-
 
 class AutoScaling:
     """See the file's head.
@@ -24,7 +22,7 @@ class AutoScaling:
     Args:
         scaling: changes the number.
         status: knows the figures of the last seconds.
-        workers: there are now.
+        workers: the workers that there are.
 
     Attributes:
         on: False from when a user has asked for a number.
@@ -36,7 +34,7 @@ class AutoScaling:
         self._status = status
         self._workers = workers
         self._decides = AutoWorkers(len(os.sched_getaffinity(0)))
-        self._idle: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._idle: deque[tuple[float, float]] = deque(maxlen=1 + round(WINDOW))  # one reading a second
 
     def off(self) -> None:
         """Leave the number alone from now on."""
@@ -62,11 +60,11 @@ class AutoScaling:
                 self._decides.limit(after)
 
     def _idle_cpus(self) -> float:
-        """Return how many CPUs were idle in what was measured."""
+        """Return how many CPUs were idle, on average, in the time that the figures are of."""
         kept = [reading for reading in self._idle if reading[0] >= self._decides.since]
         if len(kept) < 2:
             return 0.0
-        (began, before), (ended, after) = kept[max(0, len(kept) - 1 - int(2 * LOOKED))], kept[-1]
+        (began, before), (ended, after) = kept[0], kept[-1]
         return (after - before) / (ended - began)
 
 

@@ -21,8 +21,7 @@ from penstock_proto.status_history import Key
 from penstock_proto.verdict import BUSY, WAITS, verdict
 
 LOOKED = 5.0
-"""Seconds that are measured, at least, before a decision. A feed's first batches and a change of the number are not
-among them: see `AutoWorkers.since`."""
+"""Seconds that are measured, at least, before a decision. The time before `AutoWorkers.since` does not count."""
 
 CALM = 60.0
 """Seconds for which fewer workers must be enough before some are removed, and for which a count that did not help is
@@ -37,7 +36,7 @@ _ROOM = 0.6
 """How busy the remaining workers may be, at most, if some are removed."""
 
 _GAIN = 0.25
-"""The part of the hoped for gain that a step must bring. (A gain of 1.0 from 2 to 4 workers is twice the speed.)"""
+"""The part of the possible gain that a step must bring. (From 2 to 4 workers it is possible to gain 100 %.)"""
 
 _PER_CPU = 4
 """The most workers for each CPU, however little of it they use."""
@@ -68,14 +67,14 @@ class AutoWorkers:
         cpus: of this host that the daemon may use.
 
     Attributes:
-        since: the time from which on the next figures must be taken.
+        since: when the next figures may begin. They must not contain a change of the number.
     """
 
     def __init__(self, cpus: int) -> None:
         self.since = 0.0
         self._most = max(1, _PER_CPU * cpus)
         self._trial: _Trial | None = None
-        self._no_more = self._most  # than so many workers, until
+        self._no_more = self._most  # the most workers until the next time
         self._no_more_until = 0.0
         self._no_more_for = CALM
         self._calm_since: float | None = None
@@ -125,8 +124,8 @@ class AutoWorkers:
 
     def _taken_back(self, now: float, trial: _Trial, seen: Mapping[Key, Figures], *, waits: bool) -> Decision | None:
         """Judge the last step. `waits`: whether a trainer still waits."""
-        gain, hoped = _rate(seen) / max(trial.rate, 1e-9) - 1, trial.after / trial.before - 1
-        if gain >= _GAIN * hoped or not waits:
+        gain, possible = _rate(seen) / max(trial.rate, 1e-9) - 1, trial.after / trial.before - 1
+        if gain >= _GAIN * possible or not waits:
             self._no_more_for = CALM
             return None
         self._no_more, self._no_more_until = trial.before, now + self._no_more_for
