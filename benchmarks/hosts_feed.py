@@ -1,4 +1,4 @@
-"""The feed of hosts.py. Samples are made beforehand, and sleep: what is measured is the way, not the making."""
+"""The feed of hosts.py. Samples are made beforehand, so the benchmark measures how they travel."""
 
 import os
 import time
