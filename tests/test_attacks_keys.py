@@ -125,6 +125,23 @@ def test_strangers_are_cut_off_and_leave_nothing_behind(serve: Serve, folder: Pa
         assert connections(process) <= before[0]
 
 
+def test_a_client_that_goes_before_it_is_answered_is_forgotten_at_once(serve: Serve, folder: Path) -> None:
+    """A connection that is gone can always be written to and takes nothing, so no answer may wait for it."""
+    bounds = {f"host.network_peer.{name}": 1_000_000 for name in ("HANDSHAKE", "PATIENCE")}
+    daemon, eve = serve(FEED, keys=folder, patched=bounds), eve_of(folder)
+    process = psutil.Process(daemon.process.pid)
+    with victim(daemon, folder / "clients/victim"):
+        before = connections(process)
+        for _ in range(20):
+            with admitted(daemon, eve, LINGER=10_000) as dealer:
+                for _ in range(20):
+                    dealer.send(codec.encode(m.StatusRequest(m.VERSION)))
+        deadline = time.monotonic() + 60
+        while connections(process) > before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert connections(process) <= before
+
+
 def test_idle_connections_take_no_more_than_half_of_the_descriptors(serve: Serve, folder: Path) -> None:
     daemon = serve(FEED, keys=folder)
     process = psutil.Process(daemon.process.pid)

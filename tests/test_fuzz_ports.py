@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -120,21 +120,26 @@ class Watched:
         """The CPU seconds that the daemon has used."""
         return float(sum(self.process.cpu_times()[:2]))
 
-    def batch_ms(self, seconds: float) -> float:
-        """Milliseconds of CPU that the daemon uses for each batch of its trainers."""
-        before = self.cpu(), self._sent()
-        time.sleep(seconds)
-        return 1000 * (self.cpu() - before[0]) / max(1, self._sent() - before[1])
-
     def idle_cpu(self, seconds: float) -> float:
         """The CPU seconds that it uses in each second in which nobody reads."""
         before = self.cpu()
         time.sleep(seconds)
         return (self.cpu() - before) / seconds
 
-    def _sent(self) -> int:
+    def sent(self) -> int:
+        """How many batches its trainers were sent."""
         (feed,) = (one for one in self.state()["feeds"] if one["name"] == "trainers")
         return int(feed["sent"]["batches"])
+
+
+def batch_ms(both: Sequence[Watched], seconds: float) -> list[float]:
+    """Milliseconds of CPU that each daemon uses for a batch of its trainers."""
+    before = [(watched.cpu(), watched.sent()) for watched in both]
+    time.sleep(seconds)
+    return [
+        1000 * (watched.cpu() - cpu) / max(1, watched.sent() - sent)
+        for watched, (cpu, sent) in zip(both, before, strict=True)
+    ]
 
 
 MARGIN = {"memory MiB": 64, "slots MiB": 8, "fds but slots": 4, "threads": 4}
@@ -203,7 +208,7 @@ def test_fuzz_every_port_while_trainers_read(
         for trainer in trainers:
             stack.callback(trainer.kill)
         before = [watched.holds() for watched in both]
-        quiet = [watched.batch_ms(5) for watched in both]
+        quiet = batch_ms(both, 15)
 
         ends = [stack.enter_context(fuzzer(watched, seed)) for watched in both]
         samples: list[list[dict[str, float]]] = [[], []]
@@ -215,9 +220,10 @@ def test_fuzz_every_port_while_trainers_read(
                 info = watched.process.memory_full_info()
                 taken.append({"MiB": info.uss / MIB, "fds": watched.fds(), "CPU s": watched.cpu()})
         attacks = [end() for end in ends]
+        at_once = batch_ms(both, 15)
 
         after = [settled(watched, one) for watched, one in zip(both, before, strict=True)]
-        again = [watched.batch_ms(5) for watched in both]
+        again = batch_ms(both, 15)
         epochs = [trainer.epochs() for trainer in trainers]
         idle_again = [watched.idle_cpu(3) for watched in both]
 
@@ -231,7 +237,10 @@ def test_fuzz_every_port_while_trainers_read(
             print(f"    attacks: {attacks[number]['made']}")
             for name, was in before[number].items():
                 print(f"    {name}: {was:.4g} before, {after[number][name]:.4g} after")
-            print(f"    daemon's CPU for a batch: {quiet[number]:.2f} ms before, {again[number]:.2f} ms after")
+            print(
+                f"    daemon's CPU for a batch: {quiet[number]:.2f} ms before, {at_once[number]:.2f} ms right after, "
+                f"{again[number]:.2f} ms later"
+            )
             print(f"    and while nobody reads: {idle[number]:.3f} of a core before, {idle_again[number]:.3f} after")
             for name in ("MiB", "fds"):
                 found = [sample[name] for sample in samples[number]]
@@ -245,6 +254,7 @@ def test_fuzz_every_port_while_trainers_read(
         assert read == quiet_epochs[: len(read)]
     for number, watched in enumerate(both):
         assert all(attacks[number]["made"].values()), attacks
+        assert at_once[number] < 2 * quiet[number] + 0.5, "the attacks are over, and their connections gone"
         assert again[number] < 2 * quiet[number] + 0.5
         assert idle_again[number] < idle[number] + 0.05
         memory = [sample["MiB"] for sample in samples[number]]

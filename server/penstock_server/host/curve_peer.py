@@ -264,8 +264,10 @@ class CurvePeer(NetworkPeer):
         self._watch()
 
     def _to_client(self) -> None:
+        if self._broken:
+            self._down = b""  # a connection that is gone can always be written to, and takes nothing
         try:
-            sent = 0 if self._broken else self._tcp.send(self._down)
+            sent = self._tcp.send(self._down) if self._down else 0
             self._down = self._down[sent:]
             if sent and self._outgoing.answers > UNREAD:  # it reads its answers: a sign of life
                 self._silence = 0
