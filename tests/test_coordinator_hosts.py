@@ -5,6 +5,7 @@ Each test is one short history. The long ones, in which hosts come and go, are s
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -486,3 +487,33 @@ def test_a_lane_that_has_no_run_yet_when_workers_come_goes_to_the_one_with_the_f
     assert machine.epoch.moved
     machine.made(filling(machine, machine.tickets[2]), border=True)
     assert not machine.epoch.moved  # all four have runs
+
+
+def test_no_more_lanes_move_to_a_worker_that_comes_than_make_up_its_share() -> None:
+    """A lane that moves goes to its next worker when it is visited again. Until then it counts for the worker that
+    makes the fewest, or nearly all lanes would move, and each opens its splits again."""
+    machine = Machine(workers=2, lanes=9, credit=64, turn=1)
+    machine.begin()
+    waiting, moved, slabs = deque(machine.tickets), 0, 0
+
+    def tell(event: on.Event) -> None:
+        nonlocal moved, slabs
+        commands = machine.tell(event)
+        waiting.extend(command.ticket for command in commands if isinstance(command, do.FindSlot))
+        moved += sum(isinstance(command, do.DropRun) for command in commands)
+        for slab in [command for command in commands if isinstance(command, do.SendSlab)]:
+            slabs += 1
+            tell(on.Acknowledge(1, slabs, (slab.seq,), 0))
+
+    def visit(times: int) -> None:
+        for _ in range(times):
+            fill = filling(machine, waiting.popleft())
+            tell(m.Made(fill.run, fill.ticket, first=0, batches=1, rows=4, last=True, border=True))
+
+    visit(9)
+    tell(on.WorkerAdded(2))
+    tell(on.Imported(2, (machine.plan,)))
+    visit(27)
+    assert +machine.epoch.loads == {0: 3, 1: 3, 2: 3}
+    assert moved == 3
+    assert not machine.epoch.moved

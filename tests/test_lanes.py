@@ -757,20 +757,30 @@ def test_whatever_a_generator_raises_is_an_error_that_says_it(error: BaseExcepti
 def test_without_shuffling_a_lane_can_move_while_its_split_has_given_no_more_than_a_batch() -> None:
     lanes = only_lane(failing, [(0, 5, None), (1, 4, None)])
     run = lanes.lane(0)
-    borders = [run.border]
+    borders = [run.at_border(1)]
     while lanes.next_batch(run):
-        borders.append(run.border)
+        borders.append(run.at_border(1))
     assert borders == [True, True, False, True, False]  # 0, 2, 4 of split 0; 1, 3 of split 1
-    assert lanes.lane(0, run.record()).border == run.border
+    assert lanes.lane(0, run.record()).at_border(1) == run.at_border(1)
+
+
+@pytest.mark.parametrize("samples", [8, 9, 30])
+def test_a_lane_comes_to_a_border_at_the_end_of_a_turn_in_each_split(samples: int) -> None:
+    lanes = only_lane(failing, [(split, samples, None) for split in range(4)])
+    run = lanes.lane(0)
+    borders = []
+    while all(lanes.next_batch(run) for _ in range(2)):  # turns of two batches of two samples
+        borders.append(run.at_border(2))
+    assert borders.count(True) == 4
 
 
 def test_when_shuffling_a_lane_can_move_between_two_blocks() -> None:
     lanes = only_lane(failing, [(0, 7, None), (1, 7, None)], shuffle=6, interleave=2)
     run = lanes.lane(0)
-    borders = [run.border]
+    borders = [run.at_border(1)]
     while lanes.next_batch(run):
-        borders.append(run.border)
-        assert lanes.lane(0, run.record()).border == run.border
+        borders.append(run.at_border(1))
+        assert lanes.lane(0, run.record()).at_border(1) == run.at_border(1)
     assert borders == [True, False, False, True, False, False, True, False]
 
 
@@ -807,7 +817,7 @@ def test_any_batch_of_an_indexable_source_can_be_made_at_any_time(shuffle: int) 
     again, rows = indexed(shuffle)
     assert [batch(again, rows, j) for j in (3, 1, 0, 2)] == [in_order[j] for j in (3, 1, 0, 2)]
     assert [len(each) for each in in_order] == [4, 4, 3, 0]
-    assert run.border
+    assert run.at_border(1)
     order = [i for each in in_order for i, _, _ in each]
     assert sorted(order) == list(range(11))
     assert (order == sorted(order)) == (shuffle == 0)
@@ -898,7 +908,7 @@ def test_deep_in_an_endless_lane_no_more_is_read_again_than_its_open_segment() -
     started.clear()
     made.clear()
     again = lanes.lane(1, run.record())
-    assert run.border
+    assert run.at_border(1)
     lanes.next_batch(again)
     assert (started, len(made)) == ([801], 4)
     lanes.next_batch(again)

@@ -16,6 +16,29 @@ from .positions import check
 from .visits import LaneVisits, RangeVisits
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """How workers share the lanes of an epoch that have not ended.
+
+    Attributes:
+        workers: the workers.
+        least, most: the smallest and the largest number of lanes that one of them makes.
+        free: how many lanes have no run. At its next visit such a lane goes to the worker that makes the fewest.
+        lacking: how many lanes would make up for what workers have less than their share.
+    """
+
+    workers: list[int]
+    least: int
+    most: int
+    free: int
+    lacking: int
+
+    @property
+    def even(self) -> bool:
+        """Whether every lane has a run, and no worker makes two lanes more than another."""
+        return not self.free and self.most - self.least < 2
+
+
 @dataclass(slots=True, eq=False)
 class Epoch:
     """See the file's head.
@@ -54,6 +77,7 @@ class Epoch:
     runs: Counter[int] = field(default_factory=Counter)
     loads: Counter[int] = field(default_factory=Counter)
     live: int = 0
+    _loads: Loads | None = None
     skip: int = 0
     deaths: Counter[int] = field(default_factory=Counter)
     batches: int = 0
@@ -116,12 +140,14 @@ class Epoch:
         lane.start(run)
         self.runs[run[0]] += 1
         self.loads[run[0]] += not lane.ended
+        self._loads = None
 
     def stop(self, lane: Lane) -> Filler:
         """Take the lane from its run, and return that run."""
         run = lane.stop()
         self.runs[run[0]] -= 1
         self.loads[run[0]] -= not lane.ended
+        self._loads = None
         return run
 
     def end(self, lane: Lane) -> None:
@@ -131,7 +157,16 @@ class Epoch:
         if lane.run is not None:
             self.loads[lane.run[0]] -= 1
         self.live -= 1
+        self._loads = None
         lane.ended = True
+
+    def loads_of(self, workers: list[int]) -> Loads:
+        """Return how these workers share the lanes that have not ended. The list must not change."""
+        if self._loads is None or self._loads.workers is not workers:  # with many workers this takes long
+            loads = [self.loads[worker] for worker in workers]
+            lacking = sum(max(0, self.live // len(workers) - load) for load in loads)
+            self._loads = Loads(workers, min(loads), max(loads), self.live - self.loads.total(), lacking)
+        return self._loads
 
     def fault_at_end(self, feed: ServedFeed) -> PenstockError | None:
         """Return what is wrong with the epoch, now that all of it was delivered; None if nothing is."""

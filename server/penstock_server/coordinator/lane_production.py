@@ -47,10 +47,11 @@ class LaneProduction(Production):
             return
         if not lane.border:
             return
-        loads = [epoch.loads[worker] for worker in self._workers.available]
-        if lane.run[0] in self._workers.available and epoch.loads[lane.run[0]] - min(loads) < 2:
-            even = max(loads) - min(loads) < 2 and not self._workers.leaving
-            if even and epoch.loads.total() == epoch.live:  # a lane without a run could still go to any worker
+        available = self._workers.available
+        loads = epoch.loads_of(available)
+        more = epoch.loads[lane.run[0]] - loads.least
+        if lane.run[0] in available and (more < 2 or loads.free >= loads.lacking > 0):
+            if loads.even and not self._workers.leaving:
                 epoch.moved = False
             return
         self._move(epoch, lane)

@@ -194,7 +194,7 @@ class Filler:
                 leftover=source.leftover if ended else 0,
                 shapes=shapes,
                 record=source.record() if tells else b"",
-                border=tells and source.border,
+                border=tells and source.at_border(fill.batches),
             )
         )
 

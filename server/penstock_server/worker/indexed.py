@@ -38,13 +38,12 @@ class IndexRun:
 
     Attributes:
         index: number of the next batch; may be set to any.
-        border, replayed: as in `LaneRun`.
+        replayed: as in `LaneRun`.
         leftover, leftover_rows: as in `LaneRun`; there are none, since the last batch may be smaller.
     """
 
     leftover = 0
     leftover_rows: Any = None
-    border = True
     replayed = True
 
     def __init__(
@@ -79,6 +78,10 @@ class IndexRun:
         self._reads: list[int] = []
         self._transforms: int | None = None
         """The item that is being transformed."""
+
+    def at_border(self, batches: int) -> bool:
+        """Any worker can go on from anywhere."""
+        return True
 
     def next_batch(self, target: Any) -> int:
         """Put batch `index` in the first rows of the store `target`.

@@ -219,15 +219,15 @@ class LaneRun:
             )
         return self._behind.encode()
 
-    @property
-    def border(self) -> bool:
-        """Whether a worker that goes on from the record reads next to nothing again: a split or a block has just begun.
+    def at_border(self, batches: int) -> bool:
+        """Return whether a worker that goes on from the record reads no more than `batches` batches again: a split or a
+        block has just begun.
 
         (When shuffling, the splits that are open then are read again as far as they were.)
         """
         if self._block_rows:
             return self._behind.made == 0
-        return all(seat is None or seat[1] <= self._batch_rows for seat in self._behind.seats)
+        return all(seat is None or seat[1] <= batches * self._batch_rows for seat in self._behind.seats)
 
     def close(self) -> None:
         """End the generators and let go of all memory."""
