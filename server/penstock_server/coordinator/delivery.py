@@ -90,7 +90,7 @@ class SingleDelivery:
     def wanted(self, epoch: Epoch) -> bool:
         """See Delivery."""
         consumer = self._outlet.consumers[0]
-        return consumer.reading and consumer.epoch == epoch.number
+        return consumer.epoch == epoch.number and consumer.reading
 
     def redeliver(self, epoch: Epoch) -> bool:
         """See Delivery."""

@@ -40,38 +40,26 @@ class Granting:
                 return
             while order.ungranted or (order.more and not epoch.failing):
                 spare = slots - turns.held
-                if spare <= self._kept_for_head(epoch, order) and not self._is_head(epoch, order):
-                    return
-                if not order.ungranted and spare <= self._kept_for_pools(slots):
+                if not self._may_take(spare, epoch, order):
                     return
                 if order.ungranted:
                     turns.begin(epoch, order.ungranted.popleft())
-                else:
-                    turn = self._production.next_visit(epoch, slots)
-                    if turn is None:
-                        return
-                    turns.begin(epoch, turn)
+                    continue
+                if self._pool > 1 and spare <= (slots - self._pool) // 3:
+                    return  # the rest is for the turns of pools that are formed later (where slots are few: nothing)
+                turn = self._production.next_visit(epoch, slots)
+                if turn is None:
+                    return
+                turns.begin(epoch, turn)
 
-    def _kept_for_head(self, epoch: Epoch, order: EpochOrder) -> int:
-        """How many slots the next grant must leave: one, unless it is for the head itself.
+    def _may_take(self, spare: int, epoch: Epoch, order: EpochOrder) -> bool:
+        """Whether the next grant may take one of the spare slots. It must leave one, unless it is for the head itself.
 
         In fast order only what is left over of an epoch can come late: it stands behind the epoch's last visit.
         """
         if epoch is not self._epochs[0]:
-            return 1
-        if not self._exact:
-            return 0
-        return int(bool(order.window))
-
-    def _kept_for_pools(self, slots: int) -> int:
-        """How many slots visits must leave to the turns of pools that are formed later. None where slots are few."""
-        return (slots - self._pool) // 3 if self._pool > 1 else 0
-
-    def _is_head(self, epoch: Epoch, order: EpochOrder) -> bool:
-        """Whether the next grant is for a merged batch that stands next in the stream."""
-        return (
-            self._exact
-            and epoch is self._epochs[0]
-            and bool(order.ungranted)
-            and next(iter(order.window)) is order.ungranted[0]
-        )
+            return spare > 1
+        if not self._exact or not order.window:
+            return spare > 0
+        head = bool(order.ungranted) and next(iter(order.window)) is order.ungranted[0]
+        return spare > 1 or head  # a merged batch that stands next in the stream gets a slot though none is spare

@@ -26,9 +26,6 @@ class LaneProduction(Production):
             sets.over(number)
         return None
 
-    def _key(self, turn: Turn) -> int:
-        return turn.lane
-
     def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
         epoch.end(lane)
 

@@ -22,18 +22,16 @@ class OpenTurns:
 
     Args:
         slots: the stream's slots.
-        key: tells the number of a turn's entry in `Epoch.lanes`.
 
     Attributes:
         by_ticket: the open turns, with their epochs.
         held: how many turns hold a slot for production: they are open, or wait for their place in the order.
     """
 
-    def __init__(self, slots: Slots, key: Callable[[Turn], int]) -> None:
+    def __init__(self, slots: Slots) -> None:
         self.by_ticket: dict[int, tuple[Epoch, Turn]] = {}
         self.held = 0
         self._slots = slots
-        self._key = key
 
     def begin(self, epoch: Epoch, turn: Turn) -> None:
         """Get a slot for the turn. Production has it filled when the slot is found."""
@@ -44,7 +42,7 @@ class OpenTurns:
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.begins(turn.lane_set)
-            epoch.lane(self._key(turn)).turns.append(turn)
+            epoch.lane(turn.key).turns.append(turn)
 
     def left_order(self, epoch: Epoch, turn: Turn) -> None:
         """The turn has left the order: all of it was delivered, all of its pool is mixed, or its epoch is closed."""
@@ -65,7 +63,7 @@ class OpenTurns:
         if turn.lane >= 0:
             if epoch.lane_sets is not None:
                 epoch.lane_sets.ends(turn.lane_set)
-            epoch.lane(self._key(turn)).turns.remove(turn)
+            epoch.lane(turn.key).turns.remove(turn)
         if state is DONE:
             self._done(turn)
         else:

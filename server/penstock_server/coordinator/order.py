@@ -38,6 +38,7 @@ class EpochOrder(ABC):
 
     Attributes:
         window: the turns that were visited or merged, and have not left the order.
+        more: whether a new visit can be made.
         ungranted: the merged batches among them that have no slot yet.
         dropped_rows: how many leftover rows of the epoch are dropped.
     """
@@ -60,16 +61,12 @@ class EpochOrder(ABC):
         self._accumulated = 0
         self._merged = 0
         self._flushed = False
+        self.more = not visits.exhausted
         self.ungranted: deque[Turn] = deque()
         self.dropped_rows = 0
         if position is not None:
             self._restore(position)
         self._flush()
-
-    @property
-    def more(self) -> bool:
-        """Whether a new visit can be made."""
-        return not self._visits.exhausted
 
     @property
     def finished(self) -> bool:
@@ -79,6 +76,7 @@ class EpochOrder(ABC):
     def visit(self, lane_set: int = 0) -> Turn | None:
         """Add the next visit of the set to the end of the window, and return it; None if its lanes have ended."""
         turn = self._visits.next(lane_set)
+        self.more = not self._visits.exhausted
         if turn is not None:
             self._visited(turn)
         return turn
@@ -114,6 +112,11 @@ class EpochOrder(ABC):
     @abstractmethod
     def _insert(self, turn: Turn, position: int | None) -> None:
         """Put a merged batch into the window: in exact order at `position`, or at the end if that is None."""
+
+    def _lane_ended(self, turn: Turn) -> None:
+        """The visit has ended its lane, which is not visited again."""
+        self._visits.ended(turn.lane)
+        self.more = not self._visits.exhausted
 
     def _resolve(self, turn: Turn, position: int | None = None) -> int:
         """Count the leftover rows of the complete turn, and put the merged batches that follow into the window, from
@@ -172,7 +175,7 @@ class EpochOrder(ABC):
                 self._accumulator.appendleft(Leftover(first.lane, first.start + count, first.count - count))
             missing -= count
         self._accumulated -= rows
-        turn = Turn(TAIL_LANE, self._merged, 1, tuple(leftovers))
+        turn = Turn(TAIL_LANE, self._merged, 1, leftovers=tuple(leftovers))
         self._merged += 1
         self._insert(turn, position)
         self.ungranted.append(turn)
@@ -206,12 +209,13 @@ class ExactOrder(EpochOrder):
     def completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.ended:
-            self._visits.ended(turn.lane)
+            self._lane_ended(turn)
         window = self.window
         while self._resolved < len(window) and window[self._resolved].complete:
             behind = self._resolved + 1
             self._resolved = behind + self._resolve(window[self._resolved], behind)
-        self._flush()
+        if not self.more:
+            self._flush()
 
     def taken(self, turn: Turn) -> None:
         """See EpochOrder."""
@@ -219,7 +223,8 @@ class ExactOrder(EpochOrder):
         del self.window[0]
         if self._resolved:
             self._resolved -= 1
-        self._flush()
+        if not self.more:
+            self._flush()
 
     def drop(self) -> list[Turn]:
         """See EpochOrder."""
@@ -281,7 +286,7 @@ class FastOrder(EpochOrder):
         if turn.lane != TAIL_LANE:
             self._open -= 1
         if turn.ended:
-            self._visits.ended(turn.lane)
+            self._lane_ended(turn)
         self.came(turn)
         self._resolve(turn)
         self._flush()

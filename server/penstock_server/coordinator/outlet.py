@@ -37,6 +37,7 @@ class Outlet:
         waiting: before the stream begins: the ranks that are there, which are its consumers when all are.
         error: why the stream failed, or None.
         closing: whether no consumer wants anything any longer.
+        live: whether the stream has begun, and has neither failed nor been closed.
         fail: as given.
     """
 
@@ -56,6 +57,7 @@ class Outlet:
         self.waiting: list[Consumer] = []
         self.error: PenstockError | None = None
         self.closing = False
+        self.live = False
         self.fail = fail
         self._copies = copies
         self._epochs = epochs
@@ -63,23 +65,34 @@ class Outlet:
 
     # --- whether it is open ---
 
-    @property
-    def live(self) -> bool:
-        """Whether the stream has begun, and has neither failed nor been closed."""
-        return self.error is None and not self.closing and bool(self.consumers)
-
     def begin(self, consumers: list[Consumer]) -> None:
         """All consumers of the stream are there."""
         self.consumers, self.waiting = consumers, []
+        self._look()
+
+    def join(self, consumer: Consumer) -> None:
+        """One more consumer."""
+        self.consumers.append(consumer)
+        self._look()
+
+    def part(self, consumer: Consumer) -> None:
+        """One consumer less."""
+        self.consumers.remove(consumer)
+        self._look()
 
     def failed(self, error: PenstockError) -> None:
         """Tell everybody that the stream has failed."""
         self.error = error
+        self._look()
         self.tell(m.Failed(m.ErrorReport.of(error)), self.consumers or self.waiting)
 
     def close(self) -> None:
         """No consumer wants anything any longer."""
         self.closing = True
+        self._look()
+
+    def _look(self) -> None:
+        self.live = self.error is None and not self.closing and bool(self.consumers)
 
     # --- who reads ---
 

@@ -56,7 +56,7 @@ class PooledOrder(ExactOrder):
     def completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.ended:
-            self._visits.ended(turn.lane)
+            self._lane_ended(turn)
         while self._pools and self._can_be_formed(self._pools[0]):
             self._form(self._pools.popleft())
         self._flush()

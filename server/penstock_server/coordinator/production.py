@@ -64,7 +64,7 @@ class Production(ABC):
         out: Callable[[do.Command], None],
     ) -> None:
         self.feed = feed
-        self.turns = OpenTurns(slots, self._key)
+        self.turns = OpenTurns(slots)
         self._epochs = epochs
         self._slots = slots
         self._workers = workers
@@ -99,7 +99,7 @@ class Production(ABC):
         elif turn.pooled:
             self.pooling.fill(epoch, turn)
         else:
-            self._fill(epoch, self._key(turn))
+            self._fill(epoch, turn.key)
         return turn.shows
 
     def made(self, made: Made) -> None:
@@ -107,7 +107,7 @@ class Production(ABC):
         epoch, turn = self.turns.by_ticket.get(made.ticket, (None, None))
         if epoch is None or turn is None or not turn.fillers or turn.fillers[0][1] != made.run:
             return
-        lane = epoch.lane(self._key(turn))
+        lane = epoch.lane(turn.key)
         if made.batches:
             turn.made += made.batches
             lane.index, lane.failures, lane.unexplained = turn.index + turn.made, 0, 0
@@ -170,7 +170,8 @@ class Production(ABC):
         turn.fillers = []
         turn.become(WAITING)
         self._slots.enlarge(turn.slot)
-        self._answered(epoch, epoch.lane(self._key(turn)))
+        if turn.lane >= 0:
+            self._answered(epoch, epoch.lane(turn.key))
 
     def run_failed(self, run: int, error: PenstockError) -> None:
         """User code failed in the run. The worker has dropped the run and all its turns."""
@@ -270,10 +271,6 @@ class Production(ABC):
         `most` turns at a time."""
 
     @abstractmethod
-    def _key(self, turn: Turn) -> int:
-        """Return the key of the turn's entry in `Epoch.lanes`."""
-
-    @abstractmethod
     def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
         """A run has found that the lane has no further full batch."""
 
@@ -357,7 +354,7 @@ class Production(ABC):
                 if other is lane:
                     self._fill(epoch, key)
                     break
-        else:
+        elif epoch.moved:
             self._consider_moving(epoch, lane)
 
     def _unassign(self, lane: Lane, run: int) -> None:

@@ -21,17 +21,14 @@ class RangeProduction(Production):
         if sets is None:
             turn = order.visit()
             if turn is not None:
-                turn.worker = self._workers.pick(turn.index // self.feed.turn)
+                turn.key = self._workers.pick(turn.index // self.feed.turn)
             return turn
         sets.grow(len(self._workers.available))
         number = sets.least(max(1, most // sets.count))
         turn = None if number is None else order.visit(number)
         if turn is not None and number is not None:
-            turn.lane_set, turn.worker = number, self._workers.pick(number)
+            turn.lane_set, turn.key = number, self._workers.pick(number)
         return turn
-
-    def _key(self, turn: Turn) -> int:
-        return turn.worker
 
     def _lane_ended(self, epoch: Epoch, lane: Lane) -> None:
         """A range may end at the end of the index, but that does not end the worker's work."""
@@ -58,12 +55,12 @@ class RangeProduction(Production):
             handed.extend(lane.turns)
             lane.turns.clear()
         for turn in handed:
-            turn.worker = self._workers.pick(turn.index // self.feed.turn)
-            epoch.lane(turn.worker).turns.append(turn)
+            turn.key = self._workers.pick(turn.index // self.feed.turn)
+            epoch.lane(turn.key).turns.append(turn)
         for turn, error in failed:
             self.turns.fail(epoch, turn, error)
             self.turns.complete(epoch, turn, COMPLETE)
-        for key in sorted({turn.worker for turn in handed}):
+        for key in sorted({turn.key for turn in handed}):
             self._fill(epoch, key)
 
     def _blame(self, epoch: Epoch, lane: Lane, blamed: tuple[int, int, str], worker: int, how: str) -> None:

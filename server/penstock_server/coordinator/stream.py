@@ -109,11 +109,11 @@ class Stream:
         """Add a consumer to a shared stream. It begins in the epoch that is being read."""
         self.share = share
         consumer.epoch = self._epochs[0].number if self._epochs else self._opening.next
-        self.consumers.append(consumer)
+        self.outlet.join(consumer)
 
     def part(self, consumer: Consumer, share: Share) -> None:
         """Remove a consumer from a shared stream."""
-        self.consumers.remove(consumer)
+        self.outlet.part(consumer)
         self.share = share
 
     def start(self, consumers: list[Consumer], positions: list[Position | None]) -> None:
@@ -358,7 +358,7 @@ class Stream:
         """Send what can be sent, then grant what can be granted. Tell the state file if the stream has ended."""
         outlet, epochs = self.outlet, self._epochs
         if outlet.live:
-            self._offering.offer(cut_short=self._cut_short)
+            self._offering.offer(cut_short=self._stopping is not None and self._cut_short)
         if outlet.live:
             if len(epochs) < 2 and not (epochs and epochs[0].granting) and self._may_open_next:
                 self._open_next_epoch()

@@ -126,6 +126,7 @@ class Turn:
     Attributes:
         lane: the number of the lane; TAIL_LANE for a merged batch, POOL_LANE for batches with rows of a pool, 0 for any
             range of an indexable feed.
+        key: the key of a visit's entry in `Epoch.lanes`: the lane, or for an indexable feed the worker that makes it.
         index: the number of its first batch in the lane (or among the merged batches).
         batches: the most batches that it may have.
         leftovers: for a merged batch: the rows that it is made of.
@@ -139,7 +140,6 @@ class Turn:
         error: why the stream fails when this turn is next.
         number: for a turn that ended its lane: how many lanes ended before it in the stream; else -1.
         lane_set: in fast order: the set of lanes that it belongs to.
-        worker: for an indexable feed: the worker that makes it. The worker's number then stands for the lane's.
         slot: the lease of its slot, from WAITING on.
         complete: whether no run fills it, now or later: COMPLETE or DONE.
         left_order: whether it was delivered or its epoch is closed: ABANDONED or DONE.
@@ -152,6 +152,7 @@ class Turn:
     lane: int
     index: int
     batches: int
+    key: int = -1
     leftovers: tuple[Leftover, ...] = ()
     state: TurnState = PLANNED
     parts: deque[Part] = field(default_factory=deque)
@@ -160,7 +161,6 @@ class Turn:
     error: PenstockError | None = None
     number: int = -1
     lane_set: int = 0
-    worker: int = 0
     slot: Lease = NO_SLOT
     complete: bool = False
     left_order: bool = False

@@ -49,7 +49,7 @@ class LaneVisits:
                 index = self._next[lane]
                 batches = self._turn - index % self._turn
                 self._next[lane] = index + batches
-                return Turn(lane, index, batches)
+                return Turn(lane, index, batches, lane)
         return None
 
     @property
