@@ -20,7 +20,7 @@ import msgspec
 from penstock_proto import seqpacket
 
 from .. import activity
-from ..host.process import ended_how
+from ..process_ends import ended_how
 from . import messages
 
 _STEP = 0.1

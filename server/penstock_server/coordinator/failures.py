@@ -6,6 +6,7 @@ from penstock_proto import WorkerDied
 from penstock_proto.messages import FeedPlan
 
 from ..plan_sizes import block_samples
+from ..process_ends import advice
 
 LAST_PAUSE = 30.0
 """Most seconds from a failure to the next attempt."""
@@ -39,7 +40,7 @@ def deadly(plan: FeedPlan, epoch: int, split: int, count: int, how: str, worker:
         )
     else:
         said = f"a {plan.piece} ended its worker process {count} times in epoch {epoch}"
-    advice = "If memory ran out, fewer workers or a smaller shuffle need less"
+    text = f"{said}, the last time it {how}{advice(how)}"
     if plan.on_error == "raise" and plan.length is None and split >= 0:
-        advice += f'; Feed(on_error="skip") leaves such {plan.piece}s out'
-    return WorkerDied(f"{said}, the last time it {how}. {advice}", feed=plan.name, worker=worker, split=name or None)
+        text += f'. Feed(on_error="skip") leaves such {plan.piece}s out'
+    return WorkerDied(text, feed=plan.name, worker=worker, split=name or None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from penstock_proto import GeneratorError, PenstockError, WorkerDied
 
+from ..process_ends import advice
 from . import commands as do
 from .epoch import Epoch
 from .failures import pause
@@ -102,7 +103,7 @@ class SplitLists:
             epoch.listing = None
             epoch.error = WorkerDied(
                 f"the function that lists the splits ended its worker process {epoch.listing_deaths} times; the last "
-                f"time it {how}",
+                f"time it {how}{advice(how)}",
                 feed=self._feed.name,
             )
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..process_ends import ended_how
 from ..worker.fork_server import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
 from .peer import Peer
-from .process import Process, ended_how
+from .process import Process
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..activity import Activity
+from ..process_ends import NO_SAMPLE
 
 OUTSIDE_USER_CODE = 10.0
 """Seconds that a worker may make no progress outside user code, unless a signal stopped it: the machine may be busy."""
@@ -21,7 +22,7 @@ def stands_still(last: Activity | None, *, unread: float, awake: float, stopped:
     if last is None or last.importing or last.cut_off:
         return ""
     if last.in_user_code:
-        return f"made no sample for {timeout:g} s" if min(last.since_seconds, awake) >= timeout else ""
+        return f"{NO_SAMPLE} {timeout:g} s" if min(last.since_seconds, awake) >= timeout else ""
     patience = timeout if stopped else max(timeout, OUTSIDE_USER_CODE)
     since = unread if last.waits else last.since_seconds
     if min(since, awake) < patience:

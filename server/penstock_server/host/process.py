@@ -105,16 +105,3 @@ class Process:
         if self._watched:
             self._watched = False
             asyncio.get_running_loop().remove_reader(self._pidfd)
-
-
-def ended_how(code: int | None) -> str:
-    """Say how a process with this exit status ended."""
-    if code is None:
-        return "died with the fork server"
-    if code >= 0:
-        return f"exited with status {code}"
-    name = str(-code)
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-    hint = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

@@ -22,10 +22,11 @@ from penstock_proto.messages import Environment
 from .. import activity
 from ..activity import Activity
 from ..environment import of_workers
+from ..process_ends import CUT_OFF, ended_how
 from . import hang_detection
 from .descriptors import scarce
 from .fork_server import ForkServer
-from .process import Process, ended_how
+from .process import Process
 from .worker_handle import WorkerHandle
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,6 @@ _LIVED = 60.0
 
 _DUMP_SECONDS = 0.5
 """Seconds that a hung worker has to write its stack."""
-
-_CUT_OFF = "ended because user code closed or replaced its connection to the daemon (as os.closerange does)"
 
 
 class Supervisor:
@@ -287,7 +286,7 @@ class Supervisor:
         if self._stopping:
             return
         last = worker.look()
-        how = worker.hung or (_CUT_OFF if last is not None and last.cut_off else ended_how(status))
+        how = worker.hung or (CUT_OFF if last is not None and last.cut_off else ended_how(status))
         worker.forget()
         if worker.leaving:
             self._leaving.discard(worker)

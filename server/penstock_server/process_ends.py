@@ -1,0 +1,54 @@
+"""How a process ended, in words, and what a user can do about it. No I/O.
+
+The words of a worker's end go into the log, into errors, and from a joined host to the head. The advice follows from
+them, so both are made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+NO_SAMPLE = "made no sample for"
+"""The first words of the end of a worker that hung in user code and was killed; hang_detection.py has the rest."""
+
+CUT_OFF = "ended because user code closed or replaced its connection to the daemon (as os.closerange does)"
+
+_KILLED = "was killed by "
+_EXITED = "exited with status "
+
+_ADVICE = {
+    NO_SAMPLE: "If a sample may take that long, give --hang-timeout more seconds",
+    _KILLED + "SIGKILL": "If memory ran out (`dmesg` says so), fewer workers or a smaller shuffle need less",
+    _KILLED + "SIGBUS": (
+        "A file that the feed maps into memory became shorter, or shared memory is full (`df /dev/shm`); `penstock "
+        "check` shows the line"
+    ),
+    _EXITED: (
+        "Code that the feed calls ended the process, such as os._exit or a C library; its last output is in the log"
+    ),
+    **dict.fromkeys(
+        (_KILLED + name for name in ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE")),
+        "A library that the feed calls crashed; `penstock check` shows the line",
+    ),
+    _KILLED: "Another program sent it this signal, or its own code did",
+}
+"""What to do, by the first words of the end. The first that fits counts."""
+
+
+def ended_how(code: int | None) -> str:
+    """Say how a process with this exit status ended. None: it is not known, as the fork server ended too."""
+    if code is None:
+        return "died with the fork server"
+    if code >= 0:
+        return f"{_EXITED}{code}"
+    name = str(-code)
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+    hint = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
+    return f"{_KILLED}{name}{hint}"
+
+
+def advice(how: str) -> str:
+    """Return what to do about a worker that ended in this way, to be put behind the words; "" if they say it all."""
+    return next((f". {text}" for words, text in _ADVICE.items() if how.startswith(words)), "")
