@@ -80,6 +80,8 @@ FIGURES = Figures(
     lanes=16,
 )
 IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
+SENDING = {"transport": "tcp", "sending_share": 0.6}
+SLOW_STEPS = {"waiting": 0.2, "step": 0.8, "workers": (worker(0, 0.1, idle=0.85, cpu=0.1),) * 2}
 
 
 @pytest.mark.parametrize(
@@ -115,14 +117,22 @@ IDLE = (worker(0, idle=0.7, cpu=0.1), worker(1, idle=0.6, cpu=0.1))
         ({"workers": (worker(0, 0.9), *IDLE)}, "lanes", 'Feed(order="fast")'),
         ({"workers": (worker(0, 0.82, idle=0.18), worker(1, 0.76, idle=0.24))}, "generator", "2 workers make"),
         ({"workers": IDLE, "daemon_cpu": 0.9}, "daemon", "at 100 batches/s"),
-        ({"workers": IDLE, "transport": "tcp"}, "transport", "The connection to the consumer is the limit at 500 MB/s"),
+        ({"workers": IDLE, "transport": "tcp"}, "transport", "The hand-over over TCP is the limit: workers are"),
+        ({"workers": IDLE, "transport": "tcp"}, "transport", "the connection is busy in 0 % of its waits"),
         ({"workers": IDLE}, "transport", "workers are idle for 65 % of the time"),
         ({"workers": IDLE, "slots": 2}, "memory", "has 1 slot for batches of this stream in production, too few for 2"),
         ({"workers": IDLE, "slots": 2, "memory": 64 << 20}, "memory", "1 slot of its 64 MiB for batches"),
         ({"workers": (worker(0, 0.9), *IDLE), "slots": 3}, "memory", "2 slots for batches"),
         ({"workers": (worker(0, 0.9), *IDLE), "slots": 3, "lanes": 1}, "lanes", "the feed has 1 lane,"),
         ({"slow_rank": 3, "ranks_share": 0.6}, "ranks", "waits for 90 % of the time, mostly for rank 3"),
-        ({"transport": "tcp", "sending_share": 0.6}, "transport", "The connection to the consumer is the limit"),
+        (SENDING, "transport", "The connection to the consumer is the limit at 500 MB/s: it takes no more, or"),
+        (SENDING, "transport", "in 60 % of the time for which the consumer waits"),
+        ({**SENDING, "batches": 9}, "transport", "The connection to the consumer is the limit: "),
+        ({**SENDING, "others": 1}, "transport", "The connection to the consumer is the limit: "),
+        (SLOW_STEPS, "pace", "waits for 20 % of the time, and workers are idle for 85 %, mostly at other times"),
+        ({**SLOW_STEPS, "transport": "tcp"}, "pace", "Nothing is always the limit"),
+        ({**SLOW_STEPS, "transport": "tcp", "batches": 1, "nbytes": 400}, "pace", "or it has just begun to read"),
+        ({**SLOW_STEPS, "waiting": 0.3}, "transport", "workers are idle for 85 % of the time while the consumer"),
         ({"waiting": 0.0, "holding_up": 0.4}, "consumer", "the other ranks wait for it 40 % of the time"),
         ({"workers": ()}, "workers", "No worker ran for the whole time"),
         (
@@ -227,7 +237,7 @@ def test_other_work_of_the_host_is_named_and_not_counted_as_the_feeds() -> None:
         ({**LESS_CPU, "cpus": 1, "workers": (worker(0, 0.9, cpu=0.6),)}, "generator", "Add workers"),
         ({"workers": (worker(0, 0.9), *IDLE), "fast": True}, "lanes", "order="),
         ({"workers": (worker(0, 0.2),) * 2, "whole_batches": True}, "collating", "batch_size=None"),
-        ({"workers": IDLE, "transport": "tcp", "bytes_only": True}, "transport", "smaller dtypes"),
+        ({**SENDING, "workers": IDLE, "bytes_only": True}, "transport", "smaller dtypes"),
         ({"workers": IDLE, "memory_full": False}, "transport", "--memory"),
     ],
 )

@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from test_status_history import status
 
 from penstock_proto import GeneratorError
@@ -23,6 +24,8 @@ from penstock_server.http.timeline import RUNS, STARTS, Timeline, shares
 from penstock_server.http.watched import Watched
 from penstock_server.waits import Looks, Waits
 from penstock_server.worker_memory import WorkerMemory
+
+MIB = 1 << 20
 
 
 def test_rates_are_noted_from_the_start_and_readiness_is_that_of_the_last_looks() -> None:
@@ -201,3 +204,14 @@ def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
     table.by_consumer.clear()
     looks.look(1.0)
     assert (looks.of(1), looks.of_feed("train").waited) == (Waits(), 1.0)
+
+
+@pytest.mark.parametrize(("unsent", "waits"), [(15 * MIB, 0.0), (16 * MIB, 1.0), (33 * MIB, 1.0), (0, 0.0)])
+def test_a_slow_consumer_does_not_wait_for_the_network_while_it_has_batches_to_take(unsent: int, waits: float) -> None:
+    """32 slabs of 1 MiB are under way. Up to 16 MiB may lie in buffers between."""
+    consumer = SimpleNamespace(number=1, reading=True, under_way=32)
+    session = SimpleNamespace(feed="train", peer=None, routing_id=b"1", sending=[(n, None, MIB) for n in range(32)])
+    table = SimpleNamespace(by_consumer={1: session})
+    looks = Looks(SimpleNamespace(consumers={1: consumer}), table, lambda _: unsent)  # type: ignore[arg-type]
+    looks.look(1.0)
+    assert looks.of(1) == Waits(reading=1.0, sending=waits)

@@ -58,7 +58,7 @@ def status(seconds: float, batches: int, *, waits: dict[str, float] | None = Non
     }
 
 
-def described(seconds: int = 8, **more: Any) -> dict[str, Any]:
+def described(seconds: int = 12, **more: Any) -> dict[str, Any]:
     """The description of the stream after so many seconds."""
     history = History()
     for second in range(1, seconds):

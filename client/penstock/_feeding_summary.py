@@ -85,7 +85,7 @@ def _cause(sums: Waits, figures: Figures | None) -> str:
     if sums.transfer > 0.5 * sums.waited:  # small slabs fit into the kernel's buffers, where the daemon does not see it
         figures = dataclasses.replace(figures, sending_share=1.0)
     found = verdict(figures)
-    if found.limit == "transport" and sums.production > 0.5 * sums.waited and figures.sending_share < 0.5:
+    if found.limit in ("transport", "pace") and sums.production > 0.5 * sums.waited and figures.sending_share < 0.5:
         found = verdict(_without_pauses(figures))
     return found.cause[0].upper() + found.cause[1:]
 

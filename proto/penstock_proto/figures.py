@@ -127,6 +127,11 @@ class Figures:
         return sum(worker.idle for worker in self.workers) / len(self.workers)
 
     @property
+    def idle_while_waiting(self) -> float:
+        """The least share of the time in which the consumer waited and workers were idle, at once."""
+        return max(0.0, self.waiting + self.idle - 1)
+
+    @property
     def usable(self) -> int:
         """How many workers can work on the feed at once, if there is memory for it."""
         return len(self.workers) if self.lanes is None else min(len(self.workers), self.lanes)

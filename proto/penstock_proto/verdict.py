@@ -24,6 +24,8 @@ ALL_CPUS = 0.85
 OTHERS = 0.2
 """Reports mention other work that uses at least this share of a host's CPUs."""
 
+FEW = 10
+"""Fewer batches than these do not tell a connection's rate."""
 
 MOSTLY = 0.5
 """A cause that makes up at least this share of a consumer's waits is the limit."""
@@ -34,8 +36,8 @@ class Verdict:
     """What limits the speed of a consumer.
 
     Attributes:
-        limit: "consumer", "ranks", "workers", "cpus", "memory", "lanes", "generator", "collating", "daemon" or
-            "transport".
+        limit: "consumer", "ranks", "workers", "cpus", "memory", "lanes", "generator", "collating", "daemon",
+            "transport" or "pace".
         headline: the verdict in half a sentence, such as "the trainer waits 31 % of the time: ...".
         cause: its last part, which does not say how long the consumer waits.
         text: some sentences, with advice.
@@ -106,8 +108,10 @@ def _limit(seen: Figures) -> tuple[str, str, str]:
             f"The daemon's own process is the limit at {number(seen.rate)} batches/s: workers and consumer wait for "
             "it. Make batches larger.",
         )
+    if seen.idle_while_waiting < WAITS:
+        return "pace", f"batches or steps take unevenly long, while workers are idle {percent(seen.idle)}", _pace(seen)
     if seen.transport == "tcp":
-        return _connection(seen)
+        return _round_trips(seen)
     return (
         "transport",
         f"the hand-over, while workers are idle {percent(seen.idle)}",
@@ -118,14 +122,36 @@ def _limit(seen: Figures) -> tuple[str, str, str]:
 
 
 def _connection(seen: Figures) -> tuple[str, str, str]:
+    # A few batches do not tell the rate of a connection, and other consumers may have had some of them.
+    rate = f"{number(seen.megabytes)} MB/s" if seen.batches >= FEW and not seen.others else ""
     return (
         "transport",
-        f"the network, which carries {number(seen.megabytes)} MB/s",
-        f"The connection to the consumer is the limit at {number(seen.megabytes)} MB/s: "
-        f"{f'workers are idle for {percent(seen.idle)} of the time' if seen.workers else 'batches are ready'} while "
-        f"it waits. {'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
+        f"the network{rate and ', which carries '}{rate}",
+        f"The connection to the consumer is the limit{rate and ' at '}{rate}: it takes no more, or a batch is "
+        f"coming, in {percent(seen.sending_share)} of the time for which the consumer waits. "
+        f"{'' if seen.bytes_only else 'Send smaller dtypes (uint8, not float32), or '}"
         f"{'R' if seen.bytes_only else 'r'}un the daemon on the trainer's host, which reads shared memory"
-        f"{' without --transport tcp' if seen.tcp_asked else ''}.",
+        f"{_ASKED if seen.tcp_asked else ''}.",
+    )
+
+
+def _round_trips(seen: Figures) -> tuple[str, str, str]:
+    return (
+        "transport",
+        f"the hand-over over TCP, while workers are idle {percent(seen.idle)}",
+        f"The hand-over over TCP is the limit: workers are idle for {percent(seen.idle)} of the time while the "
+        f"consumer waits, and the connection is busy in {percent(seen.sending_share)} of its waits. Make batches "
+        "larger, or run the daemon on the trainer's host, which reads shared memory"
+        f"{_ASKED if seen.tcp_asked else ''}.",
+    )
+
+
+def _pace(seen: Figures) -> str:
+    more = "; more --memory lets workers get further ahead" if seen.memory_full else ""
+    return (
+        f"Nothing is always the limit: the consumer waits for {percent(seen.waiting)} of the time, and workers are "
+        f"idle for {percent(seen.idle)}, mostly at other times. Some batches or some steps take longer than others, or "
+        f"it has just begun to read{more}."
     )
 
 
@@ -267,6 +293,8 @@ def _more_workers(seen: Figures) -> str:
 
 _SAMPLES = " for each sample, or whole batches with batch_size=None"
 
+_ASKED = " without --transport tcp"
+
 NAMES = {
     "consumer": "the consumer",
     "ranks": "a slow rank",
@@ -278,6 +306,7 @@ NAMES = {
     "collating": "collating",
     "daemon": "the daemon's own process",
     "transport": "the connection to the consumer",
+    "pace": "an uneven pace",
 }
 
 

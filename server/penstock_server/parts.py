@@ -168,7 +168,7 @@ class Parts:
             stacks=self.supervisor.stacks,
             bugs=self.bugs,
         )
-        self.looks = Looks(coordinator, self.sessions.table, router.unsent)
+        self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes)
         arena = Arena()
         self.slots = Slots(
             arena,

@@ -30,8 +30,8 @@ class Session:
     """The same in all sessions of one client."""
     shares: bool = False
     """It is a member of a group. If its connection breaks, it may come back and say what it was handed."""
-    sending: deque[tuple[int, Memfd]] = field(default_factory=deque)
-    """Slabs that were sent over ZeroMQ and are not acknowledged: number and memfd."""
+    sending: deque[tuple[int, Memfd, int]] = field(default_factory=deque)
+    """Slabs that were sent over ZeroMQ and are not acknowledged: number, memfd and bytes."""
     opened: bool = False
     """Its stream exists."""
     failed: bool = False

@@ -49,9 +49,10 @@ class ToConsumers:
         if session.peer is not None and not session.muted:
             session.peer.show(memfd)
         if self.send(session, message) and not local:
-            session.sending.append((slab.seq, memfd))
             layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
-            for start, stop in layout.regions(slab.first, slab.batches):
+            regions = layout.regions(slab.first, slab.batches)
+            session.sending.append((slab.seq, memfd, sum(stop - start for start, stop in regions)))
+            for start, stop in regions:
                 self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
 
     def send(self, session: Session, message: m.Message) -> bool:
@@ -80,7 +81,7 @@ class ToConsumers:
 
     def drop(self, session: Session) -> None:
         """Drop the bytes that still wait to be sent to the session: otherwise they would keep their slots."""
-        for _, memfd in session.sending:
+        for _, memfd, _ in session.sending:
             memfd.retired = True
         if session.sending:
             self._router.drop(session.routing_id)

@@ -1,8 +1,9 @@
 """What each consumer waits for: looks ten times a second, and adds up the time by cause.
 
 A consumer that reads an epoch and was sent nothing that it has not taken waits for a batch to be made, or for other
-ranks. If its connection takes no more for now, it waits for the network. The times are counters, like those of workers:
-who wants shares takes the difference of two statuses.
+ranks. If its connection takes no more for now, it waits for the network. That does not count while enough bytes have
+gone through to hold a batch that it could take: a slow consumer has some while others come. The times are counters,
+like those of workers: who wants shares takes the difference of two statuses.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from .session_table import SessionTable
 EVERY = 0.1
 """Seconds between two looks."""
 
+BUFFERS = 16 << 20
+"""Most bytes that kernels and proxies between the daemon and a consumer hold. Linux allows 4 MiB for sending and 6 MiB
+for receiving, unless it is configured otherwise."""
+
 _MOST = 1.0
 """Most seconds that one look counts for. The daemon itself stood still if it comes later."""
 
@@ -31,7 +36,7 @@ class Waits:
         reading: it read an epoch. The rest are parts of that.
         production: it had nothing to take, and no batch was made for it.
         ranks: it had nothing to take, and its batch waited for other ranks.
-        sending: its connection took no more.
+        sending: its connection took no more, and it may have had nothing to take.
         holding_up: other ranks waited for it.
     """
 
@@ -59,10 +64,10 @@ class Looks:
     Args:
         coordinator: knows what consumers were sent and have taken.
         table: the sessions.
-        unsent: tells whether bytes wait until a connection over TCP takes them.
+        unsent: tells how many bytes wait until a connection over TCP takes them.
     """
 
-    def __init__(self, coordinator: Coordinator, table: SessionTable, unsent: Callable[[bytes], bool]) -> None:
+    def __init__(self, coordinator: Coordinator, table: SessionTable, unsent: Callable[[bytes], int]) -> None:
         self._coordinator = coordinator
         self._table = table
         self._unsent = unsent
@@ -110,7 +115,7 @@ class Looks:
         both = self._waits.setdefault(consumer.number, Waits()), self._of_feeds.setdefault(session.feed, Waits())
         slow: Collection[Consumer] = ()
         cause = ""
-        if session.peer is None and self._unsent(session.routing_id):
+        if session.peer is None and self._waits_for_network(session):
             cause = "sending"
         elif not consumer.under_way:
             slow = self._coordinator.stream_read_by(consumer).holding_up
@@ -119,3 +124,9 @@ class Looks:
         for waits in both:
             waits.add(seconds, cause)
         return [other.number for other in slow]
+
+    def _waits_for_network(self, session: Session) -> bool:
+        """Whether its connection takes no more, and the first slab under way may not have come whole."""
+        unsent = self._unsent(session.routing_id)
+        sizes = [nbytes for _, _, nbytes in session.sending]
+        return unsent > 0 and sum(sizes) - unsent < sum(sizes[:1]) + BUFFERS

@@ -128,6 +128,11 @@ class Router:
         connection = self._peers.get(peer)
         return connection is not None and connection.unsent
 
+    def unsent_bytes(self, peer: bytes) -> int:
+        """Return how many bytes wait until the peer's connection takes them."""
+        connection = self._peers.get(peer)
+        return 0 if connection is None else connection.unsent_bytes
+
     def drop(self, peer: bytes) -> None:
         """Close the peer's connection when what waits for it has been sent, or after 2 seconds."""
         connection = self._peers.get(peer)
