@@ -18,7 +18,7 @@ from one_stream import digests
 from test_http import values
 
 import penstock
-from penstock_proto import FeedError, libzmq
+from penstock_proto import DaemonStopped, FeedError, libzmq
 from penstock_proto import codec as proto_codec
 from penstock_proto import messages as m
 from penstock_server import control, keygen
@@ -180,6 +180,33 @@ def test_a_head_without_workers_waits_for_hosts_and_goes_on_when_all_are_lost(se
     assert head.stop() == 0
     assert second.wait_ended() == 0
     assert "the head was stopped" in second.log()
+
+
+def test_a_head_that_is_stopped_without_hosts_says_so_and_ends_after_a_while(serve: Serve) -> None:
+    head = serve(SLOW, workers=0, patched={"daemon.HOSTS_SECONDS": 11.5})
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        with penstock.connect(head.url, reconnect=0) as connection:
+            try:
+                next(connection.batches())
+            except DaemonStopped as error:
+                failed.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    wait_until(lambda: any(stream["reading"] for stream in state_of(head)["streams"]))
+    stop = [sys.executable, "-m", "penstock_server", "stop", head.url]
+    stopping = subprocess.run(stop, capture_output=True, text=True, timeout=60)
+    reader.join()
+    assert (stopping.returncode, stopping.stdout) == (0, "stopped\n")
+    assert (
+        "still waiting for 1 stream (no worker makes batches: run `penstock join`); `penstock stop" in stopping.stderr
+    )
+    assert head.stop() == 0
+    assert "so the epochs that are being read cannot end: run `penstock join` on a host. If none joins" in head.stderr()
+    assert "no host has joined for 12 s" in head.stderr()
+    assert failed
 
 
 def test_hosts_wait_for_a_head_that_comes_back_and_end_when_it_does_not(serve: Serve, join: Join) -> None:

@@ -240,7 +240,7 @@ STREAM = {"feed": "train", "reading": True, "batches": 31}
 SERVING: dict[str, Any] = {
     "ready": True,
     "draining": False,
-    "workers": [],
+    "workers": [{"ready": True, "doing": None, "makes_batches": True}],
     "failing": [],
     "feeds": [{"name": "train", "batches": 120}, {"name": "noise", "batches": None}],
     "streams": [],
@@ -261,6 +261,10 @@ SERVING: dict[str, Any] = {
             {"draining": True, "streams": [STREAM, STREAM | {"feed": "noise"}]},
             "finishing the epochs of 2 consumers: 62 batches sent",
         ),
+        (
+            {"draining": True, "streams": [STREAM], "workers": [{"makes_batches": False}]},
+            "no worker makes batches: run `penstock join`",
+        ),
         ({"draining": True, "streams": [STREAM | {"reading": False}]}, "stopping, 1 consumer left"),
         (
             {"ready": False, "workers": [{"ready": True, "doing": None}, {"ready": False, "doing": None}]},
@@ -271,7 +275,7 @@ SERVING: dict[str, Any] = {
             "starting: 1 of 1 worker ready, a first sample of split a.h5 (7 s)",
         ),
         (
-            {"ready": False, "failing": [{"feed": "train", "times": 3, "error": "no disk"}]},
+            {"ready": False, "workers": [], "failing": [{"feed": "train", "times": 3, "error": "no disk"}]},
             "starting: 0 of 0 workers ready, feed train failed 3 times and is tried again",
         ),
     ],

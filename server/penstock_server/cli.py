@@ -337,7 +337,7 @@ def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
     from penstock_proto.figures import count
 
     from . import control
-    from .progress import words
+    from .progress import needs_hosts, words
     from .terminal import Line
 
     line = Line()
@@ -347,9 +347,9 @@ def stop(url: str, now: bool, keys: str | None, timeout: float | None) -> None:
             line.show(f"{words(state)}; Ctrl-C waits no longer")
         else:
             streams = len(state["streams"]) + state["more_streams"]
-            click.echo(
-                f"still waiting for {count(streams, 'stream')}; `penstock stop {url} --now` does not wait", err=True
-            )
+            why = f" ({hosts})" if (hosts := needs_hosts(state)) else ""
+            waits = f"still waiting for {count(streams, 'stream')}{why}"
+            click.echo(f"{waits}; `penstock stop {url} --now` does not wait", err=True)
 
     if now and timeout is None:
         timeout = 10.0

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HOSTS_SECONDS = 60.0
+"""Seconds for which a daemon that drains waits for a host, if no worker makes batches. A host that has lost its
+connection tries to join again for as long (`penstock join --patience`)."""
+
 
 class Daemon:
     """Serves feeds until it is stopped.
@@ -113,6 +117,8 @@ class Daemon:
         self._workers = max(1, workers)
         self._hang_timeout = hang_timeout
         self._draining = False
+        self._without_makers: float | None = None
+        """Since when, in monotonic seconds, it has drained without a worker that makes batches."""
         slots = _slots(len(feeds), self._workers)
         self._state = None if state is None else StateFile(state)
         saved = None if self._state is None else self._state.load()
@@ -319,6 +325,7 @@ class Daemon:
             lambda _: listener.look_at_the_clock(time.monotonic()),
             lambda _: parts.from_workers.look_at_the_clock(time.monotonic()),
             self._look_at_the_group_file,
+            lambda _: self._look_for_makers(time.monotonic()),
             lambda _: self._each_second(self),
         ]
         if parts.auto_scaling is not None:
@@ -331,6 +338,22 @@ class Daemon:
     def _look_at_the_group_file(self, _: int) -> None:
         if self._parts.group_file is not None and not self._stopped.is_set():
             self._parts.group_file.look_at_the_clock(time.monotonic())
+
+    def _look_for_makers(self, now: float) -> None:
+        """While it drains: end the wait for epochs that nobody can finish, as no worker makes batches."""
+        if self._coordinator.workers.makers or not self._draining or self._stopped.is_set():
+            self._without_makers = None
+        elif self._without_makers is None:
+            self._without_makers = now
+            text = (
+                "no worker makes batches, so the epochs that are being read cannot end: run `penstock join` on a host. "
+                "If none joins within %.0f s, the daemon stops; `penstock stop --now` stops it at once"
+            )
+            log.warning(text, HOSTS_SECONDS, extra={"event": "draining"})
+        elif now - self._without_makers >= HOSTS_SECONDS:
+            text = "stopping before the epochs that are being read have ended: no host has joined for %.0f s"
+            log.error(text, HOSTS_SECONDS, extra={"event": "draining"})
+            self.stop()
 
     def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._broken_by(context.get("message", "unexpected"), context.get("exception"))

@@ -60,12 +60,20 @@ def _finishing(state: dict[str, Any]) -> str:
     reading = [stream for stream in state["streams"] if stream["reading"]]
     if not reading:
         return f"stopping, {count(_consumers(state), 'consumer')} left"
+    if hosts := needs_hosts(state):
+        return hosts
     batches = {feed["name"]: feed["batches"] for feed in state["feeds"]}
     known = [wanted for stream in reading if (wanted := batches.get(stream["feed"])) is not None]
     sent = sum(stream["batches"] for stream in reading)
     of = f" of {sum(known)}" if len(known) == len(reading) else ""
     whose = "the epoch of 1 consumer" if len(reading) == 1 else f"the epochs of {len(reading)} consumers"
     return f"finishing {whose}: {sent}{of} batches sent"
+
+
+def needs_hosts(state: dict[str, Any]) -> str:
+    """Say that no worker makes batches, and what to do; "" if some do."""
+    makers = any(worker["makes_batches"] for worker in state["workers"])
+    return "" if makers else "no worker makes batches: run `penstock join`"
 
 
 def _starting(state: dict[str, Any]) -> str:
