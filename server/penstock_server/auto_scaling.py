@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 
 from penstock_proto.status_history import WINDOW
@@ -11,6 +10,7 @@ from penstock_proto.status_history import WINDOW
 from .auto_workers import LOOKED, AutoWorkers
 from .coordinator.workers import Workers
 from .current_status import CurrentStatus
+from .host import cpus
 from .scaling import Scaling
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class AutoScaling:
         self._scaling = scaling
         self._status = status
         self._workers = workers
-        self._decides = AutoWorkers(len(os.sched_getaffinity(0)))
-        self._idle: deque[tuple[float, float]] = deque(maxlen=1 + round(WINDOW))  # one reading a second
+        self._decides = AutoWorkers(cpus.usable())
+        self._readings: deque[cpus.CpuReading] = deque(maxlen=1 + round(WINDOW))  # one reading a second
 
     def off(self) -> None:
         """Leave the number alone from now on."""
@@ -47,7 +47,7 @@ class AutoScaling:
         if not self.on:
             return
         now = self._status.seconds
-        self._idle.append((now, _idle_cpu_seconds()))
+        self._readings.append(cpus.read(now))
         if self._workers.leaving:
             self._decides.changed(now)
             return
@@ -61,15 +61,5 @@ class AutoScaling:
 
     def _idle_cpus(self) -> float:
         """Return how many CPUs were idle, on average, in the time that the figures are of."""
-        kept = [reading for reading in self._idle if reading[0] >= self._decides.since]
-        if len(kept) < 2:
-            return 0.0
-        (began, before), (ended, after) = kept[0], kept[-1]
-        return (after - before) / (ended - began)
-
-
-def _idle_cpu_seconds() -> float:
-    """Return for how long CPUs of this host have been idle, added up. Time in which they wait for a disk counts."""
-    with open("/proc/stat", encoding="ascii") as file:
-        fields = file.readline().split()
-    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+        kept = [reading for reading in self._readings if reading.seconds >= self._decides.since]
+        return cpus.idle(kept[0], kept[-1]) if len(kept) >= 2 else 0.0

@@ -36,7 +36,7 @@ from .clock import Clock
 from .coordinator import Coordinator
 from .coordinator import events as on
 from .coordinator.memory import least_slots
-from .host import descriptors
+from .host import cpus, descriptors
 from .host.local import Listener, LocalPeer
 from .host.network import Router
 from .keys import may_join
@@ -113,7 +113,7 @@ class Daemon:
         self._on_ready = on_ready
         self._auto_scaling = workers is None
         if workers is None:
-            workers = AutoWorkers.first(len(os.sched_getaffinity(0)))
+            workers = AutoWorkers.first(cpus.usable())
         self._workers = max(1, workers)
         self._hang_timeout = hang_timeout
         self._draining = False

@@ -20,6 +20,7 @@ from .coordinator.consumer import Consumer
 from .coordinator.feeds import ServedFeed
 from .coordinator.stream import Stream
 from .greeted import Greeted
+from .host import cpus
 from .host.arena import Arena
 from .host.worker_handle import WorkerHandle
 from .joining.joined_host import JoinedHost
@@ -74,7 +75,7 @@ def of_process(daemon: str, endpoint: str, unix: str, seconds: float) -> dict[st
         "endpoint": endpoint,
         "unix": unix,
         "seconds": round(seconds, 3),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": cpus.usable(),
         "cpu_seconds": time.process_time(),
     }
 

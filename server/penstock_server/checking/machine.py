@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..host import memory_limits
-from .limits import Limits, limits
+from ..host.cgroups import Limits, limits
 
 PACKAGES = ("numpy", "tensorflow", "keras", "pyzmq", "uvloop", "msgspec", "msgpack", "h5py", "click", "rich", "pyarrow")
 """Packages whose versions are shown, if they are installed."""

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
+from .cgroups import of_process
+
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+"""By the version of cgroups: the files of the limit and of the use, and what of that the kernel can take back."""
 
 
 def available() -> int:
@@ -29,36 +35,16 @@ def _machine() -> int:
 
 
 def _cgroups() -> list[int]:
-    left = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            left += _up_from(_CGROUPS, path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            left += _up_from(
-                _CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            )
-    return left
-
-
-def _up_from(root: Path, path: str, limit_file: str, usage_file: str, reclaimable: str) -> list[int]:
     """Return what is left below the limit of each cgroup, from ours up to the root (in a container, ours)."""
     left = []
-    place = root / path.lstrip("/")
-    for folder in [place, *place.parents]:
+    for folder, version in of_process("memory"):
+        limit_file, usage_file, reclaimable = _FILES[version]
         try:
             limit = (folder / limit_file).read_text().strip()
             usage = int((folder / usage_file).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
-            pass
-        else:
-            if limit != "max":
-                left.append(max(0, int(limit) - usage + int(stat.get(reclaimable, 0))))
-        if folder == root:
-            break
+            continue
+        if limit != "max":
+            left.append(max(0, int(limit) - usage + int(stat.get(reclaimable, 0))))
     return left

@@ -26,6 +26,7 @@ from penstock_proto import messages as m
 
 from .. import status
 from ..activity import Activity
+from ..host import cpus
 from ..host.arena import Memfd
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
@@ -288,7 +289,7 @@ class Membership:
             memory=building.used,
             allowed=building.allowed,
             unsent=self._link.unsent_bytes,
-            cpus=len(os.sched_getaffinity(0)),
+            cpus=cpus.usable(),
         )
         self._link.send(codec.encode(report))
 
