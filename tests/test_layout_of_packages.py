@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def test_pytorch_is_imported_by_one_file_of_the_client_alone() -> None:
         ("penstock_server", {"tensorflow", "zmq", "click", "uvloop", "penstock", "h5py"}),
         ("penstock_server.worker.loop", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
         ("penstock_server.in_process", {"tensorflow", "zmq", "click", "uvloop", "penstock", "asyncio", "h5py"}),
-        ("penstock_server.daemon", {"tensorflow", "zmq", "penstock", "h5py"}),
+        ("penstock_server.daemon", {"tensorflow", "zmq", "penstock", "h5py", "sqlite3"}),
         ("penstock_server.cli", {"tensorflow", "zmq", "uvloop", "penstock", "h5py", "numpy", "msgspec", "rich"}),
         ("penstock_server.peeking.data_files", {"tensorflow", "zmq", "click", "penstock", "h5py", "pyarrow", "PIL"}),
         ("penstock_command", {"tensorflow", "zmq", "uvloop", "penstock", "h5py", "numpy", "msgspec", "rich"}),
@@ -78,6 +79,33 @@ def test_importing_a_module_loads_no_more_than_it_needs(module: str, never: set[
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not never & set(loaded)
+
+
+def test_the_daemon_imports_no_code_of_workers() -> None:
+    code = "import sys, penstock_server.daemon; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    own = {name for name in loaded if name.startswith("penstock_server.worker.")}
+    assert own == {"penstock_server.worker.fork_messages"}
+    assert "penstock_server.feed" not in loaded
+
+
+NO_THREADS = """
+import os
+from penstock_server.numpy_threads import no_threads
+with no_threads():
+    import numpy
+print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+
+
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_daemons_import_numpy_without_its_threads_and_leave_the_environment_as_it_was(threads: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    if threads is not None:
+        environment["OPENBLAS_NUM_THREADS"] = threads
+    command = [sys.executable, "-c", NO_THREADS]
+    ran = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == ["1", str(threads)]
 
 
 @pytest.mark.parametrize("module", [penstock, penstock_proto, penstock_server])

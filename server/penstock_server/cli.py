@@ -188,11 +188,14 @@ def serve(
       penstock serve scenes.py:feed --reload
       penstock serve digits.h5 --leaf image=images --leaf label=labels --batch-size 32 --shuffle 1000
     """  # noqa: D301 (click wants a real \b)
-    from . import serving
-    from .host.memory_limits import default_memory
-    from .progress import Progress
-    from .service_manager import ServiceManager
-    from .terminal import Line
+    from .numpy_threads import no_threads
+
+    with no_threads():
+        from . import serving
+        from .host.memory_limits import default_memory
+        from .progress import Progress
+        from .service_manager import ServiceManager
+        from .terminal import Line
 
     line = Line(private=until_stdin_closes)
     line.log_to(log_format.configure(log_level, form))

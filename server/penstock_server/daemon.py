@@ -42,10 +42,10 @@ from .host.network import Router
 from .keys import may_join
 from .parts import Parts
 from .reloading.reloader import Reloader
-from .statefile import StateFile
 
 if TYPE_CHECKING:
     from .http.service import HttpService
+    from .statefile import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Daemon:
         self._without_makers: float | None = None
         """Since when, in monotonic seconds, it has drained without a worker that makes batches."""
         slots = _slots(len(feeds), self._workers)
-        self._state = None if state is None else StateFile(state)
+        self._state = None if state is None else _state_file(state)
         saved = None if self._state is None else self._state.load()
         self._coordinator = Coordinator(
             workers=self._workers, idle=not workers, memory=memory, saved=saved, slots=slots
@@ -362,6 +362,12 @@ class Daemon:
         """End the daemon after an unexpected error, and log its traceback. Otherwise consumers would wait forever."""
         log.critical("%s", what, exc_info=error, extra={"event": "internal_error"})
         self.fail(PenstockError(f"the daemon failed: {error!r}; please report this as a bug"))
+
+
+def _state_file(path: str) -> StateFile:
+    from .statefile import StateFile  # SQLite is for --state alone
+
+    return StateFile(path)
 
 
 def _slots(feeds: int, workers: int) -> int:

@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_proto import StartError
 
-from .feed import Feed
+if TYPE_CHECKING:
+    from .feed import Feed
 
 _PREFIX = "files:"
 _MOST = 100_000  # bytes of one argument: Linux allows 128 KiB
@@ -84,6 +85,8 @@ def load_target(target: str, load_function: Callable[[str], Any]) -> Feed:
     Raises:
         StartError: an option cannot work, or a transform cannot be loaded.
     """
+    from .feed import Feed  # the daemon itself makes no feeds, only its workers do
+
     call = _call(target)
     if "transform" in call:
         call["transform"] = [load_function(name) for name in call["transform"]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from penstock_proto import DaemonStopped, PenstockError, StartError
 
@@ -16,7 +17,9 @@ from .coordinator import commands as do
 from .coordinator import events as on
 from .rate_limited_log import RateLimitedLog
 from .sessions import Sessions
-from .statefile import StateFile
+
+if TYPE_CHECKING:
+    from .statefile import StateFile
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_proto import StartError
 from penstock_proto.reprs import printable, shown
 
-from .feed import Feed
 from .file_target import is_file_target, load_target
+
+if TYPE_CHECKING:
+    from .feed import Feed
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _CONTEXTS = contextlib.__file__  # its frames stand between ours where a source opens a file
@@ -163,6 +165,8 @@ def _import_failed(module: str, error: Exception) -> StartError:
 
 
 def _feed(module: ModuleType, module_name: str, attribute: str) -> Feed:
+    from .feed import Feed  # the daemon asks this file only for places of modules
+
     found = [name for name, value in vars(module).items() if isinstance(value, Feed)]
     if found:
         feeds = f"its feeds are {', '.join(found)}" if len(found) > 1 else f"its only feed is {found[0]}"

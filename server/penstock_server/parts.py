@@ -4,7 +4,7 @@ makes them and connects them; the daemon starts and stops them (daemon.py)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock_proto import PenstockError
 from penstock_proto import messages as m
@@ -27,10 +27,12 @@ from .joining.hosts import Hosts
 from .scaling import Scaling
 from .sessions import Sessions
 from .starting_feeds import StartingFeeds
-from .statefile import StateFile
 from .to_workers import ToWorkers
 from .waits import Looks
 from .worker_memory import WorkerMemory
+
+if TYPE_CHECKING:
+    from .statefile import StateFile
 
 
 class Lifecycle(Protocol):

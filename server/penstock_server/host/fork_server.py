@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..process_ends import ended_how
-from ..worker.fork_server import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
+from ..worker.fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
 from .peer import Peer
 from .process import Process
 

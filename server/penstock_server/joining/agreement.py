@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.machinery
-import importlib.metadata
 import os
 import platform
 import sys
@@ -21,6 +20,8 @@ from ..importing import place_of
 
 def versions() -> dict[str, str]:
     """Return the versions on which batches depend, as fields of a Join."""
+    import importlib.metadata  # slow to import, and only for hosts that join
+
     return {
         "penstock": importlib.metadata.version("penstock"),
         "python": ".".join(platform.python_version_tuple()[:2]),

@@ -110,9 +110,12 @@ def join(
       penstock serve scenes.py:train --bind tcp://0.0.0.0:5555 --keys keys                  # at the head
       penstock join tcp://head:5555 scenes.py:train --workers 16 --keys keys/hosts/second   # on another host
     """  # noqa: D301
-    from ..control import endpoint_of
-    from ..host.memory_limits import default_memory
-    from .agent import join as run
+    from ..numpy_threads import no_threads
+
+    with no_threads():
+        from ..control import endpoint_of
+        from ..host.memory_limits import default_memory
+        from .agent import join as run
 
     log_format.configure(log_level, form)
     parts = urlsplit(endpoint_of(url))

@@ -33,47 +33,8 @@ from penstock_proto import seqpacket
 
 from ..activity import ActivityPage
 from . import import_seeding, start
+from .fork_messages import CannotFork, Fork, Forked, ForkServerReady, FromForkServer, WorkerEnded
 from .preload import ImportFailed, preload
-
-
-class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
-    """Workers can be forked: the libraries imported for all, those left to each worker, and the seconds it took."""
-
-    imported: tuple[str, ...]
-    left: tuple[str, ...]
-    seconds: float
-
-
-class CannotFork(msgspec.Struct, frozen=True, tag=True):
-    """Workers cannot be forked, and why."""
-
-    why: str
-
-
-class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker with the three fds that came before: its connection, its activity page, its stacks file."""
-
-    ticket: int
-    number: int
-    ticks: bool
-
-
-class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The worker of this ticket runs, and its pidfd comes with the message; or it does not, for the reason `errno`."""
-
-    ticket: int
-    pid: int
-    errno: int = 0
-
-
-class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
-    """The worker of this ticket has ended with this exit status, or minus the number of the signal that killed it."""
-
-    ticket: int
-    status: int
-
-
-FromForkServer: TypeAlias = ForkServerReady | CannotFork | Forked | WorkerEnded
 
 _KNOWN = {*sys.stdlib_module_names, "penstock_server", "penstock_proto"}
 """Packages that are not worth a line in the log."""

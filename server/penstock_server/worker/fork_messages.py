@@ -1,0 +1,50 @@
+"""Messages between the daemon and the fork server (fork_server.py), over their SOCK_SEQPACKET connection.
+
+They are apart from the fork server, so that the daemon does not import a worker's code.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
+    """Workers can be forked: the libraries imported for all, those left to each worker, and the seconds it took."""
+
+    imported: tuple[str, ...]
+    left: tuple[str, ...]
+    seconds: float
+
+
+class CannotFork(msgspec.Struct, frozen=True, tag=True):
+    """Workers cannot be forked, and why."""
+
+    why: str
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker with the three fds that came before: its connection, its activity page, its stacks file."""
+
+    ticket: int
+    number: int
+    ticks: bool
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The worker of this ticket runs, and its pidfd comes with the message; or it does not, for the reason `errno`."""
+
+    ticket: int
+    pid: int
+    errno: int = 0
+
+
+class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
+    """The worker of this ticket has ended with this exit status, or minus the number of the signal that killed it."""
+
+    ticket: int
+    status: int
+
+
+FromForkServer: TypeAlias = ForkServerReady | CannotFork | Forked | WorkerEnded
