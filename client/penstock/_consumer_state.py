@@ -30,6 +30,7 @@ from penstock_proto.messages import (
     Leave,
     PoolBegun,
     SentElsewhere,
+    ServerMessage,
     Slab,
 )
 from penstock_proto.position import Position
@@ -197,6 +198,22 @@ class ConsumerState:
             self._released.append(seq)
 
     # --- the daemon ---
+
+    def applied(self, message: ServerMessage) -> bool:
+        """Apply a message about epochs and lanes. Return False, and do nothing, if it is about something else.
+
+        Raises:
+            ProtocolError: the daemon must not send it now.
+        """
+        if isinstance(message, LaneEnded | PoolBegun | SentElsewhere):
+            self.passed(message)
+        elif isinstance(message, Begun):
+            self.listed(message)
+        elif isinstance(message, End):
+            self.ended(message)
+        else:
+            return False
+        return True
 
     def listed(self, begun: Begun) -> None:
         """Note the digest of an epoch's splits. The stream fails with StateMismatch if it is not the known digest.

@@ -20,19 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_proto import PenstockError, ProtocolError, StreamClosed
-from penstock_proto.messages import (
-    Begun,
-    End,
-    Had,
-    LaneEnded,
-    Message,
-    MissingRanks,
-    Opened,
-    Pong,
-    PoolBegun,
-    SentElsewhere,
-    ServerMessage,
-)
+from penstock_proto.messages import End, Had, Message, MissingRanks, Opened, Pong, ServerMessage
 from penstock_proto.position import Position
 
 from . import _repeats
@@ -43,7 +31,7 @@ from ._hand_overs import HandOvers
 from ._mailbox import Mailbox
 from ._memory import Pool
 from ._outbox import Outbox
-from ._slow_waits import warn_of_wait, who_is_missing
+from ._slow_waits import Missing
 from ._transport import LostTransports, Transport
 
 STEP = 0.1
@@ -92,8 +80,7 @@ class HandOff:
         self.keys = connector.keys
         self.mailbox = mailbox
         self.transport: Transport | None = link.transport
-        self.missing: tuple[int, ...] = ()
-        self._identity = identity
+        self.missing = Missing(identity)
         self._name = link.transport.name
         self._ready = threading.Condition()
         self._state = ConsumerState(link.info, start, consumed, link.epoch if identity.shares else None)
@@ -280,17 +267,11 @@ class HandOff:
             ProtocolError: the daemon must not send it now.
         """
         with self._ready:
-            if isinstance(message, LaneEnded | PoolBegun | SentElsewhere):
-                self._state.passed(message)
-            elif isinstance(message, Begun):
-                self._state.listed(message)
-            elif isinstance(message, End):
-                self._state.ended(message)
-                self._flush()
+            if self._state.applied(message):
+                if isinstance(message, End):
+                    self._flush()
             elif isinstance(message, MissingRanks):
-                if any(rank >= self._identity.world_size for rank in message.ranks):
-                    raise ProtocolError(f"the daemon sent {message}, but there are {self._identity.world_size} ranks")
-                self.missing = message.ranks
+                self.missing.said(message)
             elif isinstance(message, Opened):
                 if self.transport is not None:
                     self.transport.limit(message.quota)
@@ -325,7 +306,7 @@ class HandOff:
             if self.transport is not None:
                 self._lost.add(self.transport, self._state.disconnected())
             self.transport = None
-            self.missing = ()
+            self.missing.clear()
             self._outbox.clear()
             self._ready.notify_all()
 
@@ -356,10 +337,6 @@ class HandOff:
             if self.transport is not None:
                 self.transport.close()
 
-    def who_is_missing(self) -> str:
-        """Return `rank 1 of 4 is`, or `ranks 1, 3 of 4 are`."""
-        return who_is_missing(self.missing, self._identity.world_size)
-
     # --- both, with the lock ---
 
     def _next(self, epoch: int) -> Received | End | None:
@@ -383,8 +360,7 @@ class HandOff:
             self._counters.waited(began, now)
             here = self.work is not None  # a slow generator, or a breakpoint, is in sight
             if self.transport is not None and not here and (seconds := self._counters.slow(now)) is not None:
-                again = self._counters.reconnects > 0
-                warn_of_wait(self.url, seconds, self._identity, self.missing, reconnected=again)
+                self.missing.warn_of_wait(self.url, seconds, reconnected=self._counters.reconnects > 0)
         return item
 
     def _work(self, work: Callable[[float], None], seconds: float) -> None:

@@ -164,7 +164,7 @@ class Receiver:
         if handoff.missing and (cause := self._reconnector.overdue) is not None:
             self._lose(
                 ConnectionLost(
-                    f"{cause.message}. After {self._reconnector.seconds:g} s {handoff.who_is_missing()} still missing. "
+                    f"{cause.message}. After {self._reconnector.seconds:g} s {handoff.missing} still missing. "
                     "Stop all ranks and start the job again"
                 )
             )

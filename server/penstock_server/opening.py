@@ -8,6 +8,8 @@ import secrets
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError
 from penstock_proto import messages as m
 from penstock_proto.position import unpack
@@ -195,6 +197,22 @@ class Opening:
     def _make_room(self, session: Session | None) -> None:
         if session is not None:
             self._fail(session, greeted.too_many())
+
+
+def other_version(data: bytes) -> ProtocolError | None:
+    """Return the error for the first message of a client of another version, which ours cannot read; None if it is
+    something else."""
+    try:
+        raw = msgspec.msgpack.decode(data, type=dict[str, object])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    version = raw.get("version")
+    if raw.get("type") in ("hello", "join", "statusrequest") and isinstance(version, int):
+        try:
+            check_version(version)
+        except ProtocolError as error:
+            return error
+    return None
 
 
 def check_version(version: int) -> None:

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-import msgspec
-
 from penstock_proto import ConnectionLost, KeyRefused, PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
 
@@ -28,7 +26,7 @@ from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
 from .malformed import Malformed
-from .opening import Opening, check_version
+from .opening import Opening, check_version, other_version
 from .rate_limited_log import RateLimitedLog
 from .session import Session
 from .session_table import SessionTable
@@ -148,8 +146,8 @@ class Sessions:
                 raise ProtocolError("an empty message, or one of several frames: send each message as one frame")
             message = codec.from_client(data)
         except ProtocolError as error:
-            if session is None and self._other_version(routing_id, data):
-                return
+            if session is None and (other := other_version(data)) is not None:
+                raise other from None
             if self.malformed.came(routing_id, "TCP", error) or session is not None:
                 raise
             return
@@ -389,22 +387,6 @@ class Sessions:
             return 0
         said = self._coordinator.consumers[session.consumer].handed
         return said if session.peer is None else max(said, session.peer.handed)
-
-    def _other_version(self, routing_id: bytes, data: bytes) -> bool:
-        """Answer a Hello that our version cannot read, so that the other side learns why."""
-        try:
-            raw = msgspec.msgpack.decode(data, type=dict[str, object])
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return False
-        version = raw.get("version")
-        if raw.get("type") not in ("hello", "join", "statusrequest") or not isinstance(version, int):
-            return False
-        try:
-            check_version(version)
-        except ProtocolError as error:
-            self._out.answer(routing_id, failed(error))
-            return True
-        return False
 
 
 def _about(session: Session, event: str) -> dict[str, object]:

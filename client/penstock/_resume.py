@@ -1,0 +1,362 @@
+"""`penstock.keras.Resume`: saves the model together with its position in the data, and resumes `fit` there.
+
+Imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from penstock_proto import StateMismatch, StreamClosed
+
+from ._connection import Connection
+
+_KEY = "progress/.ATTRIBUTES/py_state"
+
+logger = logging.getLogger("penstock")
+
+
+class _Progress(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """The progress of `fit`, as JSON in the checkpoint of the model."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        super().__init__()
+        self.value = value
+
+    def serialize(self) -> str:
+        return json.dumps(self.value)
+
+    def deserialize(self, text: bytes) -> None:
+        self.value = json.loads(text)
+
+
+class _Enough:
+    """The value of `stop_training` that ends the rest of an epoch, but not the training."""
+
+
+class Resume(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves the model with its position in the data, and resumes `fit` there after a crash, even within an epoch.
+
+    Model, optimizer, seeds of random layers, epoch, and the connection's state are one checkpoint, which exists whole
+    or not at all, so they always match. A new Resume on the same directory loads the newest state into the connection
+    at once, and `fit` restores the model when it begins. Training then resumes in the interrupted epoch, and the
+    remaining batches are those of an undisturbed run. Later epochs have their full length.
+
+    If the stream has no end (`Feed(segment=)` without `samples=`), `fit(steps_per_epoch=)` defines an epoch.
+
+    It serves one `fit`. A script that runs again makes it, and the connection, again.
+
+    Args:
+        connection: from `penstock.connect`, without `state=` and `group=`, not read yet. `fit` gets its `dataset()`, or
+            one made from it in which an element is still one batch, in order (`map` and `prefetch`, not `shuffle`,
+            `filter`, `take` or `batch`). Nothing else may read it.
+        directory: the directory for the checkpoints of one training. Created if it does not exist.
+        every: steps between two checkpoints, besides those at the end of each epoch; None: only these. Checkpoints
+            within epochs need an epoch length that `fit` knows: not if the feed has no `samples=` or a `filter` hides
+            the length, nor with `steps_per_epoch=` (which needs `dataset().repeat()`), unless the stream has no end.
+        keep: how many checkpoints to keep.
+
+    Raises:
+        TypeError: `connection` is a URL, a dataset, or something else.
+        StateMismatch: the checkpoint was made with another feed.
+        ValueError: as `Connection.load_state_dict`; another class wrote the checkpoint; or an argument is invalid.
+        StreamClosed: the connection was closed.
+        OSError: `directory` cannot be written.
+    """
+
+    def __init__(
+        self, connection: Connection, directory: str | os.PathLike[str], every: int | None = 100, keep: int = 2
+    ) -> None:
+        super().__init__()
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise ValueError(f"every={every!r}: must be a number of steps, 1 or more, or None")
+        if not isinstance(keep, int) or keep < 1:
+            raise ValueError(f"keep={keep!r}: must be a number of checkpoints, 1 or more")
+        self._connection = checked(connection, "Resume")
+        self._directory = os.fspath(directory)
+        self._every = every
+        self._keep = keep
+        self._handoff = connection._handle.handoff
+        _check_unread(connection)
+        _check_writable(self._directory)
+        self._manager: tf.train.CheckpointManager | None = None
+        self._latest: str | None = tf.train.latest_checkpoint(self._directory)
+        self._progress: dict[str, Any] | None = None
+        self._consumed = 0
+        self._saved = 0
+        self._epoch = 0
+        self._quiet = contextlib.ExitStack()
+        self._rest_ends = -1
+        self._before = 0
+        self._enough = _Enough()
+        self._values: list[tuple[Any, Any]] = []
+        self._used = self._reads_it = False
+        if self._latest is not None:
+            self._progress = self._read(self._latest)
+            self._consumed = self._saved = self._progress["consumed"]
+            try:
+                connection.load_state_dict(self._progress["state"])
+            except StateMismatch as error:
+                text = f"{self._latest}: {error.message}. Give Resume another directory for another training"
+                raise StateMismatch(text, feed=error.feed) from None
+            self._handoff = connection._handle.handoff
+
+    @property
+    def initial_epoch(self) -> int:
+        """The epoch in which training begins, as `fit` counts: 0, or the one that was interrupted."""
+        return self._progress["epoch"] if self._progress is not None else 0
+
+    @property
+    def consumed(self) -> int:
+        """Batches trained on since the very beginning, including earlier runs."""
+        return self._consumed
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore the model. Called by Keras."""
+        self._begin_fit()
+        model = self.model
+        if not model.built:
+            raise ValueError("Resume can only restore a model that is built: call model.build(shape) first")
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        variables = {
+            **_named("model", model.variables),
+            **_named("optimizer", getattr(model.optimizer, "variables", ())),
+        }
+        self._variables = list(variables.values())
+        self._shapes = {name: list(variable.shape) for name, variable in variables.items()}
+        holder = tf.train.Checkpoint(**{name: variable.value for name, variable in variables.items()})
+        self._checkpoint = tf.train.Checkpoint(variables=holder, progress=_Progress({}))
+        self._manager = tf.train.CheckpointManager(self._checkpoint, self._directory, max_to_keep=self._keep)
+        if self._progress is not None:
+            was, now = self._progress["variables"], self._shapes
+            found = [f"{name} had shape {was.get(name)} and has {now.get(name)}" for name in {**was, **now}]
+            found = [text for name, text in zip({**was, **now}, found, strict=True) if was.get(name) != now.get(name)]
+            if found:
+                raise ValueError(
+                    f"the checkpoint {self._latest} was made with another model: it has {len(was)} variables, and this "
+                    f"model {len(now)}: {'; '.join(found[:3])}"
+                )
+            self._check_steps()
+            self._checkpoint.restore(self._latest).assert_consumed()
+            model._initial_epoch = self.initial_epoch  # as keras.callbacks.BackupAndRestore does
+        self._epoch = self.initial_epoch
+        steps, batches = self.params.get("steps"), self._connection.cardinality
+        self._endless = batches == math.inf
+        if self._endless and steps is None:
+            raise ValueError("the stream has no end, so fit needs steps_per_epoch=, the number of steps in an epoch")
+        if self._progress is not None and self.initial_epoch >= self.params["epochs"]:
+            logger.warning(
+                "%s: %d epochs are trained and saved here, so fit(epochs=%d) has nothing left to train, and the model "
+                "is as it was saved. To continue give fit more epochs; for another training give Resume another "
+                "directory",
+                self._latest,
+                self.initial_epoch,
+                self.params["epochs"],
+            )
+        self._by_epochs = steps in (None, batches) and not self._endless
+        self._within = steps is not None and (self._endless or steps == batches)
+        if not self._within and self._every is not None:
+            logger.warning(
+                "%s: checkpoints are saved only at the ends of epochs, because fit counts %s steps in an epoch and the "
+                "feed has %s batches: both numbers must be known and equal",
+                self._directory,
+                steps or "no",
+                batches or "no known number of",
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note where the epoch begins. Called by Keras."""
+        self._reads_it = False
+        self._epoch = epoch
+        self._begin = self._consumed
+        resumed = self._progress is not None and epoch == self.initial_epoch
+        self._before = self._progress.get("step", 0) if self._progress is not None and resumed else 0
+        if self._endless:
+            return
+        if self._progress is not None and self._progress["within"] and resumed:
+            self._rest_ends = int(self._connection.cardinality or 0) - self._behind(self._progress["state"])
+            self._quiet.enter_context(warnings.catch_warnings())  # the rest of an epoch is shorter, as expected
+            warnings.filterwarnings("ignore", message=r"\s*Your input ran out of data")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count, and save now and then. Called by Keras."""
+        self._consumed = self._begin + batch + 1
+        if not self._reads_it:
+            self._check_source()
+        step = self._before + batch + 1
+        if self._endless and self._before and step >= self.params["steps"] and not self.model.stop_training:
+            self.model.stop_training = self._enough  # ends this epoch; `on_epoch_end` takes it back
+        if batch + 1 == self._rest_ends:
+            # Keras then tries one more step, which draws random numbers although it finds no data.
+            self._values = [(variable, variable.numpy()) for variable in self._variables]
+        if self._every is None or self._consumed - self._saved < self._every or not self._within:
+            return
+        if self._endless and step >= self.params["steps"]:
+            return  # the end of the epoch saves, and comes now
+        state = self._connection.state_dict(self._consumed)
+        if self._behind(state) not in (0, self._connection.cardinality):  # likewise
+            self._save(state, self._epoch, step)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Undo what Keras did after the last step. Called by Keras, before validation."""
+        self._undo()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save. Called by Keras, after validation."""
+        self._undo()
+        self._quiet.close()
+        if self.model.stop_training is self._enough:
+            self.model.stop_training = False
+        state = self._connection.state_dict(self._consumed)
+        ended = self._handoff.ends_epoch(self._consumed)
+        if self._by_epochs and not ended and self._behind(state) not in (0, self._connection.cardinality):
+            if self.model.stop_training:  # by another callback, within the epoch: keep the last checkpoint
+                return
+            raise ValueError(
+                f"fit took {self._consumed - self._begin} steps in epoch {epoch}, which do not end epoch "
+                f"{state['position']['epoch']} of the stream: an element of fit's dataset must be one batch, in order, "
+                "so make it from connection.dataset() with map and prefetch alone"
+            )
+        if self._by_epochs and self._handoff.consumed != self._consumed:
+            raise ValueError(
+                f"{self._connection} handed over {self._handoff.consumed} batches by the end of epoch {epoch}, but fit "
+                f"trained on {self._consumed}: something else reads it too, such as validation_data= or another "
+                "callback. Give that a connection of its own"
+            )
+        self._save(state, epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Let a later `fit` begin at its own initial epoch. Called by Keras."""
+        self._quiet.close()
+        self.model._initial_epoch = None
+        self._progress = None
+
+    def _begin_fit(self) -> None:
+        if self._used:
+            raise ValueError(
+                "this Resume was used by a fit before, and serves one only: connect again and make another Resume, on "
+                "the same directory to continue this training, or on another directory for another training"
+            )
+        self._used = True
+        if self._handoff.begun:
+            raise ValueError(
+                f"{self._connection} was read between Resume and the first step of fit: by code that takes a batch, a "
+                "cached dataset, or Keras itself, which reads a batch to build the model under a tf.distribute "
+                "strategy. Give Resume a connection that only the training of fit reads"
+            )
+
+    def _check_source(self) -> None:
+        """Raise ValueError if the first steps of an epoch did not come from the connection."""
+        if self._handoff.consumed < self._consumed:
+            raise ValueError(
+                f"fit has trained on {self._consumed} batches, but {self._connection} has handed over "
+                f"{self._handoff.consumed}: fit reads another dataset. Give fit the dataset of Resume's connection, "
+                "connection.dataset(), or one made from it"
+            )
+        self._reads_it = True
+
+    def _check_steps(self) -> None:
+        assert self._progress is not None
+        was, now = self._progress["steps"], self.params.get("steps")
+        if self._progress["within"] and was != now:
+            raise ValueError(
+                f"{self._latest} was saved after step {self._progress['step']} of epoch {self.initial_epoch}, when "
+                f"fit counted {was} steps in an epoch. Now it counts {now}: give fit the same steps_per_epoch=, and "
+                "a dataset of the same length, until that epoch has ended"
+            )
+
+    def _behind(self, state: dict[str, Any]) -> int:
+        """Return how many batches of its epoch a state is past; with ranks, of each rank."""
+        batches: int = state["position"]["batches"] + state["position"]["skip"]
+        return -(-batches // self._connection._handle.world_size)
+
+    def _undo(self) -> None:
+        values, self._values, self._rest_ends = self._values, [], -1
+        for variable, value in values:
+            variable.assign(value)
+
+    def _save(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        """Save a checkpoint after `step` steps of the epoch."""
+        assert self._manager is not None
+        self._checkpoint.progress.value = {
+            "consumed": self._consumed,
+            "epoch": epoch,
+            "step": step,
+            "steps": self.params.get("steps"),
+            "within": step > 0,
+            "state": state,
+            "variables": self._shapes,
+        }
+        self._manager.save()
+        self._saved = self._consumed
+
+    @staticmethod
+    def _read(path: str) -> dict[str, Any]:
+        reader = tf.train.load_checkpoint(path)
+        if not reader.has_tensor(_KEY):
+            raise ValueError(f"{path} was not written by penstock.keras.Resume: give it a directory of its own")
+        progress: dict[str, Any] = json.loads(reader.get_tensor(_KEY))
+        return progress
+
+
+def _named(kind: str, variables: Any) -> dict[str, Any]:
+    return {f"{kind}{number}": variable for number, variable in enumerate(variables)}
+
+
+def checked(connection: Any, user: str) -> Connection:
+    """Return the connection that `user`, a class, was given. Raise TypeError if it is none."""
+    if isinstance(connection, Connection):
+        return connection
+    given = "a URL" if isinstance(connection, str) else "a dataset" if isinstance(connection, tf.data.Dataset) else ""
+    raise TypeError(
+        f"{user} was given {given or f'{connection!r:.80}'}, but needs the connection that the dataset comes from: "
+        f"connection = penstock.connect(url); {user}(connection, ...); connection.dataset()"
+    )
+
+
+def _check_unread(connection: Connection) -> None:
+    """Raise ValueError if `fit` cannot begin at the stream's beginning, or the error that ended the stream."""
+    handoff = connection._handle.handoff
+    if connection.error is not None:
+        raise connection.error
+    if handoff.closed:
+        raise StreamClosed(
+            f"{connection} was closed: connect again, and give Resume the new connection", feed=connection.info.name
+        )
+    if connection._handle.shares:
+        raise ValueError(
+            "Resume was given a connection of a group, whose stream has no state, because chance decides which "
+            "consumer gets a batch. Connect with rank= and world_size= instead"
+        )
+    if handoff.begun:
+        raise ValueError(
+            f"{connection} has been read already: give Resume a new connection, before its first batch, so that steps "
+            "and batches are counted from the same place"
+        )
+    if handoff.consumed:
+        raise ValueError(
+            f"{connection} was given a state (after {handoff.consumed} batches): Resume keeps the state in its "
+            "checkpoints and loads it itself, so connect without state="
+        )
+
+
+def _check_writable(directory: str) -> None:
+    """Create the directory, and raise OSError now rather than at the first checkpoint if it cannot be written."""
+    probe = os.path.join(directory, f".penstock-{os.getpid()}")
+    try:
+        tf.io.gfile.makedirs(directory)
+        with tf.io.gfile.GFile(probe, "w") as file:
+            file.write("")
+        tf.io.gfile.remove(probe)
+    except tf.errors.OpError as error:
+        raise OSError(f"cannot save checkpoints in {directory!r}: {error.message}") from None
