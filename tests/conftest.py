@@ -253,6 +253,12 @@ class Daemon:
                     found.append(process)
         return found
 
+    def scale(self, *words: str) -> str:
+        """Run `penstock scale` with these arguments, and return what it says."""
+        command = [sys.executable, "-m", "penstock_server", "scale", next(iter(self.urls.values())), *words]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        return ran.stdout + ran.stderr
+
     def stop(self, how: int = signal.SIGTERM, timeout: float = 50) -> int:
         """Signal the daemon and return its exit status. The default time is less than the 60 s for which a daemon waits
         for a consumer that goes on reading."""

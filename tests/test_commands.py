@@ -280,6 +280,9 @@ def test_scale_says_what_is_wrong(serve: Serve) -> None:
     none = penstock_command("scale", "tcp://127.0.0.1:9", "0")
     assert none.returncode == 2
     assert "Invalid value for 'N': 0 is not in the range 1<=x<=4096" in none.stderr
+    nameless = penstock_command("scale", "tcp://127.0.0.1:9", "2", "--host", "")
+    assert nameless.returncode == 2
+    assert "--host needs the name of a host: `penstock status URL` shows them" in nameless.stderr
 
 
 @pytest.mark.parametrize("command", [["scale", "2"], ["stop"]])

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,60 @@ def test_hosts_come_leave_die_stand_still_and_come_back_and_the_stream_stays_the
         stopped.name: ("working", 2, 2),
         again.name: ("working", 2, 2),
     }
+
+
+def test_a_host_gets_more_and_fewer_workers_and_keeps_their_number_when_it_joins_again(
+    serve: Serve, join: Join
+) -> None:
+    long = SLOW.replace("range(12)", "range(10_000)")
+    head = serve(long, workers=1, patched={"joining.hosts.SILENT": 1.5})
+    host, other = join(head, host_name="b"), join(head, workers=1, host_name="c")
+    seen: list[str] = []
+
+    def read_while(condition: Callable[[], bool]) -> None:
+        while condition():
+            seen.extend(digests(islice(batches, 5)))
+
+    def work() -> set[str]:
+        """The workers of the host that read splits."""
+        return {one["name"] for one in state_of(head)["workers"] if one["host"] == "b" and one["doing"]}
+
+    with penstock.connect(head.url) as connection:
+        batches = connection.batches()
+        read_while(lambda: not work())
+        assert head.scale("4", "--host", "b") == "workers of host b: 2 -> 4\n"
+        read_while(lambda: len(work()) < 4)
+        assert head.scale("1", "--host", "b") == "workers of host b: 4 -> 1\n"
+        read_while(lambda: len(host.workers()) != 1)
+        assert head.scale("5", "--host", "b") == "workers of host b: 1 -> 5\n"
+        assert head.scale("2", "--host", "b", "--now") == "workers of host b: 5 -> 2\n"
+        assert head.scale("2") == "workers: 1 -> 2\n", "the daemon's own"
+        read_while(lambda: len(work()) < 2 or len(host.workers()) != 2)
+        seen += digests(islice(batches, 50))
+    with penstock.connect(serve(long, workers=8).url) as connection:
+        assert digests(islice(connection.batches(), len(seen))) == seen
+    assert "host b: workers: 4, now 1" in head.stderr()
+    assert "workers: 4, now 1" in host.log()
+
+    assert head.scale("3", "--host", "b") == "workers of host b: 2 -> 3\n"
+    host.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: "host b was silent for" in head.stderr())
+    assert "no host 'b' has joined this daemon; there are: c\n" in head.scale("4", "--host", "b")
+    host.process.send_signal(signal.SIGCONT)
+    host.wait_working(2)
+    wait_until(lambda: [one["ready"] for one in state_of(head)["hosts"] if one["name"] == "b"] == [3])
+    named = {worker["name"] for worker in state_of(head)["workers"] if worker["host"] == "b"}
+    assert named == {"b/0", "b/1", "b/2"}
+    assert len(host.workers()) == 3
+
+    for leaves in (host, other):
+        leaves.process.send_signal(signal.SIGTERM)
+        assert leaves.wait_ended() == 0, leaves.log()
+    wait_until(lambda: "host b has left" in head.stderr())
+    assert "no host has joined: `penstock join` on a host lets it join" in head.scale("4", "--host", "b")
+    again = join(head, working=False, host_name="b")
+    again.wait_working(3)
+    assert [one["workers"] for one in state_of(head)["hosts"]] == [2], "its own --workers"
 
 
 def test_the_metrics_have_each_host(serve: Serve, join: Join) -> None:

@@ -317,3 +317,34 @@ def test_a_retired_worker_gets_nothing_and_the_others_go_on(world: World) -> Non
     assert len(world.network.sent) == before
     world.fill(worker=FIRST + 1)
     world.place(worker=FIRST + 1)
+
+
+def test_workers_that_are_added_work_as_soon_as_they_have_imported_the_same_feeds(world: World) -> None:
+    world.works()
+    world.host.retire(FIRST)
+    world.host.scale(3, range(FIRST + 9, FIRST + 11))
+    assert world.network.sent[-1] == m.Scale(3, FIRST + 9, 2)
+    assert world.host.workers == {FIRST + 1, FIRST + 9, FIRST + 10}
+    assert [world.host.numbers[number] for number in (FIRST, FIRST + 1, FIRST + 9, FIRST + 10)] == [0, 1, 2, 3]
+    world.worker_says(FIRST + 10, m.Imported((PLAN,), 0.1, tensorflow=False))
+    assert world.head.heard == [(FIRST + 10, "came")]
+    assert not world.network.told(FIRST + 10), "the host was compared before"
+    world.fill(worker=FIRST + 10)
+    world.place(worker=FIRST + 10)
+    world.says(m.WorkerEnded(FIRST + 9, "was killed", None))
+    world.worker_says(FIRST, m.CacheUsed("feed"))  # has crossed its Retire
+    with pytest.raises(ProtocolError):
+        world.says(m.WorkerEnded(FIRST + 11, "was killed", None))
+    with pytest.raises(StartError, match="its feed feed has seed 3"):
+        world.worker_says(FIRST + 9, m.Imported((msgspec.structs.replace(PLAN, seed=3),), 0.1, tensorflow=False))
+
+
+def test_if_the_worker_is_retired_that_makes_the_first_samples_again_another_one_does(world: World) -> None:
+    for worker in (FIRST, FIRST + 1):
+        world.worker_says(worker, m.Imported((PLAN,), 0.1, tensorflow=False))
+    world.host.retire(FIRST)
+    assert isinstance(world.network.told(FIRST + 1)[-1], m.Compare)
+    world.worker_says(FIRST, m.Compared(0))
+    assert not world.host.working
+    world.worker_says(FIRST + 1, m.Compared(0))
+    assert world.host.there == {FIRST + 1}

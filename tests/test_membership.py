@@ -8,9 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import msgspec
+import pytest
 from test_joined_host import PLAN, SPEC
 
-from penstock_proto import PenstockError, codec
+from penstock_proto import PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
 from penstock_server.host.local_workers import LocalWorkers
 from penstock_server.host.supervisor import Supervisor
@@ -60,12 +61,20 @@ class Workers:
         self.told: dict[int, list[m.ToWorker]] = {number: [] for number in range(count)}
         self.fds: dict[int, int] = {}
         self.retired: list[int] = []
+        self.full = False
 
     def send(self, number: int, data: bytes, fd: int | None = None) -> None:
         message = codec.to_worker(data)
         self.told[number].append(message)
         if isinstance(message, m.Map) and fd is not None and message.memfd not in self.fds:
             self.fds[message.memfd] = os.dup(fd)
+
+    def add(self, number: int) -> int:
+        if self.full:
+            raise OSError(24, "Too many open files")
+        self.workers[number] = None
+        self.told[number] = []
+        return number
 
     def retire(self, number: int, farewell: bytes) -> None:
         self.retired.append(number)
@@ -81,6 +90,7 @@ class World:
     def __init__(self, slots: int = 8) -> None:
         self.link, self.workers = Link(), Workers(2)
         self.failed: list[PenstockError] = []
+        self.scaled: list[int] = []
         supervisor = cast(Supervisor, self.workers)
         self.local = LocalWorkers(supervisor, range(2))
         self.membership = Membership(
@@ -91,6 +101,7 @@ class World:
             memory=slots * SLOT,
             plans=lambda: {"feed": msgspec.structs.replace(PLAN, turn=2)},
             fail=self.failed.append,
+            scaled=self.scaled.append,
             retired=lambda worker: None,
         )
 
@@ -273,5 +284,49 @@ def test_retired_workers_are_told_nothing_more() -> None:
         assert world.workers.retired == [1]
         await world.say(1, m.ForgetSplits(3))
         assert not world.told(1, m.ForgetSplits)
+
+    played(play)
+
+
+def test_workers_that_are_added_have_numbers_of_their_own_and_those_that_were_retired_lend_theirs_to_nobody() -> None:
+    async def play(world: World) -> None:
+        world.membership.take(m.Retire(FIRST + 1))
+        world.membership.take(m.Scale(3, FIRST + 70, 2))
+        assert world.scaled == [3]
+        assert sorted(world.workers.workers) == [0, 2, 3]
+        world.membership.take(m.Say(FIRST + 71, 0, codec.encode(m.StartRun(5, "feed", 0, 0, 0, spec=SPEC))))
+        world.membership.take(m.Say(FIRST + 71, 0, codec.encode(m.Fill(5, 7, 0, 2, 0, SLOT, 0))))
+        await settle()
+        assert len(world.told(3, m.Fill)) == 1
+        world.says(3, made(0, 1, last=True))
+        payload, said = world.link.sent[0], world.link.sent[-1]
+        assert isinstance(payload, m.Payload)
+        assert isinstance(said, m.Said)
+        assert payload.worker == said.worker == FIRST + 71
+        world.membership.ended(3, "was killed", None)
+        assert world.link.sent[-1] == m.WorkerEnded(FIRST + 71, "was killed", None)
+        world.membership.take(m.Retire(FIRST + 71))
+        world.membership.take(m.Kill(FIRST + 71))  # has crossed the end of the worker's process
+        world.membership.take(m.Scale(3, FIRST + 90, 1))
+        assert sorted(world.workers.workers) == [0, 2, 4]
+        with pytest.raises(ProtocolError, match="worker 1000072, which is not of this host"):
+            world.membership.take(m.Retire(FIRST + 72))
+
+    played(play)
+
+
+def test_a_worker_for_which_there_are_no_descriptors_is_given_up_and_the_others_go_on() -> None:
+    async def play(world: World) -> None:
+        world.workers.full = True
+        world.membership.take(m.Scale(3, FIRST + 2, 1))
+        (given_up,) = world.link.sent
+        assert isinstance(given_up, m.GivenUp)
+        assert given_up.worker == FIRST + 2
+        assert "cannot be started on its host ([Errno 24] Too many open files): raise the limit" in given_up.how
+        await world.say(2, m.ForgetSplits(3))
+        world.membership.take(m.Retire(FIRST + 2))  # the host leaves meanwhile
+        await world.start()
+        assert world.told(0, m.StartRun)
+        assert not world.failed
 
     played(play)

@@ -35,6 +35,7 @@ from .parameters import (
     log_format_option,
     log_level_option,
 )
+from .scale_command import scale
 
 
 @click.group(cls=PenstockGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -267,6 +268,7 @@ def serve(
 main.add_command(check)
 main.add_command(keygen)
 main.add_command(join)
+main.add_command(scale)
 
 
 @main.command()
@@ -289,29 +291,6 @@ def status(url: str, as_json: bool, keys: str | None, timeout: float) -> None:
 
     state = json.loads(control.status(url, timeout, any_keys(keys)))
     click.echo(json.dumps(state, indent=2) if as_json else "\n".join(status_lines(state)))
-
-
-@main.command()
-@click.argument("url")
-@click.argument("workers", metavar="N", type=click.IntRange(1, 4096))
-@click.option("--now", is_flag=True, help="Stop surplus workers at once; the others redo their work.")
-@client_keys_option
-@click.option("--timeout", default=5.0, metavar="SECONDS", show_default=True, help="Time to wait for an answer.")
-def scale(url: str, workers: int, now: bool, keys: str | None, timeout: float) -> None:
-    """Change the number of workers of a daemon on this host to N.
-
-    URL is a daemon's or a feed's address. Trainers keep reading the same data. Surplus workers stop as soon as they
-    have handed over their lanes.
-
-    \b
-    Examples:
-      penstock scale tcp://127.0.0.1:5555 16
-      kill -TTIN PID     # add a worker; -TTOU removes one
-    """  # noqa: D301
-    from . import control
-
-    scaled = control.scale(url, workers, now=now, timeout=timeout, keys=client_keys(keys))
-    click.echo(f"workers: {scaled.before} -> {scaled.after}")
 
 
 @main.command()

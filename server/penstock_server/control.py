@@ -71,17 +71,20 @@ def status(url: str, timeout: float, keys: ClientKeys | None = None) -> str:
     raise ProtocolError(f"the daemon answered {type(reply).__name__} to a status request")
 
 
-def scale(url: str, workers: int, *, now: bool, timeout: float, keys: ClientKeys | None = None) -> m.Scaled:
-    """Have the daemon run `workers` workers. It answers at once, before surplus workers have stopped. `keys`: as for
-    `status`.
+def scale(
+    url: str, workers: int, *, now: bool, timeout: float, keys: ClientKeys | None = None, host: str = ""
+) -> m.Scaled:
+    """Have the daemon run `workers` workers, or the joined host of this name. It answers at once, before surplus
+    workers have stopped. `keys`: as for `status`.
 
     Raises:
         Unreachable: the daemon is not on this host, belongs to another user, or does not answer in `timeout` seconds.
         PenstockError: the daemon's answer, if it was an error.
     """
+    signals = "" if host else "SIGTTIN or SIGTTOU (add or remove one worker)"
     state = json.loads(status(url, timeout, keys))
-    with _beside(url, state, "scale", "SIGTTIN or SIGTTOU (add or remove one worker)", timeout) as connection:
-        seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now)))
+    with _beside(url, state, "scale", signals, timeout) as connection:
+        seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now, host)))
         data, _ = seqpacket.receive(connection)
         if not data:
             raise ConnectionResetError("it has just stopped")

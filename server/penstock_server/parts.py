@@ -130,6 +130,7 @@ class Parts:
             may_join=may_join,
             ready=lambda: self.feeds.ready,
             works=self.feeds.look_at_workers,
+            grown=self.feeds.look_at_workers,
             bugs=self.bugs,
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
@@ -165,7 +166,7 @@ class Parts:
             status=lambda: self.status.text(),
             fresh=self.memory.fresh,
             stop=lifecycle.stop_asked,
-            scale=self.scaling.scale,
+            scale=self._scale,
             join=self.hosts.join,
             stacks=self.supervisor.stacks,
             bugs=self.bugs,
@@ -223,6 +224,12 @@ class Parts:
             look_at_slabs=self.sessions.look_at_slabs,
             bugs=self.bugs,
         )
+
+    def _scale(self, request: m.ScaleRequest) -> tuple[int, int]:
+        """A user asks for a number of workers."""
+        if request.host:
+            return self.hosts.scale(request.host, request.workers, request.now)
+        return self.scaling.scale(request.workers, request.now)
 
     def scaled_by_hand(self) -> None:
         """A user has asked for a number of workers."""

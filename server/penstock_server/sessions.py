@@ -54,8 +54,8 @@ class Sessions:
         status: makes the text that answers a StatusRequest.
         fresh: returns whether the figures in that are fresh. Otherwise `status_fresh` is called when they are.
         stop: called when the daemon's own user asks it to stop; the argument says whether at once.
-        scale: called when that user asks for a number of workers, perhaps at once. Returns how many there were, and
-            how many there will be.
+        scale: called when that user asks for a number of workers, of the daemon or of a host. Returns how many there
+            were, and how many there will be; it may raise an error.
         join: called with the id of a peer and its Join when a host wants to join; it may raise an error.
         stacks: returns the workers that are ready: their numbers, their processes, and the fds of their stacks files.
         bugs: notes unexpected errors.
@@ -77,7 +77,7 @@ class Sessions:
         status: Callable[[], str],
         fresh: Callable[[], bool],
         stop: Callable[[bool], None],
-        scale: Callable[[int, bool], tuple[int, int]],
+        scale: Callable[[m.ScaleRequest], tuple[int, int]],
         join: Callable[[bytes, m.Join], None],
         stacks: Callable[[], Iterable[tuple[int, int, int]]],
         bugs: Bugs,
@@ -194,7 +194,7 @@ class Sessions:
             case m.StopRequest():
                 self._stop(message.now)
             case m.ScaleRequest():
-                self._out.answer(peer, m.Scaled(*self._scale(message.workers, message.now)))
+                self._out.answer(peer, m.Scaled(*self._scale(message)))
             case m.StacksRequest():
                 self._send_stacks(peer)
             case m.Ping():

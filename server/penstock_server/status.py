@@ -169,7 +169,7 @@ def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, 
     return [
         {
             **msgspec.to_builtins(host.said[worker]),
-            "name": f"{host.name}/{worker - host.numbers.start}",
+            "name": host.name_of(worker),
             "host": host.name,
             "makes_batches": True,
             "memory": None,

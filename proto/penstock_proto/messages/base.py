@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from .. import errors
 from ..reprs import printable
 
-VERSION = 8
+VERSION = 9
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40

@@ -123,7 +123,8 @@ class StopRequest(Message, frozen=True):
 
 
 class ScaleRequest(Message, frozen=True):
-    """Asks the daemon to run this number of workers. Answered by Scaled. Only over a unix connection, as StopRequest.
+    """Asks for this number of workers: of the daemon's own, or of those of the joined host of this name. Answered by
+    Scaled. Only over a unix connection, as StopRequest.
 
     With `now`, surplus workers end at once and their work is done again elsewhere. Otherwise they first hand over what
     they do.
@@ -131,6 +132,7 @@ class ScaleRequest(Message, frozen=True):
 
     workers: Annotated[int, Meta(ge=1, le=4096)]
     now: bool = False
+    host: Line = ""
 
 
 class StacksRequest(Message, frozen=True):

@@ -26,7 +26,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 class Joined(Message, frozen=True):
     """The head takes the host's workers: the first has the number `first`, the others those that follow. Workers of
-    a host are named by these numbers."""
+    a host are named by these numbers. A number is used once."""
 
     first: Index
 
@@ -65,6 +65,15 @@ class Accepted(Message, frozen=True):
     worker: Index
 
 
+class Scale(Message, frozen=True):
+    """The host is to have `workers` workers from now on, and offers as many when it joins again. `more` of them are
+    new, with the numbers from `first` on. Those that are too many get a Retire each when they have no work left."""
+
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+    first: Index
+    more: Annotated[int, Meta(ge=0, le=MAX_WORKERS)]
+
+
 class Retire(Message, frozen=True):
     """The worker has no work left, and gets none: end it. The last one ends the host."""
 
@@ -81,7 +90,7 @@ class Beat(Message, frozen=True):
     """A sign of life, once a second."""
 
 
-FromHead: TypeAlias = Joined | Say | SplitsPart | SplitsGone | Accepted | Retire | Kill | Beat | Failed
+FromHead: TypeAlias = Joined | Say | SplitsPart | SplitsGone | Accepted | Scale | Retire | Kill | Beat | Failed
 
 # --- from the host ---
 

@@ -106,16 +106,20 @@ class Supervisor:
         """Send a message to a worker, or to the process that will replace it."""
         self.workers[number].peer.send(data, fd)
 
-    def add(self) -> int:
+    def add(self, number: int | None = None) -> int:
         """Add a place and start a worker in it.
 
+        Args:
+            number: of the worker, a free one; None: the smallest free one.
+
         Returns:
-            Its number, the smallest free one.
+            Its number.
 
         Raises:
             OSError: there are no file descriptors for it.
         """
-        number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
+        if number is None:
+            number = next(number for number in range(len(self.workers) + 1) if number not in self.workers)
         worker = self.workers[number] = WorkerHandle(number, self._on_data)
         self._spawn(worker)
         return number

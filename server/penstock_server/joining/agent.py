@@ -27,6 +27,7 @@ from penstock_proto import messages as m
 from penstock_proto.keys import ClientKeys
 
 from ..activity import Activity
+from ..host import descriptors
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
 from . import agreement
@@ -49,7 +50,7 @@ class Agent:
     Args:
         feeds: MODULE:ATTR of each feed.
         place: host and port of the head.
-        workers: how many.
+        workers: how many, until the head asks for another number (`penstock scale --host`).
         memory: bytes in which they build what they send to the head.
         name: of this host.
         keys: this host's keys, or None.
@@ -227,6 +228,7 @@ class Agent:
             memory=self._memory,
             plans=lambda: self._plans,
             fail=self._fail,
+            scaled=self._scaled,
             retired=self._retired,
         )
         log.info("joined the head at tcp://%s:%d", *self._place, extra={"event": "host_joins"})
@@ -254,7 +256,31 @@ class Agent:
             self._membership = None
             for worker in list(self._supervisor.workers):
                 self._supervisor.kill(worker)
+            if not self._leaving:
+                self._number_again()
         self._disconnected.set()
+
+    def _number_again(self) -> None:
+        """Have as many workers as were asked for last, with the numbers from 0 on."""
+        for worker in [worker for worker in self._supervisor.workers if worker >= self._count]:
+            self._imported.pop(worker, None)
+            self._workers.gone(worker)
+            self._supervisor.retire(worker, codec.encode(m.Shutdown()))
+        for worker in range(self._count):
+            if worker not in self._supervisor.workers:
+                try:
+                    self._supervisor.add(worker)
+                except OSError as error:
+                    text = "no more than %d workers can be started (%s): %s"
+                    fields = {"event": "scale_limited"}
+                    log.error(text, worker, error, descriptors.HOW_TO_RAISE, extra=fields)
+                    self._count = max(1, worker)
+                    return
+                self._workers.new_process(worker)
+
+    def _scaled(self, workers: int) -> None:
+        log.info("workers: %d, now %d", self._count, workers, extra={"event": "scaled"})
+        self._count = workers
 
     def _retired(self, worker: int) -> None:
         self._imported.pop(worker, None)
@@ -333,8 +359,6 @@ def join(feeds: list[str], place: tuple[str, int], **options: Any) -> None:
         PenstockError: this host cannot join, or the head is gone; the message says why.
     """
     import uvloop
-
-    from ..host import descriptors
 
     descriptors.raise_limit()
 

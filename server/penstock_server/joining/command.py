@@ -29,7 +29,7 @@ from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option
     default=lambda: len(os.sched_getaffinity(0)),
     metavar="N",
     show_default="the number of CPUs",
-    help="Number of worker processes on this host.",
+    help="Number of worker processes on this host, until the head asks for another one (penstock scale --host).",
 )
 @click.option(
     "--memory",

@@ -66,6 +66,7 @@ class Hosts:
         may_join: raises an error unless the peer with this id may join.
         ready: whether all feeds can be served.
         works: called when a host begins to work.
+        grown: called when all workers are there that a host has been asked for.
         bugs: notes unexpected errors.
     """
 
@@ -83,6 +84,7 @@ class Hosts:
         may_join: Callable[[bytes], None],
         ready: Callable[[], bool],
         works: Callable[[], None],
+        grown: Callable[[], None],
         bugs: Bugs,
     ) -> None:
         self._sources = _sources(feeds)
@@ -95,6 +97,7 @@ class Hosts:
         self._may_join = may_join
         self._ready = ready
         self._works = works
+        self._grown = grown
         self._bugs = bugs
         self.list_of = list_of
         self._next = REMOTE
@@ -112,7 +115,7 @@ class Hosts:
     def name_of(self, worker: int) -> str:
         """Return the name of a worker, for the log: "worker 3", or "worker 3 of host b"."""
         host = self._of(worker)
-        return f"worker {worker}" if host is None else f"worker {worker - host.numbers.start} of host {host.name}"
+        return f"worker {worker}" if host is None else f"worker {host.numbers[worker]} of host {host.name}"
 
     # --- joining ---
 
@@ -141,8 +144,7 @@ class Hosts:
         for old_peer, old in list(self._hosts.items()):
             if old.join.process == join.process:  # it has noticed before us that its connection broke
                 self._lose(old_peer, "has joined again")
-        numbers = range(self._next, self._next + join.workers)
-        self._next = numbers.stop
+        numbers = self._new_numbers(join.workers)
         host = JoinedHost(
             join,
             name=self._new_name(join.host),
@@ -185,6 +187,38 @@ class Hosts:
         for host in self:
             if not again:
                 host.refuse(error or DaemonStopped("the head was stopped"))
+
+    def scale(self, name: str, workers: int, now: bool) -> tuple[int, int]:
+        """Have the host of this name run `workers` workers from now on. Those beyond that number leave when their lanes
+        come to a border, or at once if `now`.
+
+        Returns:
+            How many there were, and how many there will be.
+
+        Raises:
+            StartError: there is no such host, or it leaves.
+        """
+        host = next((host for host in self if host.name == name), None)
+        if host is None:
+            names = ", ".join(sorted(host.name for host in self))
+            there = f"there are: {names}" if names else "no host has joined: `penstock join` on a host lets it join"
+            raise StartError(f"no host {name!r} has joined this daemon; {there}")
+        if host.leaving:
+            raise StartError(f"host {name} is leaving, and gets no workers")
+        staying = sorted(
+            host.workers - self._coordinator.workers.leaving, key=lambda worker: (worker not in host.there, worker)
+        )
+        before = len(staying)
+        new = self._new_numbers(max(0, workers - before))
+        host.scale(workers, new)
+        self._by_worker.update(dict.fromkeys(new, host))
+        surplus = set(staying[workers:])
+        for worker in sorted(surplus - host.there):  # they have no work yet
+            host.retire(worker)
+        if busy := tuple(sorted(surplus & host.there)):
+            self._tell(on.RetireWorkers(busy, now))
+        log.info("host %s: workers: %d, now %d", name, before, workers, extra=_about(host, "scaled"))
+        return before, workers
 
     # --- what hosts say ---
 
@@ -278,6 +312,8 @@ class Hosts:
         if worker not in self._coordinator.workers.numbers:
             self._tell(on.WorkerAdded(worker))
         self.said(worker, message)
+        if (host := self._by_worker[worker]).working and host.there == host.workers:
+            self._grown()
 
     def leaves(self, host: JoinedHost) -> None:
         """The host wants to leave: its workers hand over their lanes as soon as others can take them."""
@@ -335,6 +371,11 @@ class Hosts:
 
     def _of(self, worker: int) -> JoinedHost | None:
         return self._by_worker.get(worker)
+
+    def _new_numbers(self, count: int) -> range:
+        numbers = range(self._next, self._next + count)
+        self._next = numbers.stop
+        return numbers
 
     def _new_name(self, wanted: str) -> str:
         taken = {host.name for host in self}

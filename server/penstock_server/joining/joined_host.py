@@ -94,12 +94,12 @@ class JoinedHost:
         join: what the host said of itself.
         name: its name, which no other host has.
         address: where it is.
-        numbers: those of its workers.
+        numbers: those of its workers at first.
         channel: the connection to it.
         head: what it joins.
 
     Attributes:
-        numbers: as given.
+        numbers: all that its workers have had, each with the number that this worker has at its host.
         workers: the numbers of its workers that were not retired.
         there: those of them that the coordinator knows.
         working: whether it was checked, and gets work.
@@ -114,8 +114,9 @@ class JoinedHost:
         self.join = join
         self.name = name
         self.address = address
-        self.numbers = numbers
+        self.numbers = {number: worker for worker, number in enumerate(numbers)}
         self.workers = set(numbers)
+        self._first = numbers.start
         self.there: set[int] = set()
         self.working = False
         self.leaving = False
@@ -136,6 +137,10 @@ class JoinedHost:
         """The worker of each run that may still say something."""
         self._dropped: set[int] = set()
         self._lists: set[int] = set()
+
+    def name_of(self, worker: int) -> str:
+        """Return the name of one of its workers, as the status has it: "b/3"."""
+        return f"{self.name}/{self.numbers[worker]}"
 
     @property
     def slots(self) -> int:
@@ -182,12 +187,23 @@ class JoinedHost:
         """The worker gets work from now on."""
         self._channel.send(m.Accepted(worker))
 
+    def scale(self, workers: int, new: range) -> None:
+        """Tell the host that it is to have `workers` workers. The new ones have these numbers."""
+        for number in new:
+            self.numbers[number] = len(self.numbers)
+            self._processes[number] = 0
+        self.workers.update(new)
+        self._channel.send(m.Scale(workers, new.start, len(new)))
+
     def retire(self, worker: int) -> None:
         """The worker has no work left: end it."""
         self.workers.discard(worker)
         self.there.discard(worker)
         self.said.pop(worker, None)
+        self._imported.pop(worker, None)
         self._channel.send(m.Retire(worker))
+        if worker == self._asked and not self.working:
+            self._ask()
 
     def kill(self, worker: int) -> None:
         """Kill the worker's process. Another one takes its place."""
@@ -199,7 +215,7 @@ class JoinedHost:
 
     def joined(self) -> None:
         """Tell the host that it has joined."""
-        self._channel.send(m.Joined(self.numbers.start))
+        self._channel.send(m.Joined(self._first))
 
     def refuse(self, error: PenstockError) -> None:
         """Tell the host why it cannot go on."""

@@ -26,7 +26,7 @@ from penstock_proto import messages as m
 
 from .. import status
 from ..activity import Activity
-from ..host import cpus
+from ..host import cpus, descriptors
 from ..host.arena import Memfd
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
@@ -62,6 +62,7 @@ class Membership:
         memory: bytes in which they may build.
         plans: returns the feeds as they were imported here.
         fail: called with the error that keeps this host from going on.
+        scaled: called with the number of workers that this host is to have.
         retired: called when the head has retired a worker.
     """
 
@@ -75,23 +76,26 @@ class Membership:
         memory: int,
         plans: Callable[[], dict[str, m.FeedPlan]],
         fail: Callable[[PenstockError], None],
+        scaled: Callable[[int], None],
         retired: Callable[[int], None],
     ) -> None:
         self._link = link
-        self._first = joined.first
         self._supervisor = supervisor
         self._workers = workers
         self._plans = plans
         self._fail = fail
+        self._scaled = scaled
         self._retired = retired
         self._building = Building(memory, workers.forget_memfd)
-        self._processes = dict.fromkeys(supervisor.workers, 0)
-        self._queues: dict[int, asyncio.Queue[tuple[int, m.ToWorker | m.SplitsGone]]] = {
-            number: asyncio.Queue() for number in self._processes
-        }
-        self._tasks = {worker: asyncio.create_task(self._pass_on(worker)) for worker in self._queues}
-        for task in self._tasks.values():
-            task.add_done_callback(self._task_ended)
+        self._numbers: dict[int, int] = {}
+        """The head's number of each worker. Here they have other numbers, which are used once for each connection."""
+        self._here: dict[int, int] = {}
+        """The opposite: the number here, by the head's."""
+        self._processes: dict[int, int] = {}
+        self._queues: dict[int, asyncio.Queue[tuple[int, m.ToWorker | m.SplitsGone]]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        for worker in supervisor.workers:
+            self._take_in(worker, joined.first + worker)
         self._going: Counter[int] = Counter()
         """How many queues still have a SplitsGone, by the number of the list."""
         self._slots: dict[tuple[int, int], _Slot] = {}
@@ -123,19 +127,26 @@ class Membership:
         """
         match message:
             case m.Say():
-                worker = self._here(message.worker)
+                worker = self._worker(message.worker)
                 if worker in self._queues:  # else no process takes its place
                     self._queues[worker].put_nowait((message.process, codec.to_worker(message.data)))
             case m.Accepted():
                 pass
+            case m.Scale():
+                for number in range(message.first, message.first + message.more):
+                    self._add(number)
+                self._scaled(message.workers)
             case m.Retire():
-                worker = self._here(message.worker)
+                worker = self._worker(message.worker)
                 self._stop_passing_on(worker)
                 self._workers.gone(worker)
-                self._supervisor.retire(worker, codec.encode(m.Shutdown()))
+                if worker in self._supervisor.workers:  # else it could not be started
+                    self._supervisor.retire(worker, codec.encode(m.Shutdown()))
                 self._retired(worker)
             case m.Kill():
-                self._supervisor.kill(self._here(message.worker))
+                worker = self._worker(message.worker)
+                if worker in self._supervisor.workers:  # else it was retired
+                    self._supervisor.kill(worker)
             case m.SplitsGone():
                 for queue in self._queues.values():  # messages in it may still name the list
                     queue.put_nowait((-1, message))
@@ -160,6 +171,28 @@ class Membership:
             self._list = memoryview(b"")
         return place
 
+    def _take_in(self, worker: int, number: int) -> None:
+        """Pass on messages for a worker, which has this number at the head."""
+        self._numbers[worker] = number
+        self._here[number] = worker
+        self._processes[worker] = 0
+        self._queues[worker] = asyncio.Queue()
+        self._tasks[worker] = asyncio.create_task(self._pass_on(worker))
+        self._tasks[worker].add_done_callback(self._task_ended)
+
+    def _add(self, number: int) -> None:
+        """Start another worker, which has this number at the head."""
+        worker = 1 + max(self._numbers)
+        self._take_in(worker, number)
+        self._workers.new_process(worker)
+        try:
+            self._supervisor.add(worker)
+        except OSError as error:
+            text = f"cannot be started on its host ({error}): {descriptors.HOW_TO_RAISE}"
+            log.error("worker %d %s", worker, text, extra={"event": "scale_limited"})
+            self._workers.gone(worker)
+            self.given_up(worker, text)
+
     def _stop_passing_on(self, worker: int) -> None:
         queue = self._queues.pop(worker, None)
         if queue is not None:
@@ -175,11 +208,11 @@ class Membership:
             log.critical("a worker cannot be given its messages", exc_info=error, extra={"event": "internal_error"})
             self._fail(PenstockError(f"this host failed: {error!r}; please report this as a bug"))
 
-    def _here(self, worker: int) -> int:
-        number = worker - self._first
-        if number not in self._processes:
-            raise ProtocolError(f"the head speaks of worker {worker}, which is not of this host")
-        return number
+    def _worker(self, number: int) -> int:
+        """Return the number here of the worker that has this one at the head."""
+        if number not in self._here:
+            raise ProtocolError(f"the head speaks of worker {number}, which is not of this host")
+        return self._here[number]
 
     async def _pass_on(self, worker: int) -> None:
         """Give a worker the head's messages, in order."""
@@ -257,7 +290,7 @@ class Membership:
         """A worker's process has ended."""
         self._processes[worker] += 1
         said = None if doing is None else m.LastActivity(**dataclasses.asdict(doing))
-        self._link.send(codec.encode(m.WorkerEnded(self._first + worker, how[:1024], said)))
+        self._link.send(codec.encode(m.WorkerEnded(self._numbers[worker], how[:1024], said)))
         for (ticket, run), slot in list(self._slots.items()):
             if slot.worker == worker:
                 self._answered(ticket, run)
@@ -265,7 +298,7 @@ class Membership:
     def given_up(self, worker: int, how: str) -> None:
         """No further process takes this worker's place."""
         self._stop_passing_on(worker)
-        self._link.send(codec.encode(m.GivenUp(self._first + worker, how[:1024])))
+        self._link.send(codec.encode(m.GivenUp(self._numbers[worker], how[:1024])))
 
     def leave(self) -> None:
         """Ask the head to take over what the workers do."""
@@ -279,7 +312,7 @@ class Membership:
         self._reported = first + len(told)
         reports = []
         for worker in told:
-            described = {**status.of_worker(worker), "number": self._first + worker.number}
+            described = {**status.of_worker(worker), "number": self._numbers[worker.number]}
             for name in ("leaving", "host", "name", "makes_batches", "memory"):
                 del described[name]
             reports.append(msgspec.convert(described, m.WorkerReport))
@@ -304,13 +337,13 @@ class Membership:
 
     def _pass_said(self, worker: int, data: bytes) -> None:
         try:
-            self._link.send(codec.encode(m.Said(self._first + worker, data)))
+            self._link.send(codec.encode(m.Said(self._numbers[worker], data)))
         except ProtocolError as error:  # it is too large
             self._fail(error)
 
     def _send(self, slot: _Slot, regions: list[tuple[int, int]]) -> None:
         """Send these bytes of the slot."""
-        worker, run, ticket = self._first + slot.worker, slot.wanted.run, slot.wanted.ticket
+        worker, run, ticket = self._numbers[slot.worker], slot.wanted.run, slot.wanted.ticket
         for begin, end in regions:
             for start in range(begin, end, self._link.PIECE):
                 stop = min(end, start + self._link.PIECE)
