@@ -258,7 +258,7 @@ class Fuzzer:
 def _is_for_the_user(data: bytes) -> bool:
     """Whether it asks for what the user of the daemon may do."""
     try:
-        return isinstance(codec.from_client(data), m.StopRequest | m.ScaleRequest)
+        return isinstance(codec.from_client(data), m.StopRequest | m.ScaleRequest | m.ScaleHostsRequest)
     except ProtocolError:
         return False
 

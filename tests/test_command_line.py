@@ -140,6 +140,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
     samples = {
         "N": ["3"],
         "N|auto": ["3", "auto"],
+        "N|MIN:MAX": ["2:3"],
         "SECONDS": ["7.5"],
         "UID": ["1000", "1001"],
         "SIZE": ["3M"],
@@ -152,7 +153,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
         "tcp://HOST:PORT": ["tcp://0.0.0.0:1"],
     }
     needed = [
-        "2" if argument.metavar == "N" else "tcp://a:1"
+        "2" if argument.metavar in ("N", "[N]") else "tcp://a:1"
         for argument in COMMANDS[name].params
         if isinstance(argument, click.Argument)
     ]

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, wait_until
 from forked import children
 
 import penstock
@@ -279,7 +279,7 @@ def test_scale_says_what_is_wrong(serve: Serve) -> None:
     assert "no daemon answered at tcp://127.0.0.1:9 within 0.3 s" in nobody.stderr
     none = penstock_command("scale", "tcp://127.0.0.1:9", "0")
     assert none.returncode == 2
-    assert "Invalid value for 'N': 0 is not in the range 1<=x<=4096" in none.stderr
+    assert "Invalid value for '[N]': 0 is not in the range 1<=x<=4096" in none.stderr
     nameless = penstock_command("scale", "tcp://127.0.0.1:9", "2", "--host", "")
     assert nameless.returncode == 2
     assert "--host needs the name of a host: `penstock status URL` shows them" in nameless.stderr
@@ -313,8 +313,8 @@ def test_a_split_that_hangs_is_told_with_its_line(serve: Serve) -> None:
 
 def test_workers_end_with_a_killed_daemon(serve: Serve) -> None:
     daemon = serve(FEED)
+    wait_until(lambda: len(daemon.workers()) == 2)
     workers = daemon.workers()
-    assert len(workers) == 2
     daemon.process.kill()
     daemon.process.wait()
     _gone, alive = psutil.wait_procs(workers, timeout=50)

@@ -56,7 +56,7 @@ for line in sys.stdin:
     if line == "free\\n":
         ray.util.remove_placement_group(taken)
     if line == "kill\\n":
-        (group,) = [one for one in ray.util.placement_group_table().values() if one["state"] != "REMOVED"]
+        group = [one for one in ray.util.placement_group_table().values() if one["state"] != "REMOVED"][0]
         used = group["bundles_to_node_id"][0]
         (node,) = [node for node in cluster.worker_nodes if node.node_id == used]
         cluster.remove_node(node, allow_graceful=False)
@@ -201,6 +201,48 @@ with serve("feeds.py:feed", hosts=2, workers_per_host=1, keys="keys") as service
 """
 
 
+LONG = FEED.replace("range(12)", "range(96)").replace("0.01", "0.002")
+
+
+def test_hosts_come_and_go_under_an_epoch_and_each_has_a_node_of_its_own(
+    cluster: Cluster, serve: Serve, tmp_path: Path
+) -> None:
+    code(tmp_path)
+    options = {"on": "ray", "hosts": 1, "workers_per_host": 1, "workers": 0}  # two would fit on a node
+    daemon = serve(LONG, env={"RAY_ADDRESS": cluster.address}, **options)
+    until(lambda: works(daemon, 1))
+    with penstock.connect(daemon.url) as connection:
+        batches = connection.batches()
+        seen = [next(batches) for _ in range(5)]
+        assert daemon.scale("--hosts", "4") == "hosts: 1 -> 4\n"
+        until(lambda: works(daemon, 3))
+        until(lambda: "waiting for Ray: 1 of 4 hosts needs a node of its own with 1 free CPU" in daemon.stderr())
+        seen += [next(batches) for _ in range(20)]
+        assert daemon.scale("--hosts", "2") == "hosts: 4 -> 2\n"
+        seen += batches
+    assert digest(iter(seen)) == of_one_host(tmp_path / "daemon0")
+    assert "is lost" not in daemon.stderr()
+    until(lambda: "host ray-3 has left" in daemon.stderr())
+    until(lambda: len(joined(daemon.url)) == 2)
+    until(lambda: cluster.ask("look") == [2, 4, 6])
+    assert "penstock: no host 'b' has joined this daemon; there are: ray-1, ray-2" in daemon.scale("3", "--host", "b")
+    assert daemon.stop() == 0
+    until(cluster.is_empty)
+
+
+def test_hosts_are_added_while_a_trainer_waits(cluster: Cluster, serve: Serve, tmp_path: Path) -> None:
+    code(tmp_path)
+    options = {"on": "ray", "hosts": "1:2", "workers_per_host": 1, "workers": 0}
+    daemon = serve(LONG.replace("0.002", "0.02"), env={"RAY_ADDRESS": cluster.address}, **options)
+    with penstock.connect(daemon.url) as connection:
+        for _ in connection.batches():
+            if works(daemon, 2):
+                break
+    assert "hosts: 1, now 2: the trainer waits" in daemon.stderr()
+    assert daemon.stop() == 0
+    until(cluster.is_empty)
+
+
 @pytest.mark.parametrize("end", ["leaves", "is killed"])
 def test_a_driver_serves_with_keys_and_nothing_is_left_when_it_ends(cluster: Cluster, tmp_path: Path, end: str) -> None:
     (tmp_path / "feeds.py").write_text("\n".join(line[4:] for line in FEED.splitlines()))
@@ -246,9 +288,10 @@ def test_nodes_that_are_missing_or_in_use_are_waited_for(cluster: Cluster, serve
     cluster.ask("take")
     options = {"on": "ray", "hosts": 3, "workers_per_host": 2, "workers": 0}
     daemon = serve(FEED, env={"RAY_ADDRESS": cluster.address}, **options)
-    until(lambda: "waiting for Ray: 3 hosts need 3 nodes with 2 free CPUs each" in daemon.stderr())
+    until(lambda: "waiting for Ray: 1 of 3 hosts needs a node of its own with 2 free CPUs" in daemon.stderr())
     assert "and the cluster has 3 nodes: " in daemon.stderr()
-    assert "; 4 CPUs are free. Add nodes" in daemon.stderr()
+    assert "; 0 CPUs are free. Add nodes" in daemon.stderr()
+    until(lambda: works(daemon, 2))
     cluster.ask("free")
     until(lambda: works(daemon, 3))
     assert daemon.stop() == 0

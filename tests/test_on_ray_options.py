@@ -1,4 +1,4 @@
-"""What `penstock serve --on ray` decides before it asks Ray: options, keys, and which code the hosts get."""
+"""What needs no Ray of `penstock serve --on ray`: options, which code the hosts get, and where their keys are."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
+from conftest import Serve, wait_until
 
 from penstock_proto import StartError
+from penstock_server import keygen
 from penstock_server.cli import main
 from penstock_server.file_target import make_target
 from penstock_server.on_ray import shipping
+from penstock_server.on_ray.orders import Plan
 
 FEED = "from penstock_server import Feed\nfeed = Feed(lambda: iter([1]), batch_size=1)\n"
 
@@ -22,7 +26,17 @@ FEED = "from penstock_server import Feed\nfeed = Feed(lambda: iter([1]), batch_s
     ("words", "message"),
     [
         (["--hosts", "2"], "--hosts and --workers-per-host need --on ray"),
-        (["--on", "ray", "--hosts", "2"], "--on ray needs --hosts N and --workers-per-host N"),
+        (["--hosts", "2:4"], "--hosts and --workers-per-host need --on ray"),
+        (["--on", "ray", "--hosts", "2"], "--on ray needs --hosts N (or MIN:MAX) and --workers-per-host N"),
+        (["--on", "ray", "--hosts", "5:2"], "MIN must not be more than MAX, got '5:2'"),
+        (["--on", "ray", "--hosts", "0:0"], "must be from 1 to 4096, got '0:0'"),
+        (["--on", "ray", "--hosts", "0"], "must be from 1 to 4096, got '0'"),
+        (["--on", "ray", "--hosts", "2-4"], "must be a number, or MIN:MAX such as 2:8, got '2-4'"),
+        (["--on", "ray", "--hosts", "2:"], "must be a number, or MIN:MAX such as 2:8, got '2:'"),
+        (
+            ["--on", "ray", "--hosts", "1:4", "--workers-per-host", "2", "--workers", "auto"],
+            "--workers auto and --hosts MIN:MAX would both follow the load: give a number for one of them",
+        ),
         (["--on", "ray", "--hosts", "2", "--workers-per-host", "2", "--reload"], "--reload is for one host"),
         (["--on", "slurm"], "'slurm' is not 'ray'"),
     ],
@@ -144,3 +158,48 @@ def test_what_cannot_be_taken_is_refused(here: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(shipping, "MOST_ENTRIES", 2)
     with pytest.raises(StartError, match="it holds more than 2 files"):
         collected(here, "feeds.py:feed")
+
+
+# --- the host on a node ---
+
+ACTOR = """
+import sys
+from penstock_server.on_ray.host import RayHost
+from penstock_server.on_ray.orders import Plan
+import msgspec
+print(RayHost().run(msgspec.json.decode(sys.stdin.readline(), type=Plan), sys.argv[1], "node").status, flush=True)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_keys_of_a_host_are_in_no_file_of_its_node(serve: Serve, tmp_path: Path, killed: bool) -> None:
+    keygen.generate(tmp_path / "keys", ["me"], ["ray"])
+    head = serve(FEED, keys=tmp_path / "keys", workers=0)
+    files = {file.name: file.read_bytes() for file in (tmp_path / "keys/hosts/ray").iterdir()}
+    plan = Plan("node", 1, 1, "", ["feeds.py:feed"], [], files)
+    (tmp_path / "tmp").mkdir()
+    with (tmp_path / "log").open("wb") as log:
+        actor = subprocess.Popen(
+            [sys.executable, "-c", ACTOR, head.url.rpartition("/")[0]],
+            cwd=head.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        )
+    try:
+        assert actor.stdin is not None
+        actor.stdin.write(msgspec.json.encode(plan) + b"\n")
+        actor.stdin.flush()
+        wait_until(lambda: "host node works" in head.stderr(), 60)
+        assert not list((tmp_path / "tmp").iterdir())
+        if killed:
+            actor.kill()
+            wait_until(lambda: "host node has ended" in head.stderr(), 60)
+        head.stop()
+        said, _ = actor.communicate(timeout=60)
+        assert said == (b"" if killed else b"0\n")
+        assert not list((tmp_path / "tmp").iterdir())
+    finally:
+        actor.kill()
+        actor.communicate()

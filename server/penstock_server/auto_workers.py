@@ -1,4 +1,5 @@
-"""Decides how many workers a daemon should have, from what it measures (`serve --workers auto`). No I/O.
+"""Decides how many workers a daemon should have, from what it measures (`serve --workers auto`), or how many hosts
+with a number of workers each (`serve --on ray --hosts MIN:MAX`). No I/O.
 
 Workers are added while a trainer waits for them, they are always busy, and CPUs are free, or workers wait for
 something else than a CPU. They are removed when fewer could do the same with room to spare, for a minute. The counts
@@ -8,6 +9,10 @@ What it tries is judged when the new workers have got their lanes, which may tak
 still waits, and batches come hardly faster, the step is taken back. A step that was taken back, or had to be taken
 again, doubles the time that it waits before the next one of that kind. So the number settles under a steady load, and
 under one that comes and goes it stays where the load needs it most.
+
+Hosts are counted by their workers, which come and go in steps of a host. They bring CPUs, so it does not matter whether
+CPUs are idle. It may take minutes until one that was asked for is there. Until then nothing is judged, and no more are
+asked for. If no trainer waits any longer, it is not waited for.
 """
 
 from __future__ import annotations
@@ -64,15 +69,21 @@ class AutoWorkers:
     """See the file's head.
 
     Args:
-        cpus: of this host that the daemon may use.
+        cpus: of this host that the daemon may use; None if workers bring CPUs, as hosts do.
+        step: workers that come or go together: those of a host.
+        least: fewest workers.
+        most: most workers; None: four for each CPU.
 
     Attributes:
         since: when the next figures may begin. They must not contain a change of the number.
     """
 
-    def __init__(self, cpus: int) -> None:
+    def __init__(self, cpus: int | None, *, step: int = 1, least: int = 1, most: int | None = None) -> None:
         self.since = 0.0
-        self._most = max(1, _PER_CPU * cpus)
+        self._brings_cpus = cpus is None
+        self._step = step
+        self._least = least
+        self._most = max(1, _PER_CPU * (cpus or 1)) if most is None else most
         self._trial: _Trial | None = None
         self._no_more = self._most  # the most workers until the next time
         self._no_more_until = 0.0
@@ -95,21 +106,26 @@ class AutoWorkers:
         """The daemon cannot have more workers than these."""
         self._most = workers
 
-    def decide(self, now: float, workers: int, seen: Mapping[Key, Figures], idle_cpus: float) -> Decision | None:
+    def decide(
+        self, now: float, workers: int, seen: Mapping[Key, Figures], idle_cpus: float, coming: int = 0
+    ) -> Decision | None:
         """Return how many workers there should be; None if nothing is to change.
 
         Args:
             now: seconds, on any clock that only goes forward.
-            workers: how many of the daemon's own make batches.
+            workers: how many of those that are counted make batches.
             seen: the figures of each stream that was read, measured at `since` or later, for LOOKED seconds or more.
                 All workers have run for that time.
-            idle_cpus: how many CPUs of this host were idle in that time, on average.
+            idle_cpus: how many CPUs that the daemon may use were idle in that time, on average.
+            coming: how many more were asked for, and are not there yet.
         """
         if not seen:
             self._calm_since = None
             return None
-        trial, self._trial = self._trial, None
         wanting = [figures for figures in seen.values() if figures.waiting >= WAITS]
+        if coming:
+            return self._wait_for(now, workers, coming, waits=bool(wanting))
+        trial, self._trial = self._trial, None
         if trial is not None and trial.after == workers and trial.streams == seen.keys():
             if wanting and not _all_work(wanting[0]):
                 self._trial = trial
@@ -121,6 +137,24 @@ class AutoWorkers:
             self._calm_since = None
             return self._more(now, workers, seen, wanting, idle_cpus)
         return self._fewer(now, workers, seen)
+
+    def _wait_for(self, now: float, workers: int, coming: int, *, waits: bool) -> Decision | None:
+        """Go on waiting for workers while a trainer waits for them."""
+        target = max(workers, self._least)
+        calm = self._calm_for(now, calm=not waits and target < workers + coming)
+        if calm is None:
+            return None
+        self._removed_at = now
+        return Decision(target, f"no trainer has waited for {calm:.0f} s, and {coming} workers have not come yet")
+
+    def _calm_for(self, now: float, *, calm: bool) -> float | None:
+        """Return for how many seconds there was calm, if that is long enough."""
+        if not calm:
+            self._calm_since = None
+            return None
+        if self._calm_since is None:
+            self._calm_since = now
+        return now - self._calm_since if now - self._calm_since >= self._calm else None
 
     def _taken_back(self, now: float, trial: _Trial, seen: Mapping[Key, Figures], *, waits: bool) -> Decision | None:
         """Judge the last step. `waits`: whether a trainer still waits."""
@@ -144,12 +178,14 @@ class AutoWorkers:
         most = min(self._most, self._no_more) if now < self._no_more_until else self._most
         for figures in wanting:
             found = verdict(figures)
-            if found.limit not in ("generator", "collating"):
+            if found.limit not in ("generator", "collating") and not (self._brings_cpus and found.limit == "cpus"):
                 continue
-            counts = _useful(figures.lanes, len(figures.workers) + self._most)
-            here = len(figures.workers)  # with those of other hosts
+            here = len(figures.workers)  # with those that are not counted
+            counts = _useful(figures.lanes, here + self._most, self._step, here - workers)
             wanted = min(2.0, 1 / max(0.01, 1 - figures.waiting)) * _at_work(figures.lanes, here)
-            limit = min(here + most - workers, _fitting(figures, idle_cpus))
+            limit = here + most - workers
+            if not self._brings_cpus:
+                limit = min(limit, _fitting(figures, idle_cpus))
             fitting = [count for count in counts if here < count <= limit]
             if fitting:
                 target = next((count for count in fitting if _at_work(figures.lanes, count) >= wanted), fitting[-1])
@@ -164,19 +200,16 @@ class AutoWorkers:
     def _fewer(self, now: float, workers: int, seen: Mapping[Key, Figures]) -> Decision | None:
         figures = next(iter(seen.values()))
         here, busy = len(figures.workers), sum(worker.busy for worker in figures.workers)
-        counts = {count for one in seen.values() for count in _useful(one.lanes, here)}
-        target = max((count for count in counts if count < here), default=here)
-        if workers + target - here < 1 or target == here or busy > _ROOM * target:
-            self._calm_since = None
-            return None
-        if self._calm_since is None:
-            self._calm_since = now
-        if now - self._calm_since < self._calm:
+        counts = {count for one in seen.values() for count in _useful(one.lanes, here, self._step, here - workers)}
+        least = here - workers + self._least
+        target = max((count for count in counts if least <= count < here), default=here)
+        calm = self._calm_for(now, calm=target < here and busy <= _ROOM * target)
+        if calm is None:
             return None
         self._removed_at = now
         return Decision(
             workers + target - here,
-            f"no trainer has waited for {now - self._calm_since:.0f} s, and workers are busy {percent(busy / here)}",
+            f"no trainer has waited for {calm:.0f} s, and workers are busy {percent(busy / here)}",
         )
 
 
@@ -208,13 +241,14 @@ def _at_work(lanes: int | None, workers: int) -> float:
     return workers if lanes is None else lanes / -(-lanes // workers)
 
 
-def _useful(lanes: int | None, most: int) -> list[int]:
-    """Return the counts up to `most` with which a worker has fewer lanes than with one worker less.
+def _useful(lanes: int | None, most: int, step: int = 1, others: int = 0) -> list[int]:
+    """Return the counts up to `most` with which a worker has fewer lanes than with one step less.
 
-    Where any number of workers can work at once: 1, 2, 3, 4, 6, 8, 12, 16 and so on.
+    Where any number of workers can work at once: 1, 2, 3, 4, 6, 8, 12, 16 steps and so on. The `others` always work.
     """
+    counts = [count for count in range(others + step, most + 1, step) if count > 0]
     if lanes is None:
-        steps = {2**power for power in range(most.bit_length())} | {3 * 2**power for power in range(most.bit_length())}
-    else:
-        steps = {-(-lanes // each) for each in range(1, lanes + 1)}
-    return sorted(count for count in steps if count <= most)
+        powers = range(most.bit_length())
+        steps = {2**power for power in powers} | {3 * 2**power for power in powers}
+        return [count for count in counts if count // step in steps]
+    return [count for count in counts if count == step or -(-lanes // count) < -(-lanes // max(1, count - step))]

@@ -160,7 +160,7 @@ def serve(
     reload: bool,
     form: str,
     engine: str | None,
-    hosts: int | None,
+    hosts: tuple[int, int] | None,
     workers_per_host: int | None,
     until_stdin_closes: bool,
     **of_files: Any,
@@ -186,6 +186,7 @@ def serve(
       penstock serve scenes:feed --workers auto --hang-timeout 60
       penstock serve scenes:feed --state groups.sqlite
       penstock serve scenes.py:feed --on ray --hosts 4 --workers-per-host 16 --keys keys
+      penstock serve scenes.py:feed --on ray --hosts 1:8 --workers-per-host 16 --keys keys
       penstock serve scenes.py:feed --reload
       penstock serve digits.h5 --leaf image=images --leaf label=labels --batch-size 32 --shuffle 1000
     """  # noqa: D301 (click wants a real \b)
@@ -219,17 +220,19 @@ def serve(
             engine=engine,
             hosts=hosts,
             workers_per_host=workers_per_host,
+            workers=workers,
             reload=reload,
             bind=bind,
             keys=keys,
             insecure=insecure,
             hang_timeout=hang_timeout,
             environment=environment,
-        ) as look:
+        ) as placed:
 
             def each_second(daemon: Any) -> None:
                 progress.look(daemon)
-                look(daemon)
+                if placed is not None:
+                    placed.look(daemon)
 
             serving.serve(
                 targets,
@@ -248,6 +251,7 @@ def serve(
                 http=http,
                 reload=reload,
                 each_second=each_second,
+                engine=placed,
             )
     except PenstockError as error:
         if until_stdin_closes:  # the trainer that started us raises it

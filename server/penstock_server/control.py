@@ -82,9 +82,24 @@ def scale(
         PenstockError: the daemon's answer, if it was an error.
     """
     signals = "" if host else "SIGTTIN or SIGTTOU (add or remove one worker)"
+    return _scaled(url, m.ScaleRequest(workers, now, host), signals, timeout, keys)
+
+
+def scale_hosts(url: str, hosts: int, *, timeout: float, keys: ClientKeys | None = None) -> m.Scaled:
+    """Have the daemon's engine run `hosts` hosts. The daemon answers at once, before they have come or gone. `keys`: as
+    for `status`.
+
+    Raises:
+        Unreachable: as for `scale`.
+        PenstockError: the daemon's answer, if it was an error.
+    """
+    return _scaled(url, m.ScaleHostsRequest(hosts), "", timeout, keys)
+
+
+def _scaled(url: str, request: m.Message, signals: str, timeout: float, keys: ClientKeys | None) -> m.Scaled:
     state = json.loads(status(url, timeout, keys))
     with _beside(url, state, "scale", signals, timeout) as connection:
-        seqpacket.send(connection, codec.encode(m.ScaleRequest(workers, now, host)))
+        seqpacket.send(connection, codec.encode(request))
         data, _ = seqpacket.receive(connection)
         if not data:
             raise ConnectionResetError("it has just stopped")

@@ -30,6 +30,7 @@ class CurrentStatus:
     Args:
         draining: whether the daemon stops when the epochs that are being read have ended.
         adjusting: whether the number of workers follows the load.
+        engine: describes what runs hosts; None if nothing does.
         caches: how the caches of feeds are used.
         unix: the address of the listener for consumers on this host.
     """
@@ -40,6 +41,7 @@ class CurrentStatus:
         *,
         draining: Callable[[], bool],
         adjusting: Callable[[], bool],
+        engine: Callable[[], dict[str, object] | None],
         feeds: StartingFeeds,
         sessions: Sessions,
         looks: Looks,
@@ -55,6 +57,7 @@ class CurrentStatus:
         self._coordinator = coordinator
         self._draining = draining
         self._adjusting = adjusting
+        self._engine = engine
         self._feeds = feeds
         self._sessions = sessions
         self._looks = looks
@@ -103,6 +106,7 @@ class CurrentStatus:
             **status.of_process(self._id, self._router.endpoint, self._unix, self.seconds),
             **status.of_service(coordinator, sessions, self._bugs, ready=self._feeds.ready, draining=self._draining()),
             "adjusts_workers": self._adjusting(),
+            "engine": self._engine(),
             "memory": status.of_memory(coordinator, self._arena, sessions.opening.greeted),
             "feeds": [
                 status.of_feed(

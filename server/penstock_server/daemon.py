@@ -39,6 +39,7 @@ from .coordinator.memory import least_slots
 from .host import cpus, descriptors
 from .host.local import Listener, LocalPeer
 from .host.network import Router
+from .host_scaling import Engine
 from .keys import may_join
 from .parts import Parts
 from .reloading.reloader import Reloader
@@ -72,6 +73,7 @@ class Daemon:
         access: who may connect over TCP.
         allow_uids: users, besides the daemon's own and root, whose trainers on this host share memory with it.
         each_second: called once a second with this object.
+        engine: runs hosts that join, or None.
         reloader: knows whether the feeds' code has changed, or None.
 
     Attributes:
@@ -98,6 +100,7 @@ class Daemon:
         access: Access,
         allow_uids: Collection[int] = (),
         each_second: Callable[[Daemon], None] = lambda daemon: None,
+        engine: Engine | None = None,
         reloader: Reloader | None = None,
     ) -> None:
         self._access = access
@@ -107,6 +110,7 @@ class Daemon:
         self.endpoint = ""
         self._environment = environment
         self._each_second = each_second
+        self._engine = engine
         self._feeds = feeds
         self._advertise = advertise
         self._bind = bind
@@ -282,6 +286,7 @@ class Daemon:
             feeds=self._feeds,
             workers=self._workers,
             auto_scaling=self._auto_scaling,
+            engine=self._engine,
             hang_timeout=self._hang_timeout,
             environment=self._environment,
             advertise=self._advertise,
@@ -327,6 +332,7 @@ class Daemon:
             self._look_at_the_group_file,
             lambda _: self._look_for_makers(time.monotonic()),
             lambda _: self._each_second(self),
+            lambda _: parts.host_scaling.another_second(),
         ]
         if parts.auto_scaling is not None:
             scaling = parts.auto_scaling

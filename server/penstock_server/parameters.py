@@ -57,10 +57,31 @@ class Workers(click.ParamType[int | str]):
         try:
             return _COUNT.convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"must be a number from 0 to {_COUNT.max}, or auto, got {value!r}", param, ctx)
+            self.fail(f"must be a number from 0 to {_MOST}, or auto, got {value!r}", param, ctx)
 
 
-_COUNT = click.IntRange(0, 4096)
+_MOST = 4096
+_COUNT = click.IntRange(0, _MOST)
+
+
+class HostBounds(click.ParamType[tuple[int, int]]):
+    """A number of hosts, or MIN:MAX. The value is the fewest and the most."""
+
+    name = "hosts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return the fewest and the most."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", str(value))
+        if match is None:
+            self.fail(f"must be a number, or MIN:MAX such as 2:8, got {value!r}", param, ctx)
+        least, most = int(match[1]), int(match[2] or match[1])
+        if least > most:
+            self.fail(f"MIN must not be more than MAX, got {value!r}", param, ctx)
+        if least < 1 or most > _MOST:
+            self.fail(f"must be from 1 to {_MOST}, got {value!r}", param, ctx)
+        return least, most
 
 
 class Bytes(click.ParamType[int]):

@@ -22,6 +22,7 @@ from .host.local import Listener
 from .host.network import Router
 from .host.slots import Slots
 from .host.supervisor import Supervisor
+from .host_scaling import Engine, HostScaling
 from .http.watched import Watched
 from .joining.hosts import Hosts
 from .scaling import Scaling
@@ -61,6 +62,7 @@ class Parts:
         feeds: MODULE:ATTR of each feed.
         workers: number of worker processes at the start.
         auto_scaling: whether their number follows the load.
+        engine: runs hosts that join, or None.
         hang_timeout: seconds without a sample after which a worker is killed, or None.
         environment: variables of the workers; None as a value removes one.
         advertise: HOST or HOST:PORT for the feeds' URLs, or None.
@@ -80,6 +82,7 @@ class Parts:
         feeds: list[str],
         workers: int,
         auto_scaling: bool,
+        engine: Engine | None,
         hang_timeout: float | None,
         environment: m.Environment | None,
         advertise: str | None,
@@ -190,6 +193,7 @@ class Parts:
             coordinator,
             draining=lambda: lifecycle.draining,
             adjusting=lambda: self.auto_scaling is not None and self.auto_scaling.on,
+            engine=lambda: self.host_scaling.described(),
             feeds=self.feeds,
             sessions=self.sessions,
             looks=self.looks,
@@ -203,6 +207,7 @@ class Parts:
             bugs=self.bugs,
         )
         self.auto_scaling = AutoScaling(self.scaling, self.status, coordinator.workers) if auto_scaling else None
+        self.host_scaling = HostScaling(engine, self.status, coordinator.workers, self.hosts)
         dispatch.connect(
             slots=self.slots,
             sessions=self.sessions,
@@ -225,10 +230,14 @@ class Parts:
             bugs=self.bugs,
         )
 
-    def _scale(self, request: m.ScaleRequest) -> tuple[int, int]:
-        """A user asks for a number of workers."""
+    def _scale(self, request: m.ScaleRequest | m.ScaleHostsRequest) -> tuple[int, int]:
+        """A user asks for a number of workers or hosts."""
+        if isinstance(request, m.ScaleHostsRequest):
+            return self.host_scaling.scale(request.hosts)
         if request.host:
-            return self.hosts.scale(request.host, request.workers, request.now)
+            scaled = self.hosts.scale(request.host, request.workers, request.now)
+            self.host_scaling.off()
+            return scaled
         return self.scaling.scale(request.workers, request.now)
 
     def scaled_by_hand(self) -> None:

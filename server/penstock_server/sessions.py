@@ -54,8 +54,8 @@ class Sessions:
         status: makes the text that answers a StatusRequest.
         fresh: returns whether the figures in that are fresh. Otherwise `status_fresh` is called when they are.
         stop: called when the daemon's own user asks it to stop; the argument says whether at once.
-        scale: called when that user asks for a number of workers, of the daemon or of a host. Returns how many there
-            were, and how many there will be; it may raise an error.
+        scale: called when that user asks for a number of workers, of the daemon or of a host, or for a number of hosts.
+            Returns how many there were, and how many there will be; it may raise an error.
         join: called with the id of a peer and its Join when a host wants to join; it may raise an error.
         stacks: returns the workers that are ready: their numbers, their processes, and the fds of their stacks files.
         bugs: notes unexpected errors.
@@ -77,7 +77,7 @@ class Sessions:
         status: Callable[[], str],
         fresh: Callable[[], bool],
         stop: Callable[[bool], None],
-        scale: Callable[[m.ScaleRequest], tuple[int, int]],
+        scale: Callable[[m.ScaleRequest | m.ScaleHostsRequest], tuple[int, int]],
         join: Callable[[bytes, m.Join], None],
         stacks: Callable[[], Iterable[tuple[int, int, int]]],
         bugs: Bugs,
@@ -165,7 +165,7 @@ class Sessions:
                 self._status.came(routing_id)
             case m.Ping() if session is not None or routing_id in self.opening.early:
                 self._out.answer(routing_id, m.Pong())
-            case m.StopRequest() | m.ScaleRequest() | m.StacksRequest():
+            case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() | m.StacksRequest():
                 refused = ProtocolError("a daemon can be stopped, scaled and profiled only from its own host")
                 self._out.answer(routing_id, failed(refused))
             case _ if session is not None:
@@ -187,13 +187,13 @@ class Sessions:
                 self.opening.position_part(message, self.table.by_token.get(message.session))
             case m.Open() if session is None:
                 self.opening.open(message, b"", peer)
-            case m.StopRequest() | m.ScaleRequest() if not peer.trusted:
+            case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() if not peer.trusted:
                 self._out.answer(
                     peer, failed(ProtocolError("only the daemon's own user and root may stop or scale it"))
                 )
             case m.StopRequest():
                 self._stop(message.now)
-            case m.ScaleRequest():
+            case m.ScaleRequest() | m.ScaleHostsRequest():
                 self._out.answer(peer, m.Scaled(*self._scale(message)))
             case m.StacksRequest():
                 self._send_stacks(peer)

@@ -19,6 +19,9 @@ def status_lines(state: dict[str, Any]) -> Iterator[str]:
     yield f"memory   {arena} in slots, {reserved} reserved, {allowed} allowed"
     if state.get("adjusts_workers"):
         yield f"workers  {len(state['workers'])}, adjusted to the load"
+    if engine := state.get("engine"):
+        adjusted = ", adjusted to the load from {} to {}".format(*engine["adjusts"]) if engine["adjusts"] else ""
+        yield f"hosts    {engine['hosts']} on {engine['name'].capitalize()}{adjusted}"
     for host in state.get("hosts", []):
         yield f"host     {_word(host['name'])}: {_host(host)}"
     for worker in state["workers"]:

@@ -135,6 +135,13 @@ class ScaleRequest(Message, frozen=True):
     host: Line = ""
 
 
+class ScaleHostsRequest(Message, frozen=True):
+    """Asks for this number of hosts, of a daemon whose engine runs hosts (`serve --on`). Answered by Scaled. Only over
+    a unix connection, as StopRequest."""
+
+    hosts: Annotated[int, Meta(ge=1, le=4096)]
+
+
 class StacksRequest(Message, frozen=True):
     """Asks for the stacks files of the workers, to profile them. Answered by a WorkerStacks for each worker that is
     ready, and then StacksSent. Only over a unix connection, as StopRequest.
@@ -181,5 +188,6 @@ ClientMessage: TypeAlias = (
     | StatusRequest
     | StopRequest
     | ScaleRequest
+    | ScaleHostsRequest
     | StacksRequest
 )

@@ -180,7 +180,7 @@ class Pong(Message, frozen=True):
 
 
 class Scaled(Message, frozen=True):
-    """Answers ScaleRequest: how many workers there were, and how many there will be."""
+    """Answers ScaleRequest, or ScaleHostsRequest: how many workers or hosts there were, and how many there will be."""
 
     before: Index
     after: Index

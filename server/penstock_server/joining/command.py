@@ -83,6 +83,7 @@ from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option
 @log_format_option
 @file_options
 @click.option("--until-stdin-closes", is_flag=True, hidden=True, help="End at the end of standard input.")
+@click.option("--keys-from-stdin", is_flag=True, hidden=True, help="Read the files of --keys as a line of JSON.")
 def join(
     url: str,
     feeds: tuple[str, ...],
@@ -97,6 +98,7 @@ def join(
     log_level: str,
     form: str,
     until_stdin_closes: bool,
+    keys_from_stdin: bool,
     **of_files: Any,
 ) -> None:
     """Let this host's workers work for a daemon on another host, the head.
@@ -115,6 +117,7 @@ def join(
     with no_threads():
         from ..control import endpoint_of
         from ..host.memory_limits import default_memory
+        from . import sent_keys
         from .agent import join as run
 
     log_format.configure(log_level, form)
@@ -128,7 +131,7 @@ def join(
             workers=workers,
             memory=default_memory() if memory is None else memory,
             name=host_name[:128] or "host",
-            keys=host_keys(keys),
+            keys=sent_keys.read() if keys_from_stdin else host_keys(keys),
             hang_timeout=hang_timeout,
             environment=dict(environment),
             grace=grace,

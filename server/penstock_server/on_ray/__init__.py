@@ -42,7 +42,7 @@ class Service(NamedTuple):
 @contextlib.contextmanager
 def serve(
     *feeds: str,
-    hosts: int,
+    hosts: int | str | tuple[int, int],
     workers_per_host: int,
     workers: int = 0,
     bind: str = "tcp://0.0.0.0:0",
@@ -58,7 +58,8 @@ def serve(
 
     Args:
         feeds: MODULE:ATTR of each feed, as for `penstock serve`.
-        hosts: number of hosts, each on a machine of its own.
+        hosts: number of hosts, each on a machine of its own. With (fewest, most), or "2:8", as many as trainers need,
+            measured while they read.
         workers_per_host: worker processes of each host, which reserve as many CPUs.
         workers: worker processes on this machine, besides.
         bind: address to listen on; port 0 picks one. The hosts must reach it.
@@ -72,7 +73,8 @@ def serve(
     """
     from .orders import WILDCARDS
 
-    command = [sys.executable, "-m", "penstock_server", "serve", *feeds, "--on", "ray", "--hosts", str(hosts)]
+    bounds = ":".join(map(str, hosts)) if isinstance(hosts, tuple) else str(hosts)
+    command = [sys.executable, "-m", "penstock_server", "serve", *feeds, "--on", "ray", "--hosts", bounds]
     command += ["--workers-per-host", str(workers_per_host), "--workers", str(workers), "--bind", bind]
     command += ["--until-stdin-closes", *(["--insecure"] if insecure else [])]
     command += [] if keys is None else ["--keys", os.fspath(keys)]

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..parameters import HostBounds
+
 if TYPE_CHECKING:
-    from .launch import Head
+    from .launch import RayDriver
 
 _OPTIONS = (
     click.option(
@@ -23,10 +25,11 @@ _OPTIONS = (
     ),
     click.option(
         "--hosts",
-        type=click.IntRange(1, 4096),
+        type=HostBounds(),
         default=None,
-        metavar="N",
-        help="With --on: number of hosts, each on a machine of its own.",
+        metavar="N|MIN:MAX",
+        help="With --on: number of hosts, each on a machine of its own; MIN:MAX: as many as trainers need, measured "
+        "while they read.",
     ),
     click.option(
         "--workers-per-host",
@@ -50,16 +53,17 @@ def hosts(
     feeds: list[str],
     *,
     engine: str | None,
-    hosts: int | None,
+    hosts: tuple[int, int] | None,
     workers_per_host: int | None,
+    workers: int | str,
     reload: bool,
     bind: str,
     keys: str | None,
     insecure: bool,
     hang_timeout: float | None,
     environment: tuple[tuple[str, str | None], ...],
-) -> Iterator[Callable[[Head], None]]:
-    """Run the hosts that the options ask for, inside the `with` statement. Yields what to call every second.
+) -> Iterator[RayDriver | None]:
+    """Run the hosts that the options ask for, inside the `with` statement. Yields what runs them, if they ask for some.
 
     Raises:
         click.UsageError: the options contradict each other.
@@ -68,10 +72,14 @@ def hosts(
     if engine is None:
         if hosts is not None or workers_per_host is not None:
             raise click.UsageError("--hosts and --workers-per-host need --on ray")
-        yield lambda daemon: None
+        yield None
         return
     if hosts is None or workers_per_host is None:
-        raise click.UsageError("--on ray needs --hosts N and --workers-per-host N")
+        raise click.UsageError("--on ray needs --hosts N (or MIN:MAX) and --workers-per-host N")
+    if hosts[0] < hosts[1] and workers == "auto":
+        raise click.UsageError(
+            "--workers auto and --hosts MIN:MAX would both follow the load: give a number for one of them"
+        )
     if reload:
         raise click.UsageError("--reload is for one host: the hosts on Ray keep the code that they were started with")
     from ..access import Access
@@ -84,4 +92,4 @@ def hosts(
     with hosts_on_ray(
         feeds, hosts=hosts, workers=workers_per_host, bind=bind, keys=access.keys, options=options
     ) as driver:
-        yield driver.look
+        yield driver

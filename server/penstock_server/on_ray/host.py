@@ -6,18 +6,14 @@ restarted actor finds the CPUs of its node free.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
+from ..joining import sent_keys
 from .orders import Ended, Plan
 
 LAST_LINES = 8
@@ -25,50 +21,48 @@ LAST_LINES = 8
 
 
 class RayHost:
-    """See the file's head. Ray starts it again on the same node or another one if it dies."""
+    """See the file's head. Ray starts it again on the same node or another one if it dies. Two methods may run at a
+    time."""
 
-    def run(self, plan: Plan, head: str, service: str) -> Ended:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._leaves = False
+
+    def leave(self) -> None:
+        """Have the host hand over its work and end."""
+        self._leaves = True
+        if self._process is not None:
+            self._process.terminate()
+
+    def run(self, plan: Plan, head: str, name: str) -> Ended:
         """Run a host until it ends.
 
         Args:
             plan: what it is to do.
             head: the head's `tcp://host:port`.
-            service: names this run of the head and the host's place in it.
+            name: of the host at the head.
         """
-        folder = Path(tempfile.gettempdir(), f"penstock-{service}")
-        with _key_files(plan.keys, folder) as keys:
-            command = [sys.executable, "-m", "penstock_server", "join", head, *plan.feeds, *plan.options, *keys]
-            command += ["--workers", str(plan.workers), "--until-stdin-closes"]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_environment()
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            last: deque[str] = deque(maxlen=LAST_LINES)
-            # On a thread: a process that user code has left behind may hold the pipe open.
-            reader = threading.Thread(target=_pass_on, args=(process.stdout, last), daemon=True)
-            reader.start()
-            process.wait()
-            process.stdin.close()
-            reader.join(1)
+        command = [sys.executable, "-m", "penstock_server", "join", head, *plan.feeds, *plan.options]
+        command += ["--workers", str(plan.workers), "--host-name", name, "--until-stdin-closes"]
+        command += [sent_keys.OPTION] if plan.keys else []
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_environment()
+        )
+        self._process = process
+        if self._leaves:
+            process.terminate()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        last: deque[str] = deque(maxlen=LAST_LINES)
+        # On a thread: a process that user code has left behind may hold the pipe open.
+        reader = threading.Thread(target=_pass_on, args=(process.stdout, last), daemon=True)
+        reader.start()
+        if plan.keys:
+            sent_keys.write(plan.keys, process.stdin)
+        process.wait()
+        process.stdin.close()
+        reader.join(1)
         return Ended(process.returncode, "".join(last))
-
-
-@contextlib.contextmanager
-def _key_files(files: dict[str, bytes], folder: Path) -> Iterator[list[str]]:
-    """Write the files of keys into a folder, and remove it at the end. Yields the options that name it."""
-    shutil.rmtree(folder, ignore_errors=True)  # of an actor that was killed
-    if not files:
-        yield []
-        return
-    folder.mkdir(0o700)
-    try:
-        for name, data in files.items():
-            (folder / name).touch(0o600)
-            (folder / name).write_bytes(data)
-        yield ["--keys", str(folder)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pass_on(lines: IO[bytes], last: deque[str]) -> None:

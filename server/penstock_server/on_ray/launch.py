@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import structs
 
 from penstock_proto import StartError
 from penstock_proto.keys import host_keys
@@ -27,12 +28,12 @@ from penstock_proto.keys import host_keys
 from ..host.accepting import only_this_host
 from ..keys import ServerKeys
 from . import shipping
-from .orders import WILDCARDS, HeadAt, News, Plan
+from .orders import WILDCARDS, HeadAt, News, Plan, Wanted
 
 log = logging.getLogger(__name__)
 
 HOST = "ray"
-"""The name of the key with which all hosts on Ray join."""
+"""The name of the key with which all hosts on Ray join, and the beginning of their own names."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _PAUSE = 5.0
 """Seconds before another driver is started in place of one that died."""
@@ -53,13 +54,13 @@ class Head(Protocol):
 
 @contextlib.contextmanager
 def hosts_on_ray(
-    feeds: list[str], *, hosts: int, workers: int, bind: str, keys: ServerKeys | None, options: list[str]
+    feeds: list[str], *, hosts: tuple[int, int], workers: int, bind: str, keys: ServerKeys | None, options: list[str]
 ) -> Iterator[RayDriver]:
     """Run hosts on Ray inside the `with` statement.
 
     Args:
         feeds: MODULE:ATTR of each feed, or what `make_target` returned.
-        hosts: how many, each on a node of its own.
+        hosts: fewest and most, each on a node of its own; the fewest at first.
         workers: of each host.
         bind: the head's address.
         keys: the head's, or None.
@@ -74,8 +75,8 @@ def hosts_on_ray(
     with tempfile.TemporaryDirectory(prefix="penstock-code-") as code:
         there = shipping.collect(feeds, Path(code))
         shipped = code if any(Path(code).iterdir()) else ""
-        plan = Plan(hosts, workers, shipped, there, options, {} if keys is None else _key_files(keys))
-        driver = RayDriver(plan, local=only_this_host(bind))
+        plan = Plan(HOST, hosts[0], workers, shipped, there, options, {} if keys is None else _key_files(keys))
+        driver = RayDriver(plan, hosts, local=only_this_host(bind))
         try:
             driver.wait_connected()
             yield driver
@@ -90,25 +91,49 @@ class RayDriver:
 
     Args:
         plan: what to start.
+        bounds: fewest and most hosts while their number is adjusted.
         local: whether only programs on this machine reach the head.
 
     Attributes:
+        bounds: as given.
         failure: why the driver cannot do its work, or "".
     """
 
-    def __init__(self, plan: Plan, *, local: bool) -> None:
+    def __init__(self, plan: Plan, bounds: tuple[int, int], *, local: bool) -> None:
         self._plan = plan
+        self.bounds = bounds
         self._local = local
         self._head = b""
         self._closing = threading.Event()
         self._connected = threading.Event()
-        self._lock = threading.Lock()  # _process and _head belong together
+        self._lock = threading.Lock()  # _process, _plan and _head belong together
         self._again = False
         """Whether this is not the first driver: then the cluster may only be away."""
         self.failure = ""
         self._process = self._popen()
         self._thread = threading.Thread(target=self._keep, name="penstock-ray")
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The names of its hosts begin with this and a hyphen."""
+        return self._plan.name
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are to be now."""
+        return self._plan.hosts
+
+    @property
+    def workers(self) -> int:
+        """The workers of each host."""
+        return self._plan.workers
+
+    def scale(self, hosts: int) -> None:
+        """Run this number of hosts from now on."""
+        with self._lock:
+            self._plan = structs.replace(self._plan, hosts=hosts)
+            self._tell(msgspec.json.encode(Wanted(hosts)) + b"\n")
 
     def wait_connected(self) -> None:
         """Wait until the driver has found the cluster.

@@ -17,6 +17,7 @@ class Plan(Struct, frozen=True):
     """The first line to the driver: what it is to start.
 
     Attributes:
+        name: the hosts are called by it and a number.
         hosts: how many, each on a node of its own.
         workers: of each host.
         code: a folder with the feeds' code that each host gets as its working directory, or "".
@@ -25,6 +26,7 @@ class Plan(Struct, frozen=True):
         keys: the files of a host's keys by name, or none without keys.
     """
 
+    name: str
     hosts: int
     workers: int
     code: str
@@ -33,8 +35,8 @@ class Plan(Struct, frozen=True):
     keys: dict[str, bytes]
 
 
-class HeadAt(Struct, frozen=True):
-    """The second line to the driver, when the feeds are ready.
+class HeadAt(Struct, frozen=True, tag=True):
+    """A later line to the driver, when the feeds are ready.
 
     Attributes:
         host: the address on which the head listens: a name, an IP address, or "*" for every address.
@@ -45,6 +47,12 @@ class HeadAt(Struct, frozen=True):
     host: str
     port: int
     local: bool
+
+
+class Wanted(Struct, frozen=True, tag=True):
+    """A later line to the driver: run this number of hosts from now on."""
+
+    hosts: int
 
 
 class News(Struct, frozen=True):

@@ -1,0 +1,121 @@
+"""Changes how many hosts an engine runs (`serve --on ray`): when a user asks, or as auto_workers.py decides."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+from penstock_proto import StartError
+
+from .auto_workers import LOOKED, AutoWorkers
+from .coordinator.workers import Workers
+from .current_status import CurrentStatus
+from .joining.joined_host import JoinedHost
+
+log = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What runs hosts: it places them, starts them, and starts them again."""
+
+    @property
+    def name(self) -> str:
+        """The names of its hosts begin with this and a hyphen."""
+
+    @property
+    def hosts(self) -> int:
+        """How many there are to be now."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Fewest and most hosts while their number is adjusted; if they are the same, it is not."""
+
+    @property
+    def workers(self) -> int:
+        """The workers of each host."""
+
+    def scale(self, hosts: int) -> None:
+        """Run this number of hosts from now on."""
+
+
+class HostScaling:
+    """See the file's head.
+
+    Args:
+        engine: runs the hosts; None if there is none.
+        status: knows the figures of the last seconds.
+        workers: the workers that there are.
+        joined: the hosts that have joined.
+
+    Attributes:
+        on: whether the number follows the load: False from when a user has asked for one.
+    """
+
+    def __init__(
+        self, engine: Engine | None, status: CurrentStatus, workers: Workers, joined: Iterable[JoinedHost]
+    ) -> None:
+        self._engine = engine
+        self._status = status
+        self._workers = workers
+        self._joined = joined
+        least, most = (1, 1) if engine is None else engine.bounds
+        self.on = least < most
+        per_host = 1 if engine is None else engine.workers
+        self._decides = AutoWorkers(None, step=per_host, least=least * per_host, most=most * per_host)
+
+    def scale(self, hosts: int) -> tuple[int, int]:
+        """Have the engine run `hosts` hosts from now on, as a user asks. Those that are too many hand over their lanes.
+
+        Returns:
+            How many there were to be, and how many there are to be now.
+
+        Raises:
+            StartError: there is no engine.
+        """
+        if self._engine is None:
+            raise StartError(
+                "this daemon was started without --on ray, so it does not start hosts itself: run `penstock join` on "
+                "further hosts, or end it there with SIGTERM (on Kubernetes: kubectl scale deployment penstock-hosts "
+                "--replicas N)"
+            )
+        self.off()
+        return self._scale(self._engine, hosts), hosts
+
+    def described(self) -> dict[str, object] | None:
+        """Describe the engine for the status; None if there is none."""
+        if self._engine is None:
+            return None
+        least, most = self._engine.bounds
+        return {"name": self._engine.name, "hosts": self._engine.hosts, "adjusts": [least, most] if self.on else None}
+
+    def off(self) -> None:
+        """Leave the number alone from now on."""
+        if self.on:
+            self.on = False
+            log.info("the number of hosts is no longer adjusted", extra={"event": "auto_scaling_off"})
+
+    def another_second(self) -> None:
+        """Look, and perhaps change the number."""
+        engine = self._engine
+        if engine is None or not self.on:
+            return
+        now, each = self._status.seconds, engine.workers
+        hosts = [host for host in self._joined if host.name.startswith(f"{engine.name}-")]
+        working = sum(host.working for host in hosts)
+        if self._workers.leaving or working > engine.hosts:
+            self._decides.changed(now)
+            return
+        seen = self._status.figures(self._decides.since, LOOKED)
+        coming = engine.hosts - working
+        decision = self._decides.decide(now, working * each, seen, math.inf, coming * each)
+        if decision is not None:
+            self._scale(engine, decision.workers // each, f": {decision.why}")
+            self._decides.changed(now)
+
+    def _scale(self, engine: Engine, hosts: int, why: str = "") -> int:
+        before = engine.hosts
+        engine.scale(hosts)
+        log.info("hosts: %d, now %d%s", before, hosts, why, extra={"event": "hosts_scaled"})
+        return before
