@@ -104,6 +104,7 @@ class Fuzzer:
                 m.Ping(),
                 m.Close(count),
                 m.StacksRequest(),
+                m.ProfileHosts(dice.choice((0, 1, 3600)), 100),
             )
         )
         data = self.damaged(codec.encode(said))

@@ -562,7 +562,16 @@ def test_an_epoch_that_no_worker_could_count_on_from_is_not_begun(serve: Serve) 
 
 @pytest.mark.parametrize(
     "message",
-    [m.Begin(0), m.Ack(5), m.Leave(3), m.Open(b"x" * 16, b"", 1, 1, 1), m.Ping(), m.StopRequest(), m.StacksRequest()],
+    [
+        m.Begin(0),
+        m.Ack(5),
+        m.Leave(3),
+        m.Open(b"x" * 16, b"", 1, 1, 1),
+        m.Ping(),
+        m.StopRequest(),
+        m.StacksRequest(),
+        m.ProfileHosts(1, 100),
+    ],
     ids=lambda message: type(message).__name__,
 )
 def test_a_message_without_a_session_is_answered_with_an_error(serve: Serve, message: m.ClientMessage) -> None:

@@ -65,6 +65,7 @@ from_clients = st.one_of(
     st.builds(m.Ack, counts, st.lists(counts, max_size=20).map(tuple), counts),
     st.builds(m.Leave, epochs),
     st.sampled_from([m.Ping(), m.Close(), m.StatusRequest(1), m.StopRequest(), m.StacksRequest()]),
+    st.builds(m.ProfileHosts, st.floats(0, 3600), st.floats(1, 1000)),
 )
 from_servers = st.one_of(
     st.builds(m.Welcome, tokens, infos, names),
@@ -75,6 +76,27 @@ from_servers = st.one_of(
     st.builds(m.Chunk, counts, counts),
     st.builds(m.WorkerStacks, st.integers(0, 4095), st.integers(1, 1 << 22)),
     st.just(m.StacksSent()),
+    st.builds(m.HostSampled, names, st.booleans(), names),
+    st.builds(
+        m.WorkerSampled,
+        st.integers(0, 2**31 - 1),
+        names,
+        st.builds(
+            m.Samples,
+            st.integers(0, 99),
+            counts,
+            st.just((m.SampledFrame("a.py", 3, "f", "user"),)),
+            st.just(((0, 0), ())),
+            st.lists(st.builds(m.SampledRun, st.integers(0, 1), counts, st.booleans()), max_size=9).map(tuple),
+            st.booleans(),
+        ),
+    ),
+)
+from_hosts = st.one_of(
+    st.builds(m.GivenUp, st.integers(0, 99), names),
+    st.builds(m.MemoryMeasured, st.just((m.ProcessMemory(3, 5),))),
+    st.builds(m.ActivityShown, st.floats(0, 1e9), st.just((m.WorkerActivity(3, 0, 500, 500, 7, "a.h5"),))),
+    st.builds(m.SamplingEnded, counts),
 )
 from_workers = st.one_of(
     st.builds(m.Made, counts, counts, counts, counts, counts, st.booleans(), record=st.binary(max_size=100)),
@@ -98,7 +120,12 @@ def test_a_worker_message_comes_back_as_it_was(message: m.FromWorker) -> None:
     assert codec.from_worker(codec.encode(message)) == message
 
 
-DECODERS = [codec.from_client, codec.from_server, codec.from_worker, codec.to_worker]
+@given(from_hosts)
+def test_a_message_of_a_host_comes_back_as_it_was(message: m.FromHost) -> None:
+    assert codec.from_host(codec.encode(message)) == message
+
+
+DECODERS = [codec.from_client, codec.from_server, codec.from_worker, codec.to_worker, codec.from_host, codec.from_head]
 
 
 @given(st.binary(max_size=300), st.sampled_from(DECODERS))

@@ -453,6 +453,9 @@ def hostile(head: Daemon, keys: Path | None) -> None:
             (m.Said(3, b"x"), None),
             (m.GivenUp(0, "mine"), None),
             (m.Beat(), None),
+            (m.ActivityShown(1.0, (m.WorkerActivity(3, 0, 1000, 0, 5, "not its own"),)), None),
+            (m.MemoryMeasured((m.ProcessMemory(0, 1 << 40),)), None),
+            (m.StacksSampled(0, 3, m.Samples(1, 0, (), (), ())), None),
             (m.SplitsGone(1), memoryview(b"12")),
         ]
     ):

@@ -14,6 +14,7 @@ from penstock_proto import messages as m
 from penstock_server.coordinator import commands as do
 from penstock_server.host.arena import Memfd
 from penstock_server.joining.joined_host import JoinedHost
+from penstock_server.status import of_workers_of
 
 FIRST = 1_000_000
 PLAN = m.FeedPlan(
@@ -317,6 +318,17 @@ def test_a_retired_worker_gets_nothing_and_the_others_go_on(world: World) -> Non
     assert len(world.network.sent) == before
     world.fill(worker=FIRST + 1)
     world.place(worker=FIRST + 1)
+
+
+def test_what_a_worker_does_is_older_than_its_report_says(world: World) -> None:
+    world.works()
+    doing = m.Doing("'a.h5'", "'a.h5'", 5, 2.0)
+    world.says(m.HostReport((m.WorkerReport(FIRST, 7, 0, True, False, False, doing, None),), 0, 0, 0, 1))
+    report, at = world.host.said[FIRST]
+    world.host.said[FIRST] = report, at - 3
+    (worker,) = of_workers_of(world.host, ())
+    assert (worker["name"], worker["pid"], worker["memory"]) == ("b/0", 7, None)
+    assert 5.0 <= worker["doing"]["seconds"] < 60  # type: ignore[index]
 
 
 def test_workers_that_are_added_work_as_soon_as_they_have_imported_the_same_feeds(world: World) -> None:

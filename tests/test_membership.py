@@ -99,6 +99,7 @@ class World:
             supervisor,
             self.local,
             memory=slots * SLOT,
+            folder="",
             plans=lambda: {"feed": msgspec.structs.replace(PLAN, turn=2)},
             fail=self.failed.append,
             scaled=self.scaled.append,

@@ -59,12 +59,12 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield Page(found)
 
 
-def show(page: Page, daemon: Daemon) -> str:
-    """Open the daemon's page, in a window that shows all of it."""
+def show(page: Page, daemon: Daemon, rows: int = 2) -> str:
+    """Open the daemon's page, in a window that shows all of it, and wait until the table of workers has its rows."""
     host, port = address(daemon)
     page.screen(1280, 2000)
     page.open(f"http://{host}:{port}/")
-    page.until("document.querySelectorAll('#worker-rows tr').length === 2")
+    page.until(f"document.querySelectorAll('#worker-rows tr').length === {rows}")
     return f"http://{host}:{port}/"
 
 

@@ -13,6 +13,7 @@ import pytest
 from test_status_history import status
 
 from penstock_proto import GeneratorError
+from penstock_proto.messages import WorkerActivity
 from penstock_proto.status_history import History
 from penstock_server.activity import ActivityPage, Spent, read, spent
 from penstock_server.bugs import Bugs
@@ -20,9 +21,10 @@ from penstock_server.coordinator.feeds import Sent
 from penstock_server.http.live import Live
 from penstock_server.http.notices import MOST, Notices
 from penstock_server.http.rates import FeedLook, Rates
-from penstock_server.http.timeline import RUNS, STARTS, Timeline, shares
+from penstock_server.http.timeline import KEPT, Timeline
 from penstock_server.http.watched import Watched
 from penstock_server.waits import Looks, Waits
+from penstock_server.worker_looks import RUNS, STARTS, WorkerLooks, shares
 from penstock_server.worker_memory import WorkerMemory
 
 MIB = 1 << 20
@@ -83,18 +85,22 @@ class Worker:
 
 
 def test_the_timeline_tells_generating_from_idle_and_notes_another_process() -> None:
-    timeline = Timeline(lambda run: "feed" if run == 7 else "")
+    timeline, looks = Timeline(lambda run: "feed" if run == 7 else ""), WorkerLooks()
     worker = Worker(3)
-    timeline.look(0.0, [worker])  # type: ignore[list-item]
+
+    def look(at: float) -> None:
+        timeline.add(at, looks.look([worker]))  # type: ignore[list-item]
+
+    look(0.0)
     worker.page.enter(7, 0, "'a.h5'")
     time.sleep(0.05)
-    timeline.look(0.2, [worker])  # type: ignore[list-item]
+    look(0.2)
     worker.page.leave()
-    timeline.look(0.4, [worker])  # type: ignore[list-item]
+    look(0.4)
     worker.page.idle(lambda: time.sleep(0.05))
-    timeline.look(0.6, [worker])  # type: ignore[list-item]
+    look(0.6)
     worker.pid += 1
-    timeline.look(0.8, [worker])  # type: ignore[list-item]
+    look(0.8)
     found = timeline.since(1)
     assert found["count"] == 5
     assert [at for at, _ in found["looks"]] == [0.2, 0.4, 0.6, 0.8]
@@ -107,6 +113,19 @@ def test_the_timeline_tells_generating_from_idle_and_notes_another_process() -> 
     assert timeline.since(5)["looks"] == timeline.since(99)["looks"] == []
     timeline.forget()
     assert timeline.since(0)["looks"] == []
+
+
+def test_the_timeline_is_bounded_in_time_and_in_size() -> None:
+    timeline = Timeline(lambda run: "")
+    cells = [WorkerActivity(number, RUNS, 1000, 0, -1, "a") for number in range(128)]
+    for number in range(1000):
+        timeline.add(number / 5, cells[:1])
+    first, _ = timeline.since(0)["looks"][0]
+    assert abs(first - (199.8 - KEPT)) < 0.3
+    for number in range(1000):
+        timeline.add(200 + number / 5, cells)
+    assert len(timeline.since(0)["looks"]) == 300
+    assert timeline.since(1999)["count"] == 2000
 
 
 def test_shares_of_a_time_are_never_more_than_all_of_it() -> None:
@@ -166,6 +185,7 @@ def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
         seconds=lambda: now[0],
         feeds={"train": SimpleNamespace(sent=Sent(0, 0, 0))},  # type: ignore[dict-item]
         workers=list,
+        hosts=(),
         memory=WorkerMemory(list, lambda: None, Bugs()),
         feed_of=str,
         look_at_slabs=lambda _: None,

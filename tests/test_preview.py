@@ -240,6 +240,7 @@ def test_a_look_that_fails_is_noted_and_harms_no_stream() -> None:
             seconds=float,
             feeds={},
             workers=list,
+            hosts=(),
             memory=WorkerMemory(list, lambda: None, Bugs()),
             feed_of=str,
             look_at_slabs=looks.append,

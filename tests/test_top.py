@@ -18,6 +18,7 @@ from conftest import Daemon, Serve
 
 import penstock
 from penstock._top import Looks
+from penstock._top_screen import _name_of
 
 FEEDS = """
     import time
@@ -100,6 +101,12 @@ def test_the_screen_shows_feeds_workers_and_consumers(serve: Serve) -> None:
     for words in ("slow_generator", "batches/s", "generating", "consumer", f":{os.getpid()}", "ready"):
         assert words in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_long_name_of_a_host_leaves_room_for_the_figures() -> None:
+    assert _name_of({"name": "second/3", "number": 1_000_003}) == "second/3"
+    assert _name_of({"name": "loader-17.cluster.example.org/12", "number": 1_000_012}) == "loader-17.clust…/12"
+    assert _name_of({"number": 3}) == "3"
 
 
 def test_the_live_screen_survives_the_daemon_and_ends_with_ctrl_c(serve: Serve) -> None:

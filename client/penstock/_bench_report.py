@@ -31,7 +31,7 @@ def rows(seen: Figures) -> Iterator[tuple[str, str]]:
     )
     for worker in seen.workers:
         yield (
-            f"worker {worker.number}",
+            f"worker {worker.name or worker.number}",
             f"{percent(worker.generating)} generating, {percent(worker.collating)} collating, {percent(worker.idle)} "
             f"idle, {percent(worker.cpu_wait)} without a CPU; it used {percent(worker.cpu)} of a CPU",
         )
@@ -66,7 +66,7 @@ def parts(seen: Figures) -> Iterator[tuple[str, list[tuple[str, float, str]]]]:
     )
     for worker in seen.workers:
         yield (
-            f"worker {worker.number}",
+            f"worker {worker.name or worker.number}",
             [
                 ("generating", worker.generating, "user"),
                 ("collating", worker.collating, "penstock"),

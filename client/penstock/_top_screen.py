@@ -21,6 +21,8 @@ _STATES = (("generating", "green"), ("collating", "yellow"), ("cpu_wait", "red")
 _BAR = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 32
+_MOST_HOST = 16
+_OF_WORKER = "number name host restarts shares".split()
 _OF_CONSUMER = "feed client transport rank epoch reading waiting limit headline verdict".split()
 ONCE = 1
 """Looks after the first before the screen is printed once."""
@@ -87,7 +89,7 @@ def as_json(looks: Looks) -> dict[str, Any]:
         "endpoint": status["endpoint"],
         "seconds": status["window_seconds"],
         "feeds": [{name: feed[name] for name in ("name", "rates", "consumers")} for feed in status["feeds"]],
-        "workers": [{name: one[name] for name in ("number", "restarts", "shares")} for one in status["workers"]],
+        "workers": [{name: one[name] for name in _OF_WORKER} for one in status["workers"]],
         "consumers": [
             {**{name: stream[name] for name in _OF_CONSUMER}, "queued": stream["sent"] - stream["handed"]}
             for stream in status["streams"]
@@ -131,10 +133,16 @@ def _workers(status: dict[str, Any], unicode: bool) -> Table:
         what = _state_of(worker) or (Text(doing["what"]) if doing else Text("idle", "bright_black"))
         if worker["restarts"]:
             what = Text.assemble(what, (f" (restarted {count(worker['restarts'], 'time')})", "yellow"))
-        table.add_row(worker.get("name", str(worker["number"])), *figures, what)
+        table.add_row(_name_of(worker), *figures, what)
     if len(workers) > _MOST_ROWS:
         table.add_row("", f"and {len(workers) - _MOST_ROWS} more")
     return table
+
+
+def _name_of(worker: dict[str, Any]) -> str:
+    """A worker's name, in which that of its host is cut off if it is long."""
+    host, slash, number = str(worker.get("name", worker["number"])).rpartition("/")
+    return (host if len(host) <= _MOST_HOST else host[: _MOST_HOST - 1] + "…") + slash + number
 
 
 def _state_of(worker: dict[str, Any]) -> Text | None:

@@ -13,7 +13,7 @@ COMPUTES = 0.5
 @dataclass(frozen=True, slots=True)
 class WorkerShares:
     """How a worker spent its time, as shares: `generating`, `idle`, `cpu_wait` (ready to run, without a CPU); the rest
-    is collating. `cpu` is the share in which it ran on a CPU.
+    is collating. `cpu` is the share in which it ran on a CPU. `name`: as the status has it, if it is not the number.
     """
 
     number: int
@@ -21,6 +21,7 @@ class WorkerShares:
     idle: float
     cpu: float
     cpu_wait: float
+    name: str = ""
 
     @property
     def busy(self) -> float:
@@ -170,6 +171,7 @@ def joined(slices: Sequence[Figures]) -> Figures:
             share(lambda w: w.idle),
             share(lambda w: w.cpu),
             share(lambda w: w.cpu_wait),
+            next(worker.name for worker in slices[-1].workers if worker.number == number),
         )
 
     lived = set.intersection(*({worker.number for worker in part.workers} for part in slices))

@@ -97,7 +97,9 @@ def worker_shares(before: Status, after: Status) -> Iterator[WorkerShares]:
             idle = min(1.0, max(0.0, share["idle_seconds"]))
             user = min(1 - idle, max(0.0, share["user_seconds"]))
             lacking = min(user, share["cpu_wait_seconds"])  # the time in user code includes it
-            yield WorkerShares(worker["number"], user - lacking, idle, share["cpu_seconds"], lacking)
+            yield WorkerShares(
+                worker["number"], user - lacking, idle, share["cpu_seconds"], lacking, worker.get("name", "")
+            )
 
 
 def lanes_of(feed: Status) -> int | None:

@@ -41,8 +41,9 @@ def profile(
     Samples the stacks of all workers 100 times a second. No right to trace processes is needed, and workers that nobody
     profiles pay nothing.
 
-    Give the URL of a daemon that you run on this host, to look at its workers while trainers read. Or give MODULE:ATTR
-    to start a private daemon, which this command reads as fast as it can. Ctrl-C ends the profile early.
+    Give the URL of a daemon that you run on this host, to look at its workers, and at those of hosts that have joined
+    it, while trainers read. Or give MODULE:ATTR to start a private daemon, which this command reads as fast as it can.
+    Ctrl-C ends the profile early.
 
     \b
     Examples:

@@ -186,6 +186,29 @@ def stacks(url: str, state: dict[str, Any], timeout: float) -> list[tuple[int, i
     return found
 
 
+@contextlib.contextmanager
+def profile_hosts(
+    url: str, state: dict[str, Any], seconds: float, rate: float, timeout: float
+) -> Iterator[socket.socket]:
+    """Have the hosts that have joined sample the stacks of their workers, as long as the context lasts. Yield the
+    connection, which does not block, with what they have seen (see ProfileHosts).
+
+    Args:
+        url: the daemon's or a feed's address.
+        state: the daemon's status.
+        seconds: for how long.
+        rate: samples a second of each worker.
+        timeout: seconds that the daemon may take to answer.
+
+    Raises:
+        Unreachable: the daemon is not on this host, or belongs to another user.
+    """
+    with _beside(url, state, "profile", "", timeout) as connection:
+        seqpacket.send(connection, codec.encode(m.ProfileHosts(seconds, rate)))
+        connection.setblocking(False)
+        yield connection
+
+
 def _check_processes(url: str, state: dict[str, Any], connection: socket.socket) -> None:
     """Refuse a daemon whose processes have other numbers here: a signal would go to others.
 

@@ -24,7 +24,11 @@ from .host.slots import Slots
 from .host.supervisor import Supervisor
 from .host_scaling import Engine, HostScaling
 from .http.watched import Watched
+from .joining import agreement
 from .joining.hosts import Hosts
+from .joining.joined_host import JoinedHost
+from .local_requests import LocalRequests
+from .profiles import Profiles
 from .scaling import Scaling
 from .sessions import Sessions
 from .starting_feeds import StartingFeeds
@@ -132,8 +136,10 @@ class Parts:
             list_of=lambda number: self.to_workers.list_of(number),
             may_join=may_join,
             ready=lambda: self.feeds.ready,
-            works=self.feeds.look_at_workers,
+            works=self._host_works,
             grown=self.feeds.look_at_workers,
+            lost=lambda host, how: self.profiles.host_lost(host, how),
+            sampled=lambda host, message: self.profiles.sampled(host, message),
             bugs=self.bugs,
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
@@ -159,7 +165,9 @@ class Parts:
             lambda: [worker.pid for worker in self.supervisor.workers.values() if worker.pid is not None],
             lambda: self.sessions.status_fresh(),
             self.bugs,
+            lambda: [host.view for host in self.hosts],
         )
+        self.profiles = Profiles(self.supervisor.stacks, lambda: self.hosts, agreement.folder(feeds))
         self.sessions = Sessions(
             coordinator,
             self._tell_of_consumer,
@@ -168,10 +176,8 @@ class Parts:
             ready=lambda: self.feeds.ready,
             status=lambda: self.status.text(),
             fresh=self.memory.fresh,
-            stop=lifecycle.stop_asked,
-            scale=self._scale,
+            requests=LocalRequests(lifecycle.stop_asked, self._scale, self.profiles),
             join=self.hosts.join,
-            stacks=self.supervisor.stacks,
             bugs=self.bugs,
         )
         self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes)
@@ -224,6 +230,7 @@ class Parts:
             seconds=lambda: self.status.seconds,
             feeds=self._coordinator.feeds,
             workers=self.supervisor.workers.values,
+            hosts=self.hosts,
             memory=self.memory,
             feed_of=self._feed_of,
             look_at_slabs=self.sessions.look_at_slabs,
@@ -249,6 +256,10 @@ class Parts:
         if isinstance(event, on.Begin):
             self._lifecycle.epoch_begins()
         self.dispatch.tell(event)
+
+    def _host_works(self, host: JoinedHost) -> None:
+        self.feeds.look_at_workers()
+        self.profiles.host_works(host)
 
     def _all_ready(self) -> None:
         self.sessions.feeds_ready()

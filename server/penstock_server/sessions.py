@@ -18,6 +18,7 @@ from functools import partial
 from penstock_proto import ConnectionLost, KeyRefused, PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
 
+from . import local_requests
 from .bugs import Bugs
 from .coordinator import Coordinator, a_bug
 from .coordinator import events as on
@@ -25,6 +26,7 @@ from .coordinator.commands import SendSlab
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
+from .local_requests import LocalRequests
 from .malformed import Malformed
 from .opening import Opening, check_version, other_version
 from .rate_limited_log import RateLimitedLog
@@ -53,11 +55,8 @@ class Sessions:
         ready: tells whether all feeds are ready; until then Hellos wait.
         status: makes the text that answers a StatusRequest.
         fresh: returns whether the figures in that are fresh. Otherwise `status_fresh` is called when they are.
-        stop: called when the daemon's own user asks it to stop; the argument says whether at once.
-        scale: called when that user asks for a number of workers, of the daemon or of a host, or for a number of hosts.
-            Returns how many there were, and how many there will be; it may raise an error.
+        requests: answers what programs on this host ask of the daemon.
         join: called with the id of a peer and its Join when a host wants to join; it may raise an error.
-        stacks: returns the workers that are ready: their numbers, their processes, and the fds of their stacks files.
         bugs: notes unexpected errors.
 
     Attributes:
@@ -76,10 +75,8 @@ class Sessions:
         ready: Callable[[], bool],
         status: Callable[[], str],
         fresh: Callable[[], bool],
-        stop: Callable[[bool], None],
-        scale: Callable[[m.ScaleRequest | m.ScaleHostsRequest], tuple[int, int]],
+        requests: LocalRequests,
         join: Callable[[bytes, m.Join], None],
-        stacks: Callable[[], Iterable[tuple[int, int, int]]],
         bugs: Bugs,
     ) -> None:
         self.table = SessionTable()
@@ -87,10 +84,8 @@ class Sessions:
         self.malformed = Malformed(self._log)
         self._coordinator = coordinator
         self._tell = tell
-        self._stop = stop
-        self._scale = scale
         self._join = join
-        self._stacks = stacks
+        self._requests = requests
         self._bugs = bugs
         self._out = ToConsumers(coordinator, tell, router)
         self._status = StatusRequests(self._out, status, fresh)
@@ -165,9 +160,8 @@ class Sessions:
                 self._status.came(routing_id)
             case m.Ping() if session is not None or routing_id in self.opening.early:
                 self._out.answer(routing_id, m.Pong())
-            case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() | m.StacksRequest():
-                refused = ProtocolError("a daemon can be stopped, scaled and profiled only from its own host")
-                self._out.answer(routing_id, failed(refused))
+            case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() | m.StacksRequest() | m.ProfileHosts():
+                self._out.answer(routing_id, local_requests.refused())
             case _ if session is not None:
                 self._said(session, message)
             case m.Close():
@@ -187,16 +181,10 @@ class Sessions:
                 self.opening.position_part(message, self.table.by_token.get(message.session))
             case m.Open() if session is None:
                 self.opening.open(message, b"", peer)
-            case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() if not peer.trusted:
-                self._out.answer(
-                    peer, failed(ProtocolError("only the daemon's own user and root may stop or scale it"))
-                )
-            case m.StopRequest():
-                self._stop(message.now)
-            case m.ScaleRequest() | m.ScaleHostsRequest():
-                self._out.answer(peer, m.Scaled(*self._scale(message)))
-            case m.StacksRequest():
-                self._send_stacks(peer)
+            case m.StopRequest() | m.ScaleRequest() | m.ScaleHostsRequest() | m.StacksRequest():
+                self._requests.came(peer, message)
+            case m.ProfileHosts() if session is None:
+                self._requests.came(peer, message)
             case m.Ping():
                 self._out.answer(peer, m.Pong())
             case _ if session is not None:
@@ -210,6 +198,7 @@ class Sessions:
 
     def peer_ended(self, peer: LocalPeer) -> None:
         """A consumer on this host is gone. Only this gives back the slots under its tensors."""
+        self._requests.peer_ended(peer)
         session = self.table.by_peer.pop(peer, None)
         if session is not None:
             self._gone(session, self._handed(session))
@@ -349,15 +338,6 @@ class Sessions:
                     self._gone(session, message.handed)
             case _:
                 raise ProtocolError(f"{type(message).__name__} in an open session")
-
-    def _send_stacks(self, peer: LocalPeer) -> None:
-        """Send the fds of the workers' stacks files, unless the connection has not read earlier ones: those count
-        against the open files of the daemon's user until they are read."""
-        if peer.unread:
-            raise ProtocolError("a StacksRequest before the answers to earlier messages were read")
-        for worker, pid, fd in self._stacks():
-            peer.send(m.WorkerStacks(worker, pid), fd)
-        peer.send(m.StacksSent())
 
     def _end(self, session: Session, error: PenstockError) -> None:
         """Fail the session: tell its consumer why, and nothing more. Others that share its stream go on."""

@@ -7,11 +7,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import msgspec
 
 from penstock_proto import PenstockError
-from penstock_proto.messages import VERSION
+from penstock_proto.messages import VERSION, WorkerReport
 
 from .bugs import Bugs
 from .cache_usage import CacheUsages
@@ -168,16 +169,24 @@ def of_workers_of(host: JoinedHost, leaving: Collection[int]) -> list[dict[str, 
     """Describe the workers of a host that has joined, as it has reported them."""
     return [
         {
-            **msgspec.to_builtins(host.said[worker]),
+            **_as_reported(*host.said[worker]),
             "name": host.name_of(worker),
             "host": host.name,
             "makes_batches": True,
-            "memory": None,
+            "memory": host.view.memory.get(worker),
             "leaving": worker in leaving,
             "ready": worker in host.there,
         }
         for worker in sorted(host.workers & host.said.keys())
     ]
+
+
+def _as_reported(worker: WorkerReport, at: float) -> dict[str, Any]:
+    """Return a report as JSON types. `at`: when it came; what the worker does is that much longer ago."""
+    described: dict[str, Any] = msgspec.to_builtins(worker)
+    if described["doing"] is not None:
+        described["doing"]["seconds"] = round(described["doing"]["seconds"] + time.monotonic() - at, 1)
+    return described
 
 
 def of_host(host: JoinedHost) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Looks at the memory of worker processes when somebody asks for it.
 
 The kernel walks over the page tables of a process: 1 ms for a small worker, 10 ms for each 100 MB of a large one. So a
-thread looks, and not more often than every five seconds, however many ask.
+thread looks, and not more often than every five seconds, however many ask. Hosts that have joined look at their workers
+at the same time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from .bugs import Bugs
 
@@ -21,7 +23,21 @@ EVERY = 5.0
 PATIENCE = 1.0
 """Most seconds that an HTTP request waits for fresh ones."""
 
+HOSTS_PATIENCE = 0.5
+"""Most seconds that a look waits for the answers of hosts."""
+
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+
+
+class OfHost(Protocol):
+    """A host that measures the memory of its workers."""
+
+    @property
+    def measuring(self) -> bool:
+        """Whether it was asked and has not answered."""
+
+    def measure_memory(self) -> None:
+        """Ask it."""
 
 
 class WorkerMemory:
@@ -31,10 +47,18 @@ class WorkerMemory:
         pids: the process ids of the workers.
         looked: called after each look.
         bugs: where unexpected errors are noted.
+        hosts: returns the hosts that have joined, which measure their workers themselves.
     """
 
-    def __init__(self, pids: Callable[[], Iterable[int]], looked: Callable[[], None], bugs: Bugs) -> None:
+    def __init__(
+        self,
+        pids: Callable[[], Iterable[int]],
+        looked: Callable[[], None],
+        bugs: Bugs,
+        hosts: Callable[[], Iterable[OfHost]] = tuple,
+    ) -> None:
         self._pids = pids
+        self._hosts = hosts
         self._looked = looked
         self._bugs = bugs
         self._found: dict[int, int] = {}
@@ -58,7 +82,13 @@ class WorkerMemory:
 
     async def _look_now(self) -> None:
         try:
+            hosts = list(self._hosts())
+            for host in hosts:
+                host.measure_memory()
+            deadline = time.monotonic() + HOSTS_PATIENCE
             self._found = await asyncio.to_thread(pss_of, list(self._pids()))
+            while any(host.measuring for host in hosts) and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
             self._at, self._look = time.monotonic(), None
             self._looked()
         except Exception as error:

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from .base import MAX_WORLD, Batches, Count, Digest, Epoch, Lane, Line, Message, Name, Progress, Token, Version
+from .watching import MAX_PROFILE_SECONDS
 
 
 class Hello(Message, frozen=True):
@@ -148,6 +149,16 @@ class StacksRequest(Message, frozen=True):
     """
 
 
+class ProfileHosts(Message, frozen=True):
+    """Asks for samples of the stacks of the workers of joined hosts, `rate` a second for `seconds`. Answered by a
+    HostSampled for each host, and then by WorkerSampled and further HostSampled until all hosts have ended. The end of
+    the connection ends the profile. Only over a unix connection, as StopRequest, and once.
+    """
+
+    seconds: Annotated[float, Meta(ge=0, le=MAX_PROFILE_SECONDS)]
+    rate: Annotated[float, Meta(ge=0.1, le=1000)]
+
+
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
     """A feed that a joining host serves: MODULE:ATTR as it was typed there, and the SHA-256 of the module's file."""
 
@@ -190,4 +201,5 @@ ClientMessage: TypeAlias = (
     | ScaleRequest
     | ScaleHostsRequest
     | StacksRequest
+    | ProfileHosts
 )

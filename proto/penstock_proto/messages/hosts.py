@@ -13,6 +13,15 @@ from msgspec import Meta, Struct
 
 from .base import Count, Index, Line, Message
 from .server import Failed
+from .watching import (
+    ActivityShown,
+    MeasureMemory,
+    MemoryMeasured,
+    SampleStacks,
+    SamplingEnded,
+    ShowActivity,
+    StacksSampled,
+)
 
 MAX_WORKERS = 4096
 """Most workers of a host."""
@@ -90,7 +99,21 @@ class Beat(Message, frozen=True):
     """A sign of life, once a second."""
 
 
-FromHead: TypeAlias = Joined | Say | SplitsPart | SplitsGone | Accepted | Scale | Retire | Kill | Beat | Failed
+FromHead: TypeAlias = (
+    Joined
+    | Say
+    | SplitsPart
+    | SplitsGone
+    | Accepted
+    | Scale
+    | Retire
+    | Kill
+    | Beat
+    | MeasureMemory
+    | ShowActivity
+    | SampleStacks
+    | Failed
+)
 
 # --- from the host ---
 
@@ -193,4 +216,15 @@ class HostReport(Message, frozen=True):
     cpus: Count
 
 
-FromHost: TypeAlias = Said | Payload | WorkerEnded | GivenUp | Leaving | HostReport
+FromHost: TypeAlias = (
+    Said
+    | Payload
+    | WorkerEnded
+    | GivenUp
+    | Leaving
+    | HostReport
+    | MemoryMeasured
+    | ActivityShown
+    | StacksSampled
+    | SamplingEnded
+)

@@ -23,6 +23,7 @@ from .base import (
 )
 from .feeds import MAX_POOLED, FeedInfo
 from .memory import Map, Unmap
+from .watching import Samples
 
 
 class Welcome(Message, frozen=True):
@@ -197,6 +198,23 @@ class StacksSent(Message, frozen=True):
     """All WorkerStacks that answer a StacksRequest were sent."""
 
 
+class HostSampled(Message, frozen=True):
+    """The workers of a host are sampled from now on; or, if `ended`, that is over: `how` the host was lost before its
+    end, or empty. (unix only)"""
+
+    host: Line
+    ended: bool = False
+    how: Line = ""
+
+
+class WorkerSampled(Message, frozen=True):
+    """Samples of a worker of a host, with its number and its name. (unix only)"""
+
+    worker: Index
+    name: Line
+    samples: Samples
+
+
 class Status(Message, frozen=True):
     """The daemon's status as JSON text."""
 
@@ -222,5 +240,7 @@ ServerMessage: TypeAlias = (
     | Scaled
     | WorkerStacks
     | StacksSent
+    | HostSampled
+    | WorkerSampled
     | Status
 )

@@ -13,6 +13,7 @@ import json
 import time
 from typing import Any
 
+from ..worker_looks import EVERY, WorkerLooks
 from .notices import Notices
 from .rates import FeedLook, Rates
 from .timeline import Timeline
@@ -21,8 +22,8 @@ from .watched import Watched
 _IDLE = 5.0
 """Seconds without a question after which nobody looks."""
 
-_EVERY = 0.2
-"""Seconds between two looks at what workers do."""
+MOST_WORKERS = 128
+"""Workers that are shown: those with the smallest numbers, which are the daemon's own and then those of hosts."""
 
 
 class Live:
@@ -33,6 +34,7 @@ class Live:
         self._rates = Rates()
         self._notices = Notices()
         self._timeline = Timeline(watched.feed_of)
+        self._own = WorkerLooks()
         self._status: dict[str, Any] = {}
         self._asked = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -54,6 +56,7 @@ class Live:
         self._note_rates()
         if self._task is not None:
             self._look()
+            self._ask_hosts()
 
     def _look(self) -> None:
         """Look at what is shown of this moment."""
@@ -80,6 +83,7 @@ class Live:
         self._asked = time.monotonic()
         if self._task is None:
             self._look()
+            self._ask_hosts()
             self._look_at_workers()
             self._task = asyncio.get_running_loop().create_task(self._run())
             self._task.add_done_callback(self._nobody_looks)
@@ -96,14 +100,29 @@ class Live:
     async def _run(self) -> None:
         """Look at what workers do, until nobody asks any longer."""
         while time.monotonic() - self._asked < _IDLE:
-            await asyncio.sleep(_EVERY)
+            await asyncio.sleep(EVERY)
             self._look_at_workers()
 
+    def _ask_hosts(self) -> None:
+        """Ask the hosts that have joined what their workers do. They stop by themselves if nobody asks again."""
+        now = self._watched.seconds()
+        for host in self._watched.hosts:
+            host.view.ask_activity(now)
+
     def _look_at_workers(self) -> None:
-        self._timeline.look(self._watched.seconds(), self._watched.workers())
+        now = self._watched.seconds()
+        own = sorted(self._watched.workers(), key=lambda worker: worker.number)[:MOST_WORKERS]
+        self._timeline.add(now, self._own.look(own))
+        room = MOST_WORKERS - len(own)
+        for host in self._watched.hosts:
+            shown = set(sorted(host.workers)[: max(0, room)])
+            room -= len(shown)
+            for at, workers in host.view.activity(now):
+                self._timeline.add(at, [one for one in workers if one.worker in shown])
 
     def _nobody_looks(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self._timeline.forget()
+        self._own.forget()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._watched.bugs.note(error)

@@ -1,8 +1,4 @@
-"""What each worker did in the last minutes, from looks several times a second while somebody looks at the page.
-
-A look compares the sums on a worker's activity page with those of the look before. So the shares of the time between
-two looks are exact, however short the calls of user code are. Which split was read is that of the moment of the look.
-"""
+"""What each worker did in the last minutes, from looks several times a second while somebody looks at the page."""
 
 from __future__ import annotations
 
@@ -10,16 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from ..activity import Activity, Spent
-from ..host.worker_handle import WorkerHandle
+from penstock_proto.messages import WorkerActivity
 
-MOST_WORKERS = 64
-"""Workers that are looked at: those with the smallest numbers."""
+KEPT = 120.0
+"""Seconds of looks that are kept; fewer where these have more than `_MOST_CELLS`: those of 64 workers."""
 
-_MOST_LOOKS = 600
-
-RUNS, IMPORTS, STARTS, GIVEN_UP = range(4)
-"""What a worker's process does: it serves, it imports the user's modules, there was none, or none will come."""
+_MOST_CELLS = 64 * 600
 
 Cell: TypeAlias = tuple[int, int, int, int, str]
 """One worker in the time between two looks: its number, what its process does, in thousandths the time in the generator
@@ -35,33 +27,24 @@ class Timeline:
 
     def __init__(self, feed_of: Callable[[int], str]) -> None:
         self._feed_of = feed_of
-        self._looks: deque[tuple[float, list[Cell]]] = deque(maxlen=_MOST_LOOKS)
+        self._looks: deque[tuple[float, list[Cell]]] = deque()
+        self._cells = 0
         self._count = 0
-        self._before: dict[int, tuple[int | None, Spent | None]] = {}
 
-    def look(self, at: float, workers: Iterable[WorkerHandle]) -> None:
-        """Look at all workers at second `at` of the daemon."""
-        found: list[Cell] = []
-        seen: dict[int, tuple[int | None, Spent | None]] = {}
-        for worker in sorted(workers, key=lambda worker: worker.number)[:MOST_WORKERS]:
-            activity, spent = worker.look(), worker.time_spent()
-            pid, before = self._before.get(worker.number, (worker.pid, None))
-            seen[worker.number] = worker.pid, spent
-            state, generating, collating = _state(worker, activity), 0, 0
-            if pid != worker.pid:
-                state = STARTS  # perhaps it has started already, but the last process ended in this time
-            elif before is not None and spent is not None:
-                generating, collating = shares(before, spent)
-            doing = self._text(activity) if generating or collating or state == IMPORTS else ""
-            found.append((worker.number, state, generating, collating, doing))
-        self._before = seen
-        self._looks.append((at, found))
+    def add(self, at: float, workers: Iterable[WorkerActivity]) -> None:
+        """Note what workers did up to second `at` of the daemon. The looks at one worker come in order of time; those
+        at others may be earlier."""
+        cells = [(one.worker, one.state, one.generating, one.collating, self._text(one)) for one in workers]
+        self._looks.append((at, cells))
         self._count += 1
+        self._cells += len(cells)
+        while self._looks and (self._cells > _MOST_CELLS or self._looks[0][0] < at - KEPT):
+            self._cells -= len(self._looks.popleft()[1])
 
     def forget(self) -> None:
         """Nobody looks any longer."""
         self._looks.clear()
-        self._before.clear()
+        self._cells = 0
 
     def since(self, count: int) -> dict[str, Any]:
         """Return the looks after the first `count` ones that were ever made, as JSON types.
@@ -79,26 +62,6 @@ class Timeline:
             "texts": list(texts),
         }
 
-    def _text(self, activity: Activity | None) -> str:
-        if activity is None:
-            return ""
-        feed = self._feed_of(activity.run)
-        return f"{feed}: {activity.split}" if feed else activity.split
-
-
-def shares(before: Spent, now: Spent) -> tuple[int, int]:
-    """Return how much of the time between was in the generator and in collating, in thousandths."""
-    seconds = now.seconds - before.seconds
-    if seconds <= 0:
-        return 0, 0
-    idle = min(1.0, max(0.0, (now.idle_seconds - before.idle_seconds) / seconds))
-    generating = min(1 - idle, max(0.0, (now.user_seconds - before.user_seconds) / seconds))
-    return round(1000 * generating), round(1000 * (1 - idle - generating))
-
-
-def _state(worker: WorkerHandle, activity: Activity | None) -> int:
-    if worker.given_up:
-        return GIVEN_UP
-    if worker.ready:
-        return RUNS
-    return IMPORTS if activity is not None and activity.importing else STARTS
+    def _text(self, one: WorkerActivity) -> str:
+        feed = self._feed_of(one.run) if one.run >= 0 and one.what else ""
+        return f"{feed}: {one.what}" if feed else one.what

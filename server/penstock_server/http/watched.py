@@ -11,6 +11,7 @@ from ..coordinator.commands import SendSlab
 from ..coordinator.feeds import ServedFeed
 from ..host.arena import Memfd
 from ..host.worker_handle import WorkerHandle
+from ..joining.joined_host import JoinedHost
 from ..waits import Waits
 from ..worker_memory import WorkerMemory
 
@@ -28,7 +29,8 @@ class Watched:
         waits: what the consumers of a feed have waited for, given its name.
         seconds: since the daemon was started.
         feeds: by their names.
-        workers: all of them.
+        workers: the daemon's own.
+        hosts: those that have joined.
         memory: of their processes.
         feed_of: the name of the feed that a run reads; "" if it is unknown, or the only one.
         look_at_slabs: has a function called for each slab before it is sent, or no longer (None).
@@ -41,6 +43,7 @@ class Watched:
     seconds: Callable[[], float]
     feeds: Mapping[str, ServedFeed]
     workers: Callable[[], Iterable[WorkerHandle]]
+    hosts: Iterable[JoinedHost]
     memory: WorkerMemory
     feed_of: Callable[[int], str]
     look_at_slabs: Callable[[Look | None], None]

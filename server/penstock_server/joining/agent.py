@@ -226,6 +226,7 @@ class Agent:
             self._supervisor,
             self._workers,
             memory=self._memory,
+            folder=agreement.folder(self._feeds),
             plans=lambda: self._plans,
             fail=self._fail,
             scaled=self._scaled,

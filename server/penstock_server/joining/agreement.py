@@ -89,6 +89,16 @@ def _digest(feed: str) -> bytes:
         raise StartError(f"cannot read {found}: {error.strerror}") from None
 
 
+def folder(feeds: list[str]) -> str:
+    """Return the folder of the first feed's file with a slash behind it, or "". It may be another one on each host."""
+    for feed in feeds:
+        if not is_file_target(feed):
+            name, path = place_of(feed)
+            found = path or file_of(name)
+            return "" if found is None else os.path.join(os.path.dirname(os.path.abspath(found)), "")
+    return ""
+
+
 def file_of(name: str) -> str | None:
     """Return the file of a module, without importing it or the packages that it is in."""
     places: list[str] | None = [os.getcwd(), *sys.path]

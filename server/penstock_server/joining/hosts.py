@@ -67,6 +67,8 @@ class Hosts:
         ready: whether all feeds can be served.
         works: called when a host begins to work.
         grown: called when all workers are there that a host has been asked for.
+        lost: called when a host is gone, and how that came.
+        sampled: called with what a host has sampled of its workers' stacks.
         bugs: notes unexpected errors.
     """
 
@@ -83,8 +85,10 @@ class Hosts:
         list_of: Callable[[int], tuple[int, int]],
         may_join: Callable[[bytes], None],
         ready: Callable[[], bool],
-        works: Callable[[], None],
+        works: Callable[[JoinedHost], None],
         grown: Callable[[], None],
+        lost: Callable[[JoinedHost, str], None],
+        sampled: Callable[[JoinedHost, m.StacksSampled | m.SamplingEnded], None],
         bugs: Bugs,
     ) -> None:
         self._sources = _sources(feeds)
@@ -98,6 +102,8 @@ class Hosts:
         self._ready = ready
         self._works = works
         self._grown = grown
+        self._lost = lost
+        self.sampled = sampled
         self._bugs = bugs
         self.list_of = list_of
         self._next = REMOTE
@@ -234,7 +240,7 @@ class Hosts:
         if host.working and not worked:
             text = "host %s works: its files, code and first samples are those of the head"
             log.info(text, host.name, extra={"event": "host_works", "host": host.name})
-            self._works()
+            self._works(host)
 
     def ended(self, peer: bytes) -> bool:
         """A connection has ended. Return whether it was that of a host."""
@@ -292,6 +298,7 @@ class Hosts:
         self._router.drop(peer)
         there = tuple(sorted(host.there))
         host.lost()
+        self._lost(host, how)
         if there:
             self._tell(on.WorkersLost(there, f"of host {host.name}, which {how}"))
 

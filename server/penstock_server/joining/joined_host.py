@@ -27,6 +27,7 @@ from ..activity import Activity
 from ..coordinator import commands as do
 from ..host.arena import Memfd
 from .agreement import plan_differences
+from .host_view import HostView
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,9 @@ class Head(Protocol):
     def leaves(self, host: JoinedHost) -> None:
         """The host wants to leave."""
 
+    def sampled(self, host: JoinedHost, message: m.StacksSampled | m.SamplingEnded) -> None:
+        """The host has sampled the stacks of its workers for a profile."""
+
 
 @dataclasses.dataclass(slots=True)
 class _Open:
@@ -105,9 +109,10 @@ class JoinedHost:
         working: whether it was checked, and gets work.
         leaving: whether it wants to leave.
         report: what it said of itself last.
-        said: what it said of each worker last.
+        said: what it said of each worker last, and when that came, in monotonic seconds.
         received: bytes of batches that it has sent.
         heard: when it was last heard, in monotonic seconds.
+        view: what users see of its workers.
     """
 
     def __init__(self, join: m.Join, *, name: str, address: str, numbers: range, channel: Channel, head: Head) -> None:
@@ -121,9 +126,10 @@ class JoinedHost:
         self.working = False
         self.leaving = False
         self.report: m.HostReport | None = None
-        self.said: dict[int, m.WorkerReport] = {}
+        self.said: dict[int, tuple[m.WorkerReport, float]] = {}
         self.received = 0
         self.heard = time.monotonic()
+        self.view = HostView(self.numbers, channel.send)
         self._channel = channel
         self._head = head
         self._imported: dict[int, m.Imported] = {}
@@ -209,6 +215,10 @@ class JoinedHost:
         """Kill the worker's process. Another one takes its place."""
         self._channel.send(m.Kill(worker))
 
+    def sample(self, message: m.SampleStacks) -> None:
+        """Have the stacks of its workers sampled, or no longer."""
+        self._channel.send(message)
+
     def beat(self) -> None:
         """Give a sign of life."""
         self._channel.send(m.Beat())
@@ -225,6 +235,7 @@ class JoinedHost:
         """The connection has ended: nothing more is written for this host."""
         self._open.clear()
         self._runs.clear()
+        self.view.lost()
 
     def _say(self, worker: int, message: m.Message) -> None:
         if worker in self.workers:
@@ -287,7 +298,14 @@ class JoinedHost:
                 for said in message.workers:
                     self._check_worker(said.number)
                 self.report = message
-                self.said.update((said.number, said) for said in message.workers)
+                self.said.update((said.number, (said, self.heard)) for said in message.workers)
+            case m.MemoryMeasured() | m.ActivityShown():
+                self.view.take(message)
+            case m.StacksSampled():
+                self._check_worker(message.worker)
+                self._head.sampled(self, message)
+            case m.SamplingEnded():
+                self._head.sampled(self, message)
             case m.Leaving():
                 if not self.leaving:
                     self.leaving = True

@@ -26,11 +26,14 @@ from penstock_proto import messages as m
 
 from .. import status
 from ..activity import Activity
+from ..bugs import Bugs
 from ..host import cpus, descriptors
 from ..host.arena import Memfd
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
 from .building import Building, Regions
+from .sampling import Sampling
+from .shown_workers import ShownWorkers
 from .to_head import ToHead
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ class Membership:
         supervisor: the worker processes.
         workers: speaks to them.
         memory: bytes in which they may build.
+        folder: that of the first feed's file here, or empty.
         plans: returns the feeds as they were imported here.
         fail: called with the error that keeps this host from going on.
         scaled: called with the number of workers that this host is to have.
@@ -74,6 +78,7 @@ class Membership:
         workers: LocalWorkers,
         *,
         memory: int,
+        folder: str,
         plans: Callable[[], dict[str, m.FeedPlan]],
         fail: Callable[[PenstockError], None],
         scaled: Callable[[int], None],
@@ -109,11 +114,16 @@ class Membership:
         self._list = memoryview(b"")
         """The list of splits that is coming."""
         self._reported = 0
+        bugs = Bugs()
+        self._shown = ShownWorkers(link.send, self._numbers, supervisor, bugs)
+        self._sampling = Sampling(link.send, self._numbers, supervisor, folder, bugs)
 
     def end(self) -> None:
         """The connection has ended."""
         for task in self._tasks.values():
             task.cancel()
+        self._shown.end()
+        self._sampling.end()
         self._workers.forget_lists()
         self._building.close(self._unsent | {slot.memfd for slot in self._slots.values()})
 
@@ -147,6 +157,12 @@ class Membership:
                 worker = self._worker(message.worker)
                 if worker in self._supervisor.workers:  # else it was retired
                     self._supervisor.kill(worker)
+            case m.MeasureMemory():
+                self._shown.measure_memory()
+            case m.ShowActivity():
+                self._shown.show_activity(message)
+            case m.SampleStacks():
+                self._sampling.take(message)
             case m.SplitsGone():
                 for queue in self._queues.values():  # messages in it may still name the list
                     queue.put_nowait((-1, message))

@@ -161,7 +161,7 @@ def _data(profile: Profile) -> dict[str, Any]:
                 times[stacks[stack]][not on_cpu] += ns
         samples = [[stack, cpu // 1000, wait // 1000] for stack, (cpu, wait) in times.items()]
         ended = ", ended" if worker.ended else ""
-        workers.append({"name": f"worker {worker.number} (pid {worker.pid}{ended})", "samples": samples})
+        workers.append({"name": f"worker {worker.name} (pid {worker.pid}{ended})", "samples": samples})
     return {
         "idle": IDLE,
         "frames": [[frame.name, frame.file, frame.line, frame.kind] for frame in frames],

@@ -21,6 +21,7 @@ class Sampled:
     Attributes:
         number: the worker's.
         pid: the process's.
+        name: the worker's, as the status has it: its number, or "b/3" on a host that has joined.
         samples: how many there are.
         runs: stacks in the order in which they came, with the ns for which each was seen, and whether on a CPU; equal
             ones in succession are one.
@@ -29,9 +30,13 @@ class Sampled:
 
     number: int
     pid: int
+    name: str = ""
     samples: int = 0
     runs: list[tuple[Stack, int, bool]] = field(default_factory=list)
     ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = self.name or str(self.number)
 
     def add(self, stack: Stack, ns: int, on_cpu: bool) -> None:
         """Add a sample."""
@@ -59,11 +64,13 @@ class Profile:
         url: the daemon's or a feed's address.
         seconds: how long it took.
         workers: by process; one that was replaced has its successor beside it.
+        hosts: those that had joined: how each was lost or why it is missing; empty if all of its samples came.
     """
 
     url: str
     seconds: float = 0.0
     workers: list[Sampled] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
 
     def stacks(self) -> dict[tuple[Stack, bool], int]:
         """Return the ns of each stack in all workers, on a CPU (True) and waiting (False)."""

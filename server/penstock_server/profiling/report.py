@@ -67,12 +67,15 @@ def remarks(profile: Profile, *, reads: bool) -> Iterator[str]:
         yield f"The workers had nothing to do for {_percent(times.idle / times.seconds)} of the time: {why}."
     for worker in profile.workers:
         if worker.ended:
-            yield f"Worker {worker.number} (pid {worker.pid}) ended meanwhile: the daemon's log says why."
+            yield f"Worker {worker.name} (pid {worker.pid}) ended meanwhile: the daemon's log says why."
         elif not worker.samples:
             yield (
-                f"Worker {worker.number} (pid {worker.pid}) gave no samples: a signal has stopped it, it gets no CPU, "
+                f"Worker {worker.name} (pid {worker.pid}) gave no samples: a signal has stopped it, it gets no CPU, "
                 "or its code handles SIGPROF itself."
             )
+    for host, how in profile.hosts.items():
+        if how:
+            yield f"Host {host} {how}: samples of its workers are missing."
     if not profile.workers:
         yield "No worker was ready: see `penstock status`."
     elif samples < FEW:
@@ -92,9 +95,10 @@ def as_json(profile: Profile, target: str) -> dict[str, Any]:
         "other_seconds": times.words,
         "on_cpu_seconds": times.on_cpu,
         "workers": [
-            {"number": one.number, "pid": one.pid, "samples": one.samples, "ended": one.ended}
+            {"number": one.number, "name": one.name, "pid": one.pid, "samples": one.samples, "ended": one.ended}
             for one in profile.workers
         ],
+        "hosts": [{"name": host, "lost": how or None} for host, how in profile.hosts.items()],
         "lines": [
             {
                 "file": line.frame.file or None,
@@ -118,8 +122,9 @@ def place_of(frame: Frame) -> str:
 
 
 def source_of(frame: Frame) -> str:
-    """Return the text of a frame's line, if the file can be read here."""
-    text = linecache.getline(frame.file, frame.line).strip() if frame.file and frame.line else ""
+    """Return the text of a frame's line, if the file can be read here. Another host names any file; it is read only if
+    its name is that of a module."""
+    text = linecache.getline(frame.file, frame.line).strip() if frame.file.endswith(".py") and frame.line else ""
     return "".join(letter for letter in text if letter.isprintable())
 
 
@@ -127,7 +132,8 @@ def extent(profile: Profile) -> str:
     """Return how much was sampled: "2 workers for 10.0 s, 1,981 samples of their stacks"."""
     samples = sum(worker.samples for worker in profile.workers)
     alive = sum(not worker.ended for worker in profile.workers)
-    return f"{_count(alive, 'worker')} for {profile.seconds:.1f} s, {_count(samples, 'sample')} of their stacks"
+    on = f" on {_count(1 + len(profile.hosts), 'host')}" if profile.hosts else ""
+    return f"{_count(alive, 'worker')}{on} for {profile.seconds:.1f} s, {_count(samples, 'sample')} of their stacks"
 
 
 def parts_in_words(times: Times) -> str:

@@ -28,9 +28,7 @@ def document(profile: Profile, name: str, version: str) -> dict[str, Any]:
     merged = sorted(profile.stacks().items(), key=lambda item: [_key(frame) for frame in _seen(*item[0])])
     frames = frames_of(iter([*(stack for (stack, _), _ in merged), (WAITS,)]))
     profiles = [_sampled("all workers", [(stack, ns, on_cpu) for (stack, on_cpu), ns in merged], frames)]
-    profiles += [
-        _sampled(f"worker {worker.number}, pid {worker.pid}", worker.runs, frames) for worker in profile.workers
-    ]
+    profiles += [_sampled(f"worker {worker.name}, pid {worker.pid}", worker.runs, frames) for worker in profile.workers]
     return {
         "$schema": SCHEMA,
         "name": name,

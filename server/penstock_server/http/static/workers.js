@@ -1,6 +1,7 @@
-// The workers: a table, and on its right what each did, drawn on one canvas for each row.
+// The workers: a table, and on its right what each did, drawn on one canvas for each row. If hosts have joined, the
+// workers of each stand below its name.
 
-import {byId, colour, exactClock, keyed, make, number, percent, setText, size, tip} from "./dom.js";
+import {ago, byId, colour, count, exactClock, keyed, make, number, percent, setText, size, tip} from "./dom.js";
 
 const SPAN = 60; // seconds that are drawn
 const KEPT = 130;
@@ -9,7 +10,6 @@ const GAP = 1; // seconds between two looks from which on nobody looked
 const [, IMPORTS, STARTS, GIVEN_UP] = [0, 1, 2, 3];
 
 const looks = new Map(); // of each worker, by its number: {from, to, state, generating, collating, text}
-let last = null; // when the latest look was
 let offset = null;
 let until = 0;
 
@@ -23,32 +23,61 @@ export function show({now, status, timeline}) {
   byId("worker-rows").classList.toggle("many", found.length > 12);
   keyed(
     byId("worker-rows"),
-    found,
-    (worker) => worker.number,
-    create,
-    (row, worker) => {
-      update(row, worker);
-      draw(row.canvas, worker.number);
+    status.hosts.length ? grouped(found, status) : found,
+    (item) => item.group ?? item.number,
+    (item) => (item.group ? group() : create(item)),
+    (row, item) => {
+      if (item.group) {
+        setText(row.heading, item.group);
+        setText(row.about, item.about);
+      } else {
+        update(row, item);
+        draw(row.canvas, item);
+      }
     },
   );
 }
 
+/** Puts before the workers of each host what there is to say of it. */
+function grouped(workers, {hosts, cpus}) {
+  const own = workers.filter((worker) => !worker.host);
+  const head = {group: "head", about: count(cpus, "CPU")};
+  return [
+    ...(own.length ? [head, ...own] : []),
+    ...hosts.flatMap((host) => {
+      const words = [host.state, host.address, ...(host.cpus ? [count(host.cpus, "CPU")] : [])];
+      if (host.silent_seconds >= 3) words.push(`silent for ${ago(host.silent_seconds)}`);
+      return [
+        {group: `host ${host.name}`, about: words.join(", ")},
+        ...workers.filter((worker) => worker.host === host.name),
+      ];
+    }),
+  ];
+}
+
+function group() {
+  const [heading, about] = [make("strong"), make("span", "quiet")];
+  const cell = make("td", "", heading, " ", about);
+  cell.colSpan = 7;
+  return Object.assign(make("tr", "host", cell), {heading, about});
+}
+
 function take(timeline) {
   for (const [at, cells] of timeline.looks) {
-    const from = last !== null && at - last < GAP ? last : at - 0.2;
     for (const [number, state, generating, collating, text] of cells) {
+      if (!looks.has(number)) looks.set(number, []);
+      const before = looks.get(number).at(-1)?.to ?? -Infinity;
+      if (at <= before) continue; // another host's clock
       const cell = {
-        from,
+        from: at - before < GAP ? before : at - 0.2,
         to: at,
         state,
         generating: generating / 1000,
         collating: collating / 1000,
         text: timeline.texts[text],
       };
-      if (!looks.has(number)) looks.set(number, []);
       looks.get(number).push(cell);
     }
-    last = at;
   }
   for (const [number, cells] of looks) {
     const first = cells.findIndex((cell) => cell.to > until - KEPT);
@@ -63,7 +92,7 @@ function create(worker) {
   const cells = ["", "", "right", "right", "right", "what", ""].map((name) => make("td", name));
   cells[1].append(bar);
   cells[6].append(canvas);
-  canvas.onmousemove = (event) => tip(event, describe(worker.number, event));
+  canvas.onmousemove = (event) => tip(event, describe(worker, event));
   canvas.onmouseleave = (event) => tip(event, null);
   const row = make("tr", "", ...cells);
   row.canvas = canvas;
@@ -73,7 +102,7 @@ function create(worker) {
 function update(row, worker) {
   const {shares} = worker;
   const [number, bar, busy, memory, restarts, what] = row.children;
-  setText(number, String(worker.number));
+  setText(number, worker.name.slice(worker.name.lastIndexOf("/") + 1));
   number.title = worker.pid ? `pid ${worker.pid}` : "no process";
   const parts = shares ? [shares.generating, shares.collating, shares.cpu_wait] : [0, 0, 0];
   [...bar.firstChild.children].forEach((part, place) => (part.style.width = `${100 * parts[place]}%`));
@@ -103,7 +132,7 @@ function stateOf(worker) {
   return worker.leaving ? "leaving" : null;
 }
 
-function draw(canvas, number) {
+function draw(canvas, {number}) {
   const ratio = devicePixelRatio;
   const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
   if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, {width, height});
@@ -144,7 +173,7 @@ function draw(canvas, number) {
 function describe(worker, event) {
   const box = event.target.getBoundingClientRect();
   const at = until - SPAN + (SPAN * (event.clientX - box.left)) / box.width;
-  const cells = looks.get(worker) ?? [];
+  const cells = looks.get(worker.number) ?? [];
   const place = cells.findIndex((cell) => cell.from <= at && at < cell.to);
   const cell = cells[place];
   if (!cell) return at > until || !cells.length ? null : ["nobody looked at this time"];
@@ -162,11 +191,11 @@ function describe(worker, event) {
     [STARTS]: "had no process for some of this time",
     [GIVEN_UP]: "given up",
   };
-  if (cell.state in states) return [`worker ${worker}: ${states[cell.state]}`, when];
+  if (cell.state in states) return [`worker ${worker.name}: ${states[cell.state]}`, when];
   const [generating, collating] = [mean("generating"), mean("collating")];
   const idle = Math.max(0, 1 - generating - collating);
   return [
-    `worker ${worker}: ${cell.text || (busy(cell) ? "at work" : "idle")}`,
+    `worker ${worker.name}: ${cell.text || (busy(cell) ? "at work" : "idle")}`,
     when,
     `generating ${percent(generating)}, collating ${percent(collating)}, idle ${percent(idle)}`,
   ];
