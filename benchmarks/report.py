@@ -8,6 +8,7 @@ docs/benchmarks/KIND.svg.
 """
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import coordinator
 import first_batch
 import gil
 import gpu
-import hosts
+import hosts_tables
 import mixing
 import page as web_page
 import pipelines
@@ -249,17 +250,30 @@ def mixing_plot(result: dict[str, Any], figure: Any) -> None:
 
 
 def hosts_text(result: dict[str, Any]) -> str:
-    return code(hosts.tables(result))
+    return code(hosts_tables.tables(result))
 
 
 def hosts_plot(result: dict[str, Any], figure: Any) -> None:
     """MB/s over the number of hosts, and samples/s around the loss of one."""
-    figure.set_size_inches(9, 3)
-    left, right = figure.subplots(1, 2, width_ratios=(1, 2))
-    for megabits, color in ((1000, OURS), (400, OTHERS)):
-        shown = [one for one in result["links"] if one["head_megabits"] == megabits]
-        speeds = [Spread.of(one["megabytes_per_second"]).median for one in shown]
-        left.plot([one["hosts"] for one in shown], speeds, "o-", color=color, label=f"head: {megabits} Mbit/s")
+    figure.set_size_inches(9, 3.2)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.7))
+    lines = [
+        (
+            f"Penstock, head: {megabits} Mbit/s",
+            style,
+            OURS,
+            [one for one in result["links"] if one["head_megabits"] == megabits],
+        )
+        for megabits, style in ((1000, "o-"), (400, "o:"))
+    ]
+    others = result.get("others", {"versions": {}})
+    for loader, style in zip(others["versions"], ("s--", "^:"), strict=False):
+        cases = [one for one in others["cases"] if one["loader"] == loader]
+        lines.append((f"{hosts_tables.LABELS[loader]}, head: 1000 Mbit/s", style, OTHERS, cases))
+    for label, style, color, cases in lines:
+        speeds = [[one for one in case["megabytes_per_second"] if one is not None] for case in cases]
+        medians = [Spread.of(some).median if some else math.nan for some in speeds]
+        left.plot([case["hosts"] for case in cases], medians, style, color=color, label=label, markersize=4)
     left.set(xticks=[1, 2, 4], xlabel="hosts behind 200 Mbit/s each", ylabel="MB/s", ylim=(0, None))
     left.legend(frameon=False, fontsize=8)
     for case, color in zip(result["kill"], (OURS, OTHERS), strict=True):

@@ -60,6 +60,10 @@ class Machine:
         """Mend its cable."""
         _run("ip", "-n", self._bridge, "link", "set", self._port, "up")
 
+    def pids(self) -> list[int]:
+        """Return the processes that run within it."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.within[-1]).split()]
+
     def limit(self, megabits: float) -> None:
         """Let its cable carry so many Mbit/s each way."""
         for namespace, device in ((self._namespace, "eth0"), (self._bridge, self._port)):

@@ -11,6 +11,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import compare
 import gpu
 import hosts
+import hosts_tables
 import report
 import transport
 from contestants import prebuilt
@@ -144,3 +145,44 @@ def test_a_stream_has_recovered_when_it_has_the_speed_again_that_it_keeps():
     assert found["pause"] == pytest.approx(2.0)
     assert 1.75 <= found["recovered"] <= 2.0
     assert not any(found["steps"][:7])
+
+
+def test_services_on_hosts_are_compared_with_penstock_in_the_same_round_and_with_one_host_of_their_own():
+    def case(loader, hosts, speeds, failures=()):
+        return {"loader": loader, "hosts": hosts, "megabytes_per_second": speeds, "failures": [*failures]}
+
+    cases = [case("penstock", 1, [20.0, 10.0]), case("ray", 1, [10.0, 10.0])]
+    cases += [case("penstock", 2, [40.0, 20.0]), case("ray", 2, [None, 10.0], ["it hung"])]
+    found = {"versions": {"ray": "2.60.0"}, "left_out": {"tfdata": "No module"}, "cases": cases}
+    _, *rows = hosts_tables.others_table(found).splitlines()
+    assert [row.split()[-6:] for row in rows[1:4:2]] == [
+        ["10", "(10-10)", "1", "(1-1)", "0.75", "(0.5-1)"],
+        ["10", "(10-10)", "0.5", "(0.5-0.5)", "0.5", "(0.5-0.5)"],
+    ]
+    assert [row.strip() for row in rows[4:] if row] == [
+        "Ray Data, 2 hosts: failed, it hung",
+        "tf.data service: left out, No module",
+        "Ray Data 2.60.0",
+    ]
+
+
+def test_a_trainer_on_a_third_machine_is_compared_with_one_at_the_head_and_keys_with_none():
+    near = [{"megabytes_per_second": 20.0 * hosts, "head_ms_a_megabyte": 0.5} for hosts in (1, 2)]
+    far = [{"megabytes_per_second": 15.0 * hosts, "head_ms_a_megabyte": 1.5} for hosts in (1, 2)]
+    places = {"head": near, "trainer": far}
+    found = [{"hosts": hosts, "at": at, "runs": [runs[hosts - 1]]} for hosts in (1, 2) for at, runs in places.items()]
+    rows = hosts_tables.third_table(found).splitlines()
+    assert rows[-1].split()[-8:] == "30 (30-30) 1 (1-1) 0.75 (0.75-0.75) 1.5 (1.5-1.5)".split()
+    runs = {False: [500.0, 400.0], True: [250.0, 100.0]}
+    found = [
+        {
+            "batch_bytes": 1 << 20,
+            "keys": keys,
+            "runs": [
+                {"batches_per_second": speed, "head_ms_a_megabyte": 1.0, "host_ms_a_megabyte": 2.0} for speed in speeds
+            ],
+        }
+        for keys, speeds in runs.items()
+    ]
+    rows = hosts_tables.keys_table(found).splitlines()
+    assert rows[-1].split()[-8:-4] == "184 (105-262) 0.375 (0.25-0.5)".split()

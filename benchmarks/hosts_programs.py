@@ -1,0 +1,129 @@
+"""The programs that hosts.py starts on the machines of its network, apart from `penstock` and `ray`.
+
+    python benchmarks/hosts_programs.py PROGRAM ARGUMENTS
+
+A trainer prints "warm" 3 s after its first batch. It then reads for the given seconds, and prints the time of each
+batch as JSON. Samples and batches are those of hosts_feed.py, in the terms of each library. One of these programs runs
+in Ray's environment, so nothing but the standard library is imported here.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+WARM = 3.0
+SAMPLE_BYTES, BATCH, SPLIT_SAMPLES = (int(os.environ[name]) for name in ("SAMPLE_BYTES", "BATCH", "SPLIT_SAMPLES"))
+SPLITS = 4_000_000 // SPLIT_SAMPLES
+RAY_BLOCKS, RAY_ROWS = 1000, 256
+"""Blocks of 16 MiB, for samples of 64 KiB: with those of 4 MiB Ray Data is slower.
+All together are more than is read."""
+
+
+def read(batches: Iterable[Any], seconds: float) -> None:
+    """Take batches as fast as they come. Print as the file's head says."""
+    times: list[float] = []
+    iterator = iter(batches)
+    next(iterator)
+    until = time.monotonic() + WARM
+    while time.monotonic() < until:
+        next(iterator)
+    print("warm", flush=True)
+    until = time.monotonic() + seconds
+    while not times or times[-1] < until:
+        next(iterator)
+        times.append(time.monotonic())
+    print(json.dumps([round(one, 5) for one in times]), flush=True)
+
+
+def a_sample() -> Any:
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, 256, SAMPLE_BYTES, "uint8")
+
+
+def penstock(seconds: str, url: str, keys: str | None = None) -> None:
+    """A trainer of Penstock."""
+    import penstock
+
+    with penstock.connect(url, keys=keys) as connection:
+        read(connection.batches(), float(seconds))
+
+
+def tfdata_dispatcher(port: str, workers: str) -> None:
+    """Print "listens", and "complete" when `workers` workers are there. Run until it is killed."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer(service.DispatcherConfig(port=int(port)))
+    print("listens", flush=True)
+    while dispatcher._num_workers() < int(workers):
+        time.sleep(0.05)
+    print("complete", flush=True)
+    dispatcher.join()
+
+
+def tfdata_worker(dispatcher: str, address: str, port: str) -> None:
+    """A worker of tf.data service, at this address and port. Run until it is killed."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    config = service.WorkerConfig(dispatcher, worker_address=f"{address}:{port}", port=int(port))
+    service.WorkerServer(config).join()
+
+
+def tfdata(seconds: str, dispatcher: str) -> None:
+    """A trainer of tf.data service. Each sample comes once, as from Penstock; splits are dealt out one by one."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    sample = tf.constant(a_sample())
+    dataset = (
+        tf.data.Dataset.range(SPLITS)
+        .flat_map(lambda split: tf.data.Dataset.range(SPLIT_SAMPLES).map(lambda i: sample))
+        .batch(BATCH, drop_remainder=True)
+        .prefetch(tf.data.AUTOTUNE)
+        .apply(
+            service.distribute(
+                service.ShardingPolicy.DYNAMIC, f"grpc://{dispatcher}", compression=None, data_transfer_protocol="grpc"
+            )
+        )
+        .prefetch(tf.data.AUTOTUNE)
+    )
+    read(dataset, float(seconds))
+
+
+def ray_data(seconds: str, head: str, cpus: str) -> None:
+    """A trainer of Ray Data. It begins when the cluster has this number of CPUs."""
+    import numpy as np
+    import ray
+    import ray.data
+
+    ray.init(head, _node_ip_address=head.partition(":")[0], log_to_driver=False)
+    while ray.cluster_resources().get("CPU", 0) < float(cpus):
+        time.sleep(0.1)
+    print("all nodes are there", file=sys.stderr)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    sample = a_sample()
+
+    def samples(rows: dict[str, Any]) -> dict[str, Any]:
+        return {"sample": np.repeat(sample[None], len(rows["id"]), axis=0)}
+
+    dataset = ray.data.range(RAY_BLOCKS * RAY_ROWS, override_num_blocks=RAY_BLOCKS)
+    dataset = dataset.map_batches(samples, batch_size=BATCH)
+    ahead = int(cpus) * RAY_ROWS // BATCH  # a block for each CPU, so that all hosts send at once
+    read(dataset.iter_batches(batch_size=BATCH, prefetch_batches=ahead, drop_last=True), float(seconds))
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "penstock": penstock,
+    "tfdata": tfdata,
+    "tfdata-dispatcher": tfdata_dispatcher,
+    "tfdata-worker": tfdata_worker,
+    "ray": ray_data,
+}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])
