@@ -27,6 +27,7 @@ hypothesis.settings.load_profile("any machine")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads take a fifth of the time that a process starts in
 os.environ.pop(
     "PYTHONDONTWRITEBYTECODE", None
 )  # otherwise each of a thousand processes would compile all of Penstock again
@@ -89,7 +90,7 @@ def _is_ours(target: str) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
-    for keeps in {"tf", "launcher", "daemon_launcher"} & {*request.fixturenames}:  # what they open stays open
+    for keeps in {"tf", "launcher", "daemon_launchers"} & {*request.fixturenames}:  # what they open stays open
         request.getfixturevalue(keeps)
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     threads = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
@@ -127,12 +128,18 @@ def launcher() -> Iterator[Launcher]:
 
 
 class DaemonLauncher:
-    """The process from which daemons are forked."""
+    """A process from which daemons are forked.
 
-    def __init__(self) -> None:
+    Args:
+        hash_seed: PYTHONHASHSEED of the daemons. With "0", which is that of workers, their fork servers are forked too.
+    """
+
+    def __init__(self, hash_seed: str) -> None:
+        self._prepare = "import fork_template; fork_template.prepare()" if hash_seed == "0" else ""
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         names = ("cli", "progress", "service_manager", "serving")
-        self._launcher = Launcher("uvloop", *(f"penstock_server.{name}" for name in names))
+        modules = ("uvloop", *(f"penstock_server.{name}" for name in names), "fork_template")
+        self._launcher = Launcher(*modules, hash_seed=hash_seed)
 
     def _changed(self, environment: dict[str, str]) -> dict[str, str]:
         return {name: value for name, value in environment.items() if self._variables.get(name) != value}
@@ -145,7 +152,7 @@ class DaemonLauncher:
 
     def start(self, code: str, *words: str, environment: dict[str, str], folder: Path, stderr: int) -> Forked:
         """Start a daemon as `python -c code words` does."""
-        code = f"import os, sys\nsys.path[0] = os.getcwd()\n{code}"
+        code = f"import os, sys\nsys.path[0] = os.getcwd()\n{self._prepare}\n{code}"
         return self._launcher.start(code, *words, env=self._changed(environment), folder=folder, stderr=stderr)
 
     def close(self) -> None:
@@ -153,11 +160,12 @@ class DaemonLauncher:
 
 
 @pytest.fixture(scope="session")
-def daemon_launcher() -> Iterator[DaemonLauncher]:
-    """The process from which `serve` forks daemons."""
-    launcher = DaemonLauncher()
-    yield launcher
-    launcher.close()
+def daemon_launchers() -> Iterator[list[DaemonLauncher]]:
+    """The two processes from which `serve` forks daemons, with different seeds of hashes."""
+    launchers = [DaemonLauncher("0"), DaemonLauncher("1")]
+    yield launchers
+    for launcher in launchers:
+        launcher.close()
 
 
 StartTrainer = Callable[..., Forked]
@@ -310,14 +318,15 @@ def stop_all(daemons: list[Daemon]) -> None:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, daemon_launcher: DaemonLauncher) -> Iterator[Serve]:
+def serve(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Serve]:
     """`serve(source, "train", "val", workers=2)`: a daemon on a free port, for feeds in a module of this source text.
 
     Keyword `ready=False` does not wait for the feeds, `patched` is as for `command`, `nofile` bounds the files that it
     may have open, `own_group` starts it as the leader of a process group, `words` are further arguments; other keywords
     become options (`memory=...` is `--memory`).
-    The first daemon of a test is forked. Others are started as users do, so that what must be the same with both does
-    not rest on what forked processes share, such as the seed of hashes.
+    Daemons are forked, and so is the fork server of the first one of a test. The second one is forked from another
+    process, so that what must be the same with both does not rest on what forked processes share, such as the seed of
+    hashes. With `nofile`, `own_group` or variables that Python reads at its start, a daemon is started as users do.
     The daemon must end with status 0 at SIGTERM unless the test has stopped it itself.
     """
     daemons: list[Daemon] = []
@@ -343,8 +352,8 @@ def serve(tmp_path: Path, daemon_launcher: DaemonLauncher) -> Iterator[Serve]:
             words += (f"--{name.replace('_', '-')}", str(value))
         environment = {**os.environ, **(env or {})}
         launcher = None
-        if not (daemons or nofile is not None or own_group) and daemon_launcher.fits(environment):
-            launcher = daemon_launcher
+        if nofile is None and not own_group and daemon_launchers[number % 2].fits(environment):
+            launcher = daemon_launchers[number % 2]
             words = (PATCHED.format(patched=patched or {}), *words)
         else:
             words = (*command(patched or {}), *words)
@@ -378,14 +387,29 @@ def lay_network() -> Iterator[LayNetwork]:
 
 
 class Host:
-    """A running `penstock join` in its folder; `log()` is its log so far."""
+    """A running `penstock join` in its folder; `log()` is its log so far.
 
-    def __init__(self, words: list[str], folder: Path, name: str, daemon: Daemon, environment: dict[str, str]) -> None:
+    With a launcher it is forked, and `words` are the text of a program and its arguments.
+    """
+
+    def __init__(
+        self,
+        words: list[str],
+        folder: Path,
+        name: str,
+        daemon: Daemon,
+        environment: dict[str, str],
+        launcher: DaemonLauncher | None = None,
+    ) -> None:
         self.name = name
         self.folder = folder
         self._daemon = daemon
         self._log = folder / f"log of {name}"
+        self.process: Forked | subprocess.Popen[bytes]
         with self._log.open("wb") as log:
+            if launcher is not None:
+                self.process = launcher.start(*words, environment=environment, folder=folder, stderr=log.fileno())
+                return
             self.process = subprocess.Popen(
                 words, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
@@ -415,6 +439,8 @@ class Host:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
+        if isinstance(self.process, Forked):
+            self.process.close()
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 60, said: Callable[[], str] = str) -> None:
@@ -429,11 +455,11 @@ Join = Callable[..., Host]
 
 
 @pytest.fixture
-def join() -> Iterator[Join]:
+def join(daemon_launchers: list[DaemonLauncher]) -> Iterator[Join]:
     """`join(daemon, "train", "val", workers=2, host_name="b")`: a host that joins the daemon, with the same module.
 
     Keyword `working=False` does not wait until it gets work, `folder` is where its module lies, `patched` is as for
-    `command`, `words` are further arguments; other keywords become options.
+    `command`, `words` are further arguments; other keywords become options. Hosts are forked as daemons are.
     """
     hosts: list[Host] = []
 
@@ -449,10 +475,16 @@ def join() -> Iterator[Join]:
     ) -> Host:
         name = str(options.setdefault("host_name", f"host{len(hosts)}"))
         url = next(iter(daemon.urls.values())).rpartition("/")[0]
-        all_words = [*command(patched or {}), "join", url, *(f"feeds.py:{feed}" for feed in feeds or ("feed",)), *words]
+        all_words = ["join", url, *(f"feeds.py:{feed}" for feed in feeds or ("feed",)), *words]
         for option, value in {"workers": 2, **options}.items():
             all_words += [f"--{option.replace('_', '-')}", str(value)]
-        host = Host(all_words, folder or daemon.folder, name, daemon, {**os.environ, **(env or {})})
+        environment = {**os.environ, **(env or {})}
+        launcher = daemon_launchers[(len(hosts) + 1) % 2]
+        if launcher.fits(environment):
+            all_words.insert(0, "os.dup2(2, 1)" + PATCHED.format(patched=patched or {}))
+            host = Host(all_words, folder or daemon.folder, name, daemon, environment, launcher)
+        else:
+            host = Host([*command(patched or {}), *all_words], folder or daemon.folder, name, daemon, environment)
         hosts.append(host)
         if working:
             host.wait_working()

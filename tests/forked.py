@@ -56,7 +56,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -111,13 +112,20 @@ def _launches(process: psutil.Process) -> bool:
 
 
 class Launcher:
-    """The process that has imported these modules, and forks. `close` ends it."""
+    """The process that has imported these modules, and forks. `close` ends it.
 
-    def __init__(self, *modules: str) -> None:
+    Args:
+        hash_seed: PYTHONHASHSEED of it and all that it forks, which do not see that variable.
+    """
+
+    def __init__(self, *modules: str, hash_seed: str = "random") -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno()), *modules]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
 
     def start(
         self,
@@ -191,7 +199,7 @@ if __name__ == "__main__":
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a thread that NumPy starts would be missing behind a fork
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    del os.environ["OPENBLAS_NUM_THREADS"]
+    del os.environ["OPENBLAS_NUM_THREADS"], os.environ["PYTHONHASHSEED"]
     gc.collect()
     gc.freeze()  # a collection in a forked process copies no page of what it shares
     request = fork_for_each(socket.socket(fileno=int(sys.argv[1])))
