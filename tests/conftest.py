@@ -20,6 +20,9 @@ import pytest
 from forked import Forked, Launcher
 from hypothesis.internal.conjecture import engine
 from namespaces import Network
+from order_of_files import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+
+__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 # No test depends on the machine being fast.
 hypothesis.settings.register_profile("any machine", deadline=None)
