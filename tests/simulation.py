@@ -1211,13 +1211,20 @@ class World:
         if not choices:
             return False
         self.steps += 1
-        weights = [self._pace.setdefault(actor, self.random.choice((1, 1, 0.1, 0.01))) for actor, _ in choices]
+        weights = [self._pace_of(actor) for actor, _ in choices]
         ((_, event),) = self.random.choices(choices, weights)
         event()
         self._carry_out()
         if not self._checked:
             self.check()
         return True
+
+    def _pace_of(self, actor: object) -> float:
+        """How likely this actor is to act. It is drawn once for each."""
+        pace = self._pace.get(actor)
+        if pace is None:
+            pace = self._pace[actor] = self.random.choice((1, 1, 0.1, 0.01))
+        return pace
 
     def is_forged(self, run: int) -> bool:
         """Whether an attacker chose the record at which the run begins."""

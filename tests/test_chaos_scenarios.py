@@ -6,9 +6,10 @@ tells loss, repetition, another order and damage apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,14 @@ from chaos import compare, model, reading, sample, scenario
 from chaos.run import run
 from chaos.scenario import Consumer, Failure, Fault, FeedCase, Job, Scenario, Step
 
-SEEDS = range(1, 60)
+SEEDS = (2, 3, 5, 8, 9, 10, 13)
+"""Among them are five kinds of feeds, a group, ranks, a private daemon, and most of the faults."""
+SOAK = (1, 4, 6, 7, 12, *range(14, 31))
+
+
+def some(seeds: Iterable[int], soak: Iterable[int]) -> list[Any]:
+    """These seeds, and further ones for `make soak`."""
+    return [*seeds, *(pytest.param(seed, marks=pytest.mark.soak) for seed in soak)]
 
 
 def with_tensorflow(seed: int) -> bool:
@@ -24,15 +32,17 @@ def with_tensorflow(seed: int) -> bool:
     return any(consumer.how in ("eager", "mapped") for job in found.jobs for consumer in job.consumers)
 
 
-@pytest.mark.parametrize("seed", list(islice((seed for seed in SEEDS if not with_tensorflow(seed)), 14)))
+@pytest.mark.parametrize("seed", some(SEEDS, SOAK))
 def test_consumers_are_handed_what_the_model_says_whatever_goes_wrong(seed: int) -> None:
+    assert not with_tensorflow(seed)
     result = run(scenario.scenario(seed))
     assert not result.differences, result.report()
 
 
-@pytest.mark.parametrize("seed", list(islice(filter(with_tensorflow, SEEDS), 2)))
+@pytest.mark.parametrize("seed", some([11], [31, 57]))
 @pytest.mark.usefixtures("tf")
 def test_so_are_those_that_read_with_tensorflow(seed: int) -> None:
+    assert with_tensorflow(seed)
     result = run(scenario.scenario(seed))
     assert not result.differences, result.report()
 

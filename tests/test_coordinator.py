@@ -37,6 +37,7 @@ PAGE = 4096
 """Bytes of one slot of the simulated feeds."""
 
 quick = settings(derandomize=True, deadline=None, max_examples=100)
+soak = settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class TestOrder:
             assert read == expected[: len(read)]
             assert count is not None or read == expected
 
-    @quick
+    @settings(quick, max_examples=50)
     @given(st.lists(cases(any_feeds), min_size=2, max_size=3), seeds)
     def test_streams_share_workers_and_memory_and_do_not_disturb_one_another(self, all_: list[Case], seed: int) -> None:
         feeds = [replace(case.feed, name=f"feed{number}", growth=0) for number, case in enumerate(all_)]
@@ -676,6 +677,25 @@ def check_kept_group(case: Case, consumers: int, faults: dict[str, int], leaves:
             assert read == expected
 
 
+def check_resumed(case: Case, wide: bool, seed: int) -> None:
+    """A stream goes on from a position at any batch, and from another one after that, each time with other workers."""
+    case = replace(case, feed=replace(case.feed, turn=case.feed.turn + 3 * (wide and case.feed.fixed)))
+    dice = random.Random(seed)
+    rest = [(epoch, batch) for epoch in range(3) for batch in case.feed.expected(epoch)]
+    position = None
+    for _ in range(4):
+        world = replace(case, workers=dice.randint(1, 5), seed=dice.randrange(2**32)).world()
+        epochs = range(position.epoch if position else 0, 3)
+        consumer = world.open(reads=[(epoch, None) for epoch in epochs], position=position, **case.asks)
+        world.run()
+        assert not consumer.failures
+        assert [(epoch, batch) for epoch in epochs for batch in consumer.read[epoch]] == rest
+        consumed = dice.randint(0, len(rest) // 2)
+        position = unpack(pack(consumer.track.position(consumed)))
+        rest = rest[consumed:]
+
+
+resumed = (cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), seeds)
 shared_groups = (
     cases(st.one_of(lane_feeds, index_feeds, pooled_feeds)),
     st.integers(1, 4),
@@ -698,14 +718,14 @@ kept_groups = (
 
 
 class TestFaults:
-    @settings(quick, max_examples=400)
+    @settings(quick, max_examples=200)
     @given(faulty_cases, faults)
     def test_the_stream_is_the_same_through_deaths_cuts_restarts_and_scaling(
         self, case: Case, faults: dict[str, int]
     ) -> None:
         check_through_faults(case, faults)
 
-    @settings(quick, max_examples=300)
+    @settings(quick, max_examples=150)
     @given(*shared_groups)
     def test_each_batch_goes_to_one_consumer_of_a_group(
         self,
@@ -719,46 +739,33 @@ class TestFaults:
             faults = {**faults, "cuts": 0}
         check_group(case, consumers, faults, leaves, goes)
 
-    @settings(quick, max_examples=200)
+    @settings(quick, max_examples=100)
     @given(*kept_groups)
     def test_a_group_whose_daemon_keeps_a_state_file_loses_nothing_when_that_is_killed(
         self, case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
     ) -> None:
         check_kept_group(case, consumers, faults, leaves, dies)
 
-    @settings(quick, max_examples=300)
+    @settings(quick, max_examples=150)
     @given(cases(any_feeds), st.integers(1, 4), faults)
     def test_all_ranks_together_see_the_very_stream_that_one_trainer_would(
         self, case: Case, world_size: int, faults: dict[str, int]
     ) -> None:
         check_ranks(case, world_size, faults)
 
-    @settings(quick, max_examples=100)
+    @settings(quick, max_examples=50)
     @given(cases(pooled_feeds), st.integers(2, 4), st.integers(2, 6))
     def test_ranks_that_are_cut_off_between_two_pools_see_that_stream_too(
         self, case: Case, world_size: int, cuts: int
     ) -> None:
         check_ranks(case, world_size, {"cuts": cuts})
 
-    @settings(quick, max_examples=200)
-    @given(cases(st.one_of(any_feeds, uneven_feeds)), st.booleans(), seeds)
+    @settings(quick, max_examples=80)
+    @given(*resumed)
     def test_a_stream_goes_on_from_any_batch_of_it_again_and_again_with_other_workers(
         self, case: Case, wide: bool, seed: int
     ) -> None:
-        case = replace(case, feed=replace(case.feed, turn=case.feed.turn + 3 * (wide and case.feed.fixed)))
-        dice = random.Random(seed)
-        rest = [(epoch, batch) for epoch in range(3) for batch in case.feed.expected(epoch)]
-        position = None
-        for _ in range(4):
-            world = replace(case, workers=dice.randint(1, 5), seed=dice.randrange(2**32)).world()
-            epochs = range(position.epoch if position else 0, 3)
-            consumer = world.open(reads=[(epoch, None) for epoch in epochs], position=position, **case.asks)
-            world.run()
-            assert not consumer.failures
-            assert [(epoch, batch) for epoch in epochs for batch in consumer.read[epoch]] == rest
-            consumed = dice.randint(0, len(rest) // 2)
-            position = unpack(pack(consumer.track.position(consumed)))
-            rest = rest[consumed:]
+        check_resumed(case, wide, seed)
 
 
 class TestWithoutEnd:
@@ -816,21 +823,21 @@ class TestWithoutEnd:
 
 
 @pytest.mark.soak
-@settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+@soak
 @given(faulty_cases, faults)
 def test_the_stream_is_the_same_through_faults_in_thousands_of_worlds(case: Case, faults: dict[str, int]) -> None:
     check_through_faults(case, faults)
 
 
 @pytest.mark.soak
-@settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+@soak
 @given(cases(any_feeds))
 def test_the_stream_is_a_function_of_the_feed_alone_in_thousands_of_worlds(case: Case) -> None:
     check_exact_order(case)
 
 
 @pytest.mark.soak
-@settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+@soak
 @given(*kept_groups)
 def test_a_kept_group_loses_nothing_in_thousands_of_worlds(
     case: Case, consumers: int, faults: dict[str, int], leaves: int | None, dies: int | None
@@ -839,9 +846,25 @@ def test_a_kept_group_loses_nothing_in_thousands_of_worlds(
 
 
 @pytest.mark.soak
-@settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+@soak
 @given(*shared_groups)
 def test_a_group_loses_nothing_in_thousands_of_worlds(
     case: Case, consumers: int, faults: dict[str, int], leaves: int | None, goes: tuple[str, int] | None
 ) -> None:
     check_group(case, consumers, faults if leaves is None else {**faults, "cuts": 0}, leaves, goes)
+
+
+@pytest.mark.soak
+@soak
+@given(cases(any_feeds), st.integers(1, 4), faults)
+def test_all_ranks_together_see_one_stream_in_thousands_of_worlds(
+    case: Case, world_size: int, faults: dict[str, int]
+) -> None:
+    check_ranks(case, world_size, faults)
+
+
+@pytest.mark.soak
+@soak
+@given(*resumed)
+def test_a_stream_goes_on_from_any_batch_in_thousands_of_worlds(case: Case, wide: bool, seed: int) -> None:
+    check_resumed(case, wide, seed)

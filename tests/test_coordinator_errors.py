@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import Batch, Consumer, World
 from test_coordinator import (
@@ -25,6 +25,7 @@ from test_coordinator import (
     ragged_feeds,
     ready_feeds,
     small_pools,
+    soak,
     uneven_feeds,
 )
 
@@ -148,13 +149,13 @@ def check_attack(case: Case, faults: dict[str, int], attackers: int, group: bool
         assert (sorted(read) == sorted(expected)) if group else (read == expected)
 
 
-@settings(quick, max_examples=200)
+@quick
 @given(*failing)
 def test_errors_that_pass_change_nothing(case: Case, faults: dict[str, int], on_error: str, seed: int) -> None:
     check_through_errors(case, faults, on_error, seed)
 
 
-@settings(quick, max_examples=100)
+@settings(quick, max_examples=50)
 @given(*deadly)
 def test_a_stream_that_ends_workers_fails_alone(
     case: Case, other: Case, faults: dict[str, int], attempts: int, seed: int
@@ -162,7 +163,7 @@ def test_a_stream_that_ends_workers_fails_alone(
     check_deadly(case, other, faults, attempts, seed)
 
 
-@settings(quick, max_examples=200)
+@quick
 @given(*attacks)
 def test_what_peers_say_changes_nothing_for_others(
     case: Case, faults: dict[str, int], attackers: int, group: bool
@@ -177,7 +178,7 @@ def test_what_peers_say_changes_nothing_for_others(
     ids=["errors", "deaths", "attacks"],
 )
 def test_thousands_of_worlds(drawn: tuple[Any, ...], check: Check) -> None:
-    @settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
+    @soak
     @given(st.tuples(*drawn))
     def in_each(world: tuple[Any, ...]) -> None:
         check(*world)

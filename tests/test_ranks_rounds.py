@@ -20,7 +20,7 @@ from conftest import Serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import Batch, Consumer, SimFeed, World
-from test_coordinator import Case, any_feeds, cases, fast, faults, quick
+from test_coordinator import Case, any_feeds, cases, fast, faults, quick, soak
 from test_ranks import FEEDS, Start, alone, dealt, flat, free_address, start
 
 import penstock
@@ -57,15 +57,27 @@ def finish(world: World, ranks: list[Consumer]) -> None:
     assert not any(consumer.failures for consumer in ranks)
 
 
-@settings(quick, max_examples=150)
-@given(cases(any_feeds), st.integers(1, 5), faults)
-def test_no_batch_is_left_out_and_every_rank_gets_as_many(case: Case, world_size: int, faults: dict[str, int]) -> None:
+def check_filled_up(case: Case, world_size: int, faults: dict[str, int]) -> None:
+    """The ranks' batches are those of one stream, and the last round of each epoch is filled up."""
     world = replace(case, slots=case.slots + 8 * world_size).world(**faults)
     ranks = ranks_of(world, case, world_size)
     finish(world, ranks)
     for epoch in range(3):
         expected = filled_up(list(case.feed.expected(epoch)), world_size)
         assert [consumer.read[epoch] for consumer in ranks] == expected
+
+
+@settings(quick, max_examples=60)
+@given(cases(any_feeds), st.integers(1, 5), faults)
+def test_no_batch_is_left_out_and_every_rank_gets_as_many(case: Case, world_size: int, faults: dict[str, int]) -> None:
+    check_filled_up(case, world_size, faults)
+
+
+@pytest.mark.soak
+@soak
+@given(cases(any_feeds), st.integers(1, 5), faults)
+def test_every_rank_gets_as_many_in_thousands_of_worlds(case: Case, world_size: int, faults: dict[str, int]) -> None:
+    check_filled_up(case, world_size, faults)
 
 
 @settings(quick, max_examples=50)
@@ -207,8 +219,8 @@ def test_ranks_that_begin_elsewhere_are_all_told_so_when_all_are_there() -> None
         (error,) = consumer.failures
         assert isinstance(error, StateMismatch)
         assert says in error.message
-    ranks = [world.open(rank=rank, world_size=3, position=positions[0]) for rank in range(3)]
-    world.run()
+    ranks = [world.open(rank=rank, world_size=3, position=positions[0], stays=True) for rank in range(3)]
+    finish(world, ranks)
     expected = list(world.feeds["train"].expected(0))[3:]
     assert [consumer.read[0] for consumer in ranks] == [expected[rank::3] for rank in range(3)]
 

@@ -581,6 +581,8 @@ def test_scaling_in_the_middle_of_an_epoch_changes_nothing(serve: Serve, flags: 
         elif count == 70:
             daemon.process.send_signal(signal.SIGTTOU)
             wait_for_workers(1)
+        elif count == 90 and name != names[0]:
+            scale(3)
         elif count == 90:
             done = [sys.executable, "-m", "penstock_server", "scale", daemon.urls[names[0]], "3"]
             assert subprocess.run(done, capture_output=True, text=True).stdout == "workers: 1 -> 3\n"
@@ -670,7 +672,7 @@ def states(url: str, transport: str, lag: int) -> tuple[list[dict[str, Any]], li
         capture_output=True,
         text=True,
         timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -690,7 +692,7 @@ def test_a_stream_goes_on_from_a_state_in_another_process_with_another_daemon_an
     for name, (found, seen) in taken.items():
         epoch = next(n for n, state in enumerate(found, 1) if state["position"]["epoch"] == 1)
         assert len(seen) > epoch > 90
-        for consumed in (1, 2, 7, 38, epoch - 3, epoch - 1, epoch, epoch + 1, len(found) - 30):
+        for consumed in (1, 7, 38, epoch - 1, epoch, epoch + 1):
             state = found[consumed - 1]
             assert state["consumed"] == consumed
             assert len(json.dumps(state)) < 8192

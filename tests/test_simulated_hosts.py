@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_coordinator import (
     Case,
@@ -25,6 +25,7 @@ from test_coordinator import (
     quick,
     shared_groups,
     small_pools,
+    soak,
 )
 from test_coordinator import faults as other_faults
 
@@ -41,7 +42,6 @@ hosts = st.fixed_dictionaries(
 )
 faults = st.builds(lambda faults, hosts: {**faults, **hosts}, other_faults, hosts)
 """Those of a daemon alone, and hosts."""
-soak = settings(deadline=None, max_examples=20_000, print_blob=True, suppress_health_check=list(HealthCheck))
 
 
 def without_patience(case: Case, hosts: dict[str, Any]) -> None:

@@ -54,33 +54,39 @@ def _stream(stream: Stream) -> Iterator[str]:
 
 
 def _epoch(stream: Stream, epoch: Epoch) -> Iterator[str]:
-    lanes = [lane for lane in epoch.lanes.values() if lane.run is not None]
-    if +epoch.runs != Counter(lane.run[0] for lane in lanes if lane.run):
+    makers = [(lane.run[0], lane.ended) for lane in epoch.lanes.values() if lane.run is not None]
+    if not _counts(epoch.runs, [worker for worker, _ in makers]):
         yield f"epoch {epoch.number}: the lanes of workers are counted wrong"
-    if +epoch.loads != Counter(lane.run[0] for lane in lanes if lane.run and not lane.ended):
+    if not _counts(epoch.loads, [worker for worker, ended in makers if not ended]):
         yield f"epoch {epoch.number}: the lanes that have not ended are counted wrong"
     if stream.feed.plan.length is None and epoch.order is not None and epoch.loads.total() > epoch.live:
         yield f"epoch {epoch.number}: more lanes have a run than have not ended"
     for key, lane in epoch.lanes.items():
         if (lane.state is LaneState.RUNNING) != (lane.run is not None) and not lane.ended:
             yield f"epoch {epoch.number}: lane {key} is {lane.state.name} with the run {lane.run}"
-        if any(filler not in (lane.run, lane.dropped) for turn in lane.turns for filler in turn.fillers):
-            yield f"epoch {epoch.number}: a turn of lane {key} is filled by a run of another lane"
+        for turn in lane.turns:
+            if any(filler not in (lane.run, lane.dropped) for filler in turn.fillers):
+                yield f"epoch {epoch.number}: a turn of lane {key} is filled by a run of another lane"
     if epoch.order is None:
         return
     tickets: set[int] = set()
     for turn in epoch.order.window:
-        if (turn.state in (TurnState.FILLING, TurnState.ABANDONED)) != bool(turn.fillers):
+        if (turn.state is TurnState.FILLING or turn.state is TurnState.ABANDONED) != bool(turn.fillers):
             yield f"epoch {epoch.number}: a turn is {turn.state.name} with the fillers {turn.fillers}"
         if not turn.merged and len(turn.fillers) > 1:
             yield f"epoch {epoch.number}: a turn of lane {turn.lane} has two writers: {turn.fillers}"
-        if turn.state not in (TurnState.PLANNED, TurnState.DONE):
+        if turn.state is not TurnState.PLANNED and turn.state is not TurnState.DONE:
             if turn.slot.ticket in tickets or turn.slot.ticket not in stream.slots:
                 yield f"epoch {epoch.number}: ticket {turn.slot.ticket} is not the turn's own"
             tickets.add(turn.slot.ticket)
     head = next(iter(epoch.order.window), None)
     if head is not None and epoch is stream.epochs[0] and stream.feed.plan.order == "exact":
         yield from _head(epoch, head)
+
+
+def _counts(counted: Counter[int], workers: list[int]) -> bool:
+    """Whether each of these workers, and no other, is counted as often as it stands there."""
+    return counted.total() == len(workers) and all(counted[worker] == workers.count(worker) for worker in counted)
 
 
 def _head(epoch: Epoch, head: Turn) -> Iterator[str]:
