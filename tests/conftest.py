@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -257,12 +257,7 @@ class Daemon:
 
     def workers(self) -> list[psutil.Process]:
         """Its worker processes."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
-                if process.name().startswith("penstock-w"):
-                    found.append(process)
-        return found
+        return _workers_of(self.process.pid)
 
     def scale(self, *words: str) -> str:
         """Run `penstock scale` with these arguments, and return what it says."""
@@ -430,10 +425,9 @@ class Host:
         return self.process.wait(timeout)
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes."""
+        """Its worker processes, none if it has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            return [child for child in children if child.name().startswith("penstock-w")]
+            return _workers_of(self.process.pid)
         return []
 
     def close(self) -> None:
@@ -444,6 +438,22 @@ class Host:
             self.process.wait()
         if isinstance(self.process, Forked):
             self.process.close()
+
+
+def _workers_of(pid: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
+            if process.name().startswith("penstock-w"):
+                found.append(process)
+    return found
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Kill these processes, as far as they have not ended in the meantime."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 60, said: Callable[[], str] = str) -> None:

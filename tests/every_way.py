@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
 
-from conftest import Join, Serve
+from conftest import Join, Serve, kill
 from one_stream import digests
 
 import penstock
@@ -42,8 +42,7 @@ def read_every_way(serve: Serve, join: Join, source: str, names: Sequence[str]) 
         with penstock.connect(three.urls[name], transport=transport) as connection:
             batches = connection.batches()
             seen = digests(islice(batches, 3))
-            for worker in three.workers()[: 1 + number % 3]:
-                worker.kill()
+            kill(three.workers()[: 1 + number % 3])
             seen += digests(islice(batches, 2))
             states[name] = connection.state_dict()
             del batches

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, kill
 from one_stream import digests
 
 import penstock
@@ -243,7 +243,7 @@ def test_kills_while_splits_are_written_leave_whole_splits_and_the_same_stream(s
                 found[-1] += digests([batch])
                 if number % 9 == 4 and (workers := daemon.workers()):
                     left += any(file.suffix == ".writing" for file in place.files())
-                    workers[number % len(workers)].kill()
+                    kill([workers[number % len(workers)]])
         assert found == plain
         assert left  # some were killed while they wrote
     place.fill(daemon)

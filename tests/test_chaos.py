@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, kill
 
 FEEDS = """
     import os
@@ -169,10 +169,9 @@ def chaos(serve: Serve, folder: Path, seconds: float, least: int, trainers: list
             )
             workers = daemon.workers()
             if what == "a worker" and workers:
-                chance.choice(workers).kill()
+                kill([chance.choice(workers)])
             elif what == "all workers":
-                for worker in workers:
-                    worker.kill()
+                kill(workers)
             elif what == "the daemon":
                 daemon.process.kill()
                 daemon.stop()

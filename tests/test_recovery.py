@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, kill
 
 import penstock
 from penstock_server import control
@@ -275,12 +274,6 @@ def until(condition: Callable[[], bool]) -> None:
     """Wait without a limit. Pytest's timeout ends a test in which the event never comes."""
     while not condition():
         time.sleep(0.02)
-
-
-def kill(workers: list[psutil.Process]) -> None:
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
 
 
 def status(daemon: Daemon) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, kill
 
 import penstock
 from penstock_server import control
@@ -191,8 +191,7 @@ def test_workers_that_cannot_import_for_a_while_come_back(serve: Serve) -> None:
     come_back(daemon)
     daemon.wait_ready(2)
     (daemon.folder / "away").touch()
-    for worker in daemon.workers():
-        worker.kill()
+    kill(daemon.workers())
     until(lambda: daemon.stderr().count("can no longer start") >= 12)
     (daemon.folder / "away").unlink()
     assert read(daemon.urls["item"]) == list(range(30))

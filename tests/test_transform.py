@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Daemon, Serve
+from conftest import Daemon, Serve, kill
 
 import penstock
 from penstock_proto.spec import flatten
@@ -217,8 +217,7 @@ def test_a_killed_worker_changes_nothing_where_every_lane_runs_the_whole_generat
         with penstock.connect(daemon.url) as connection:
             batches = connection.batches()
             seen = [digest(connection, batch) for batch in itertools.islice(batches, 30)]
-            for worker in daemon.workers() if workers == 3 else ():
-                worker.kill()
+            kill(daemon.workers() if workers == 3 else ())
             streams.append(seen + [digest(connection, batch) for batch in itertools.islice(batches, 170)])
     assert streams[0] == streams[1]
     assert len(set(streams[0])) == 200

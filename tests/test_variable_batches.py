@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from conftest import Daemon, Serve, StartTrainer
+from conftest import Daemon, Serve, StartTrainer, kill
 
 import penstock
 from penstock import Ragged
@@ -276,9 +274,7 @@ def test_a_stream_goes_on_the_same_through_kills_and_a_state(serve: Serve, name:
 
 
 def _kill_a_worker(daemon: Daemon) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for worker in daemon.workers()[:1]:
-            worker.kill()
+    kill(daemon.workers()[:1])
 
 
 def test_ranks_that_are_padded_get_copies_of_ragged_batches(serve: Serve) -> None:
