@@ -96,7 +96,7 @@ def test_a_good_machine_has_no_findings() -> None:
     ("change", "severity", "what", "fix"),
     [
         ({"broken": {"memfd_create": "Operation not permitted"}}, ERROR, "memfd_create does not work", "seccomp"),
-        ({"limits": Limits(cpus=2.5)}, WARNING, "the time of 2.5 CPUs, and `penstock serve` starts 8", "--workers 2"),
+        ({"limits": Limits(cpus=2.5)}, NOTE, "of 8 CPUs, so `penstock serve` starts 3 workers", "raise the limit"),
         ({"usable_cpus": 4}, NOTE, "may run on 4 of 8 CPUs", ""),
         ({"load": 20.0}, NOTE, "other work slows workers down", ""),
         ({"available": 100 << 20}, WARNING, "100.0 MiB are left", "give the machine more memory"),
@@ -148,6 +148,20 @@ def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
 
 
 STAT = "cpu  0 0 0 99999 0\n" + "".join(f"cpu{number} 0 0 0 {{idle}} 0 0\n" for number in range(256))
+
+
+def test_by_default_there_is_a_worker_for_each_cpu_that_a_quota_pays_for() -> None:
+    code = """
+        from penstock_server.host import cpus
+        cpus.usable = lambda: 3
+        from penstock_server import cli, serving
+        from penstock_server.joining import agent
+        serving.serve = agent.join = lambda *_, workers, **__: print(workers)
+        cli.main(["serve", "feeds.py:feed"], standalone_mode=False)
+        cli.main(["join", "tcp://head:5555", "feeds.py:feed"], standalone_mode=False)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert ran.stdout.split() == ["3", "3"], ran.stderr
 
 
 def test_idle_cpus_are_what_a_quota_has_left(tmp_path: Path) -> None:

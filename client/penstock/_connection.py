@@ -201,9 +201,9 @@ def connect(
         url: `tcp://HOST:PORT/FEED` for a running daemon, or `MODULE:ATTR` (`scenes.py:feed`) to start a private daemon
             that ends with the connection. A `Feed` that stands at the top level of a module which workers can import is
             the same as that name.
-        workers: worker processes of a private daemon, by default as many as CPUs. "auto": as many as the trainer needs,
-            measured while it reads. No effect on a running daemon, which has its own. 0: no daemon and no worker
-            processes. The feed runs in this process, on the thread that waits for a batch, and makes the
+        workers: worker processes of a private daemon, by default one for each CPU that it may use. "auto": as many as
+            the trainer needs, measured while it reads. No effect on a running daemon, which has its own. 0: no daemon
+            and no worker processes. The feed runs in this process, on the thread that waits for a batch, and makes the
             same stream. So breakpoints, profilers and tracebacks work as in any code.
         memory: limit of a private daemon's shared memory in bytes. No effect on a running daemon.
         transport: "local" (shared memory), "tcp", or "auto": shared memory if the daemon is on this host. No effect

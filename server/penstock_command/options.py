@@ -9,6 +9,6 @@ workers_option = click.option(
     type=click.IntRange(1, 4096),
     default=None,
     metavar="N",
-    show_default="the number of CPUs",
+    show_default="one for each CPU that it may use",
     help="Worker processes of a private daemon.",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from typing import Any
 
@@ -20,6 +19,7 @@ from . import log_format
 from .checking.command import check
 from .command_group import PenstockGroup, complete_files
 from .file_options import file_options, targets_of
+from .host import cpus
 from .joining.command import join
 from .keygen import keygen
 from .on_ray.command import engine_options
@@ -61,7 +61,7 @@ def main() -> None:
     type=Workers(),
     default=None,
     metavar="N|auto",
-    show_default="the number of CPUs; with --on 0",
+    show_default="one for each CPU that it may use; with --on 0",
     help="Number of worker processes; auto: as many as trainers need, measured while they read; 0 if only hosts that "
     "join (penstock join) are to make batches.",
 )
@@ -205,7 +205,7 @@ def serve(
     if keys is not None and insecure:
         raise click.UsageError("--insecure lets clients connect without keys: give --keys or --insecure, not both")
     if workers is None:
-        workers = len(os.sched_getaffinity(0)) if engine is None else 0
+        workers = cpus.usable() if engine is None else 0
     if bind is None:
         bind = "tcp://127.0.0.1:5555" if engine is None else "tcp://0.0.0.0:5555"
     progress = Progress(line, ServiceManager(private=until_stdin_closes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +13,7 @@ from click.core import ParameterSource
 
 from ..command_group import complete_files
 from ..file_options import file_options, targets_of
+from ..host import cpus
 from ..parameters import Bytes, Variable, client_keys_option
 from ..terminal import bar
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 @click.option(
     "--workers",
     type=click.IntRange(1, 4096),
-    default=lambda: len(os.sched_getaffinity(0)),
+    default=cpus.usable,
     metavar="N",
-    show_default="the number of CPUs",
+    show_default="one for each CPU that it may use",
     help="Worker processes for which memory and speed are estimated. None is started.",
 )
 @click.option(
@@ -141,7 +141,7 @@ def check(
         plan, looked = facts.first.imported.plan, facts.first.looked
         needed = memory(plan, looked.spec, looked.sample_nbytes, looked.splits, workers, allowed or default_memory())
     findings = judged(facts, needed, workers)
-    report = Report(targets[0], facts, needed, findings, workers, len(os.sched_getaffinity(0)))
+    report = Report(targets[0], facts, needed, findings, workers, cpus.usable())
     click.echo(json.dumps(as_json(report), indent=2) if prints_json else "\n".join(lines(report)))
     sys.exit(1 if failed(findings, strict=strict) else 0)
 

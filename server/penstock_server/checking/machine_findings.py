@@ -86,13 +86,12 @@ def _kernel(machine: Machine) -> Iterator[Finding]:
 def _cpus(machine: Machine) -> Iterator[Finding]:
     quota = machine.limits.cpus
     if quota is not None and quota < machine.usable_cpus:
-        workers = max(1, math.floor(quota))
         yield Finding(
-            WARNING,
+            NOTE,
             "cpus",
-            f"a cgroup allows the time of {quota:g} CPUs, and `penstock serve` starts {machine.usable_cpus} workers: "
-            "the kernel stops all of them for a part of each period",
-            fix=f"give --workers {workers}, or raise the limit (--cpus in docker, CPUQuota= in systemd)",
+            f"a cgroup allows the time of {quota:g} of {machine.usable_cpus} CPUs, so `penstock serve` starts "
+            f"{math.ceil(quota)} workers",
+            fix="if there are to be more, raise the limit (--cpus in docker, CPUQuota= in systemd)",
         )
     elif machine.usable_cpus < machine.cpus:
         yield Finding(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 from typing import Any
@@ -17,6 +16,7 @@ from penstock_proto.keys import host_keys
 from .. import log_format
 from ..command_group import complete_files
 from ..file_options import file_options, targets_of
+from ..host import cpus
 from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option, log_level_option
 
 
@@ -26,9 +26,9 @@ from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option
 @click.option(
     "--workers",
     type=click.IntRange(1, 4096),
-    default=lambda: len(os.sched_getaffinity(0)),
+    default=cpus.usable,
     metavar="N",
-    show_default="the number of CPUs",
+    show_default="one for each CPU that it may use",
     help="Number of worker processes on this host, until the head asks for another one (penstock scale --host).",
 )
 @click.option(
