@@ -107,7 +107,7 @@ def both(split):
     yield {"name": list(text)[0], "pid": os.getpid()}
 
 def length(split):
-    yield from range(5 + os.urandom(1)[0] % 7)
+    yield from range(int.from_bytes(os.urandom(2), "little") % 1000)
 
 culprits = {function.__name__: function for function in (
     at_import, in_generator, clock, pid, beside_rng, from_before, set_order, both, length)}

@@ -26,6 +26,9 @@ _AGAIN = 4
 _BEYOND = 64
 """Samples that an experiment reads behind the first one that differs."""
 
+_LENGTHS = 3
+"""How often two runs must have as many samples: numbers of samples can be equal by chance."""
+
 _LOOKS = 60.0
 """Seconds after which no further experiment begins."""
 
@@ -176,7 +179,12 @@ class _Collector:
         until = time.monotonic() + max(_LOOKS, 4 * self._options.seconds)
 
         def attempt(trial: Trial) -> Result | None:
-            return self._try(trial, first, difference) if time.monotonic() < until else None
+            result = None
+            for _ in range(1 if difference is None or difference.leaves else _LENGTHS):
+                result = self._try(trial, first, difference) if time.monotonic() < until else None
+                if result is None or not result.agree:
+                    break
+            return result
 
         return culprit.find(attempt, takes_rng=first.imported.takes_rng)
 
@@ -184,7 +192,7 @@ class _Collector:
         assert first.looked is not None
         self._trials += 1
         self._tell("looking for the cause", min(0.99, 0.9 + 0.01 * self._trials))
-        place, count = (0, 0) if difference is None else (difference.place, difference.number + _BEYOND)
+        place, count = _to_read(difference)
         tasks = [
             self._task(
                 f"trial-{self._trials}-{side}",
@@ -209,6 +217,8 @@ class _Collector:
             (self._folder / task.name).unlink(missing_ok=True)
         if one.done is None or other.done is None:
             return None
+        if count is None and not (one.done.whole and other.done.whole):
+            return None  # how many samples there are is not known
         return Result(culprit.agree(*recordings), (one.done, other.done))
 
     def _task(self, name: str, **given: Any) -> messages.Task:
@@ -228,3 +238,13 @@ class _Collector:
             return load(path) if path.is_file() else None
         except (OSError, msgspec.MsgspecError):  # the process died while it wrote
             return None
+
+
+def _to_read(difference: Difference | None) -> tuple[int, int | None]:
+    """Return the place that an experiment reads, and how many samples of it; None for all. None are read for a list of
+    splits."""
+    if difference is None:
+        return 0, 0
+    if not difference.leaves:  # one run had fewer
+        return difference.place, None
+    return difference.place, difference.number + _BEYOND

@@ -39,7 +39,7 @@ class Task(Struct, frozen=True):
         folder: where the recording goes.
         name: of the recording.
         order: IN_LANES reads as one worker does, for `seconds`. BACKWARDS reads the samples of another recording, lane
-            by lane, the last first. ALONE reads the first `count` samples of `place`, and nothing before.
+            by lane, the last first. ALONE reads the first `count` samples of `place` (None: all), and nothing before.
         seconds: to read at most.
         repeats: name of the recording to repeat.
         place: index of a split, or number of a batch of items.
@@ -57,7 +57,7 @@ class Task(Struct, frozen=True):
     seconds: float = 0.0
     repeats: str = ""
     place: int = 0
-    count: int = 0
+    count: int | None = 0
     spies: bool = False
     fixes: tuple[Source, ...] = ()
     debugs: bool = False

@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -123,13 +124,13 @@ class Reader:
                 return
         self.whole = True
 
-    def alone(self, place: int, count: int, seconds: float) -> None:
-        """Read the first `count` samples of a place, for at most `seconds`.
+    def alone(self, place: int, count: int | None, seconds: float) -> None:
+        """Read the first `count` samples of a place (None: all), for at most `seconds`.
 
         Raises:
             PenstockError: as `in_lanes`.
         """
-        self.whole = self._exactly(place, count, False, time.monotonic() + seconds)
+        self.whole = self._exactly(place, sys.maxsize if count is None else count, False, time.monotonic() + seconds)
 
     def _exactly(self, place: int, count: int, to_the_end: bool, until: float) -> bool:
         """Read `count` samples of a place, and look whether it ends there; return whether there was time."""
