@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import socket
 import subprocess
@@ -16,15 +17,20 @@ import pytest
 from conftest import Daemon, Join, Serve, wait_until
 from every_way import read_every_way
 from one_stream import digests
+from rich.console import Console
 from test_http import values
 
 import penstock
+from penstock._top import Looks
+from penstock._top_screen import screen
 from penstock_proto import DaemonStopped, FeedError, libzmq
 from penstock_proto import codec as proto_codec
 from penstock_proto import messages as m
 from penstock_server import control, keygen
+from penstock_server.http import metrics
 from penstock_server.http.metrics import METRICS
 from penstock_server.joining import agreement
+from penstock_server.status_lines import status_lines
 
 KINDS = """
     import numpy as np
@@ -197,6 +203,21 @@ def test_the_metrics_have_each_host(serve: Serve, join: Join) -> None:
     assert {name.partition(",")[0] for name in own} == {name for name in METRICS if name.startswith("penstock_host_")}
     assert own[f"penstock_host_ready_workers,host={host.name}"] == 2
     assert own[f"penstock_host_received_bytes_total,host={host.name}"] > 0
+
+
+def test_the_status_has_how_many_hosts_an_engine_is_to_run(serve: Serve, join: Join) -> None:
+    head = serve(SLOW, workers=1, http=0)
+    join(head, host_name="ray-1")
+    state = state_of(head)
+    assert state["engine"] is None
+    state["engine"] = {"name": "ray", "hosts": 3, "adjusts": [1, 4]}
+    assert "hosts    3 on Ray, adjusted to the load from 1 to 4" in status_lines(state)
+    assert 'penstock_engine_hosts{engine="ray"} 3.0' in metrics.render(state)[0].decode()
+    looks = Looks()
+    looks.add(state)
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(screen(looks))
+    assert "1 of 3 hosts on Ray joined" in shown.getvalue()
 
 
 def state_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:

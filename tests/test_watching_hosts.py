@@ -157,6 +157,10 @@ def test_the_page_has_the_workers_of_each_host_below_its_name(serve: Serve, join
         page.move_to(blue["x"], blue["y"])
         tip = page.until("!document.getElementById('tip').hidden && document.getElementById('tip').innerText")
         assert re.match(r"worker a/0: 'scene-\d.h5'\n.*\ngenerating \d+ %", tip), tip
+        page.run("import('/static/workers.js').then((module) => void (window.workers = module))")
+        engine = "{workers: [], cpus: 2, hosts: [{name: 'ray-1', state: 'working'}], engine: {name: 'ray', hosts: 3}}"
+        rows = page.run(f"(workers.show({{now: 1, status: {engine}, timeline: {{looks: []}}}}), {rows})")
+        assert rows[-1] == "ray 2 more hosts of 3 to come"
         assert not page.said
 
 

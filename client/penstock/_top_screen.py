@@ -107,6 +107,9 @@ def _head(status: dict[str, Any]) -> Text:
         f", {count(status['cpus'], 'CPU')}. Memory: {size(memory['arena'])} in slots, "
         f"{size(memory['reserved'])} reserved of {size(memory['allowed'])}",
     )
+    if engine := status["engine"]:
+        joined = sum(host["name"].startswith(f"{engine['name']}-") for host in status["hosts"])
+        text.append(f"\n{joined} of {count(engine['hosts'], 'host')} on {engine['name'].capitalize()} joined")
     for failing in status["failing"]:
         text.append(f"\nfeed {failing['feed']} cannot start, trying again: {failing['error']}", "red")
     return text

@@ -49,6 +49,7 @@ METRICS: dict[str, str] = {
     "penstock_worker_cpu_seconds_total": "CPU time of the worker's process.",
     "penstock_worker_cpu_wait_seconds_total": "Seconds in which the worker could have run, and no CPU was free.",
     "penstock_worker_memory_bytes": "Memory of the worker's process; shared pages count in part (PSS).",
+    "penstock_engine_hosts": "Hosts that the engine (serve --on) is to run; some may not have joined yet.",
     "penstock_host_workers": "Worker processes of a host that has joined.",
     "penstock_host_ready_workers": "Those of them that can be given work.",
     "penstock_host_cpus": "CPUs that the host's workers may use.",
@@ -98,6 +99,8 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield from _consumers(status["streams"])
     yield from _caches(status["feeds"])
     yield from _workers(status["workers"])
+    engine = status["engine"]
+    yield _gauges("penstock_engine_hosts", ["engine"], {(engine["name"],): engine["hosts"]} if engine else {})
     yield from _hosts(status["hosts"])
 
 

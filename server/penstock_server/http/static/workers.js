@@ -23,7 +23,7 @@ export function show({now, status, timeline}) {
   byId("worker-rows").classList.toggle("many", found.length > 12);
   keyed(
     byId("worker-rows"),
-    status.hosts.length ? grouped(found, status) : found,
+    status.hosts.length || status.engine ? grouped(found, status) : found,
     (item) => item.group ?? item.number,
     (item) => (item.group ? group() : create(item)),
     (row, item) => {
@@ -39,7 +39,7 @@ export function show({now, status, timeline}) {
 }
 
 /** Puts before the workers of each host what there is to say of it. */
-function grouped(workers, {hosts, cpus}) {
+function grouped(workers, {hosts, cpus, engine}) {
   const own = workers.filter((worker) => !worker.host);
   const head = {group: "head", about: count(cpus, "CPU")};
   return [
@@ -52,7 +52,14 @@ function grouped(workers, {hosts, cpus}) {
         ...workers.filter((worker) => worker.host === host.name),
       ];
     }),
+    ...(engine ? missing(engine, hosts) : []),
   ];
+}
+
+/** Says how many hosts are yet to come of those that the engine is to run. */
+function missing({name, hosts: wanted}, hosts) {
+  const coming = wanted - hosts.filter((host) => host.name.startsWith(`${name}-`)).length;
+  return coming > 0 ? [{group: name, about: `${count(coming, "more host")} of ${wanted} to come`}] : [];
 }
 
 function group() {
