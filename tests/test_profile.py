@@ -210,6 +210,7 @@ def test_only_the_user_who_runs_a_daemon_may_profile_it(serve: Serve) -> None:
         for _ in range(40):
             seqpacket.send(connection, codec.encode(m.StacksRequest()))
         seqpacket.send(connection, codec.encode(m.Ping()))
+        control.status(daemon.url, 60)  # by now the daemon has answered some of them
         files, refused = 0, 0
         while True:
             data, fd = seqpacket.receive(connection)
