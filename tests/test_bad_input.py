@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import zmq
-from conftest import Daemon, Serve
+from conftest import PATCHED, Daemon, DaemonLauncher, Serve
 
 import penstock
 from penstock_proto import codec
@@ -24,21 +24,28 @@ from penstock_server import control
 HEAD = "import numpy as np\nfrom penstock_server import Feed\n"
 
 
-def refused(tmp_path: Path, source: str, *arguments: str) -> str:
-    """Return what `penstock serve` writes to stderr when it refuses to start."""
-    (tmp_path / "feeds.py").write_text(HEAD + source)
-    arguments = arguments or ("feeds.py:feed",)
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock_server", "serve", *arguments, "--workers", "2"]
-        + ([] if "--bind" in arguments else ["--bind", "tcp://127.0.0.1:0"]),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode != 0, done.stderr
-    assert done.stdout == "", "nothing was ready"
-    return done.stderr
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Refused:
+    """`refused(source, "feeds.py:feed", ...)`: what `penstock serve` writes to stderr when it refuses to start."""
+
+    def start(source: str, *arguments: str) -> str:
+        (tmp_path / "feeds.py").write_text(HEAD + source)
+        words = [PATCHED.format(patched={}), "serve", *(arguments or ("feeds.py:feed",)), "--workers", "2"]
+        if "--bind" not in arguments:
+            words += ["--bind", "tcp://127.0.0.1:0"]
+        daemon = Daemon(words, tmp_path, tmp_path / "log", {**os.environ}, launcher=daemon_launchers[0])
+        try:
+            assert daemon.process.wait(60) != 0, daemon.stderr()
+            assert daemon.process.stdout is not None
+            assert daemon.process.stdout.read() == "", "nothing was ready"
+        finally:
+            daemon.stop()
+        return daemon.stderr()
+
+    return start
 
 
 GOOD = "feed = Feed(lambda s: iter([1]), splits=[1], batch_size=1)\n"
@@ -82,8 +89,8 @@ GOOD = "feed = Feed(lambda s: iter([1]), splits=[1], batch_size=1)\n"
     ],
     ids=range(24),
 )
-def test_serve_refuses_to_start_and_says_why(tmp_path: Path, source: str, arguments: list[str], words: str) -> None:
-    assert re.search(words, refused(tmp_path, source, *arguments), re.DOTALL)
+def test_serve_refuses_to_start_and_says_why(refused: Refused, source: str, arguments: list[str], words: str) -> None:
+    assert re.search(words, refused(source, *arguments), re.DOTALL)
 
 
 HOSTILE = """
@@ -138,10 +145,10 @@ def nested(depth):
     ids=range(18),
 )
 def test_whatever_the_first_sample_is_or_raises_the_error_names_feed_and_split(
-    tmp_path: Path, sample: str, words: str
+    refused: Refused, sample: str, words: str
 ) -> None:
     source = HOSTILE + f"def samples(split):\n    yield {sample}\nfeed = Feed(samples, splits=[1], batch_size=1)\n"
-    said = refused(tmp_path, source)
+    said = refused(source)
     assert re.search(words, said, re.DOTALL), said
     assert not re.search("please report|its output above|penstock_server", said), said
 
@@ -161,17 +168,17 @@ def test_a_later_sample_fails_its_stream_and_nothing_else(serve: Serve, later: s
     assert "exited" not in daemon.stderr()
 
 
-def test_feeds_whose_specs_do_not_fit_one_message_are_refused(tmp_path: Path) -> None:
+def test_feeds_whose_specs_do_not_fit_one_message_are_refused(refused: Refused) -> None:
     source = """
 spec = {f"{i:060}": Leaf("int64", ()) for i in range(800)}
 feeds = [Feed(lambda s: iter([{}]), splits=[1], batch_size=1, name=f"feed{i}", spec=spec) for i in range(3)]
 a, b, c = feeds
 """
-    said = refused(tmp_path, "from penstock_server import Leaf\n" + source, "feeds.py:a", "feeds.py:b", "feeds.py:c")
+    said = refused("from penstock_server import Leaf\n" + source, "feeds.py:a", "feeds.py:b", "feeds.py:c")
     assert re.search(r"the declared specs of these feeds take \d{6} bytes together", said), said
 
 
-def test_an_object_with_too_large_a_length_is_refused(tmp_path: Path) -> None:
+def test_an_object_with_too_large_a_length_is_refused(refused: Refused) -> None:
     source = """
 class Long:
     def __len__(self):
@@ -180,7 +187,7 @@ class Long:
         return i
 feed = Feed(Long(), batch_size=1)
 """
-    assert "got 9223372036854775807" in refused(tmp_path, source)
+    assert "got 9223372036854775807" in refused(source)
 
 
 def test_an_epoch_of_less_than_a_batch_is_not_dropped_in_silence(serve: Serve) -> None:
@@ -193,20 +200,20 @@ def test_an_epoch_of_less_than_a_batch_is_not_dropped_in_silence(serve: Serve) -
             list(connection.batches())
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+def test_a_port_in_use_is_named(refused: Refused) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        said = refused(tmp_path, GOOD, "feeds.py:feed", "--bind", address)
+        said = refused(GOOD, "feeds.py:feed", "--bind", address)
     assert f"cannot listen on {address}: the port is in use" in said
 
 
 def test_too_little_memory_is_refused_with_the_figure_that_is_needed_and_that_figure_works(
-    tmp_path: Path, serve: Serve
+    refused: Refused, serve: Serve
 ) -> None:
     source = "feed = Feed(lambda s: iter([np.zeros(10**6, 'u1')] * 40), splits=[1, 2], batch_size=4)\n"
-    said = refused(tmp_path, source, "feeds.py:feed", "--memory", "1M")
+    said = refused(source, "feeds.py:feed", "--memory", "1M")
     needed = re.search(r"Give --memory (\d+[KM])", said)
     assert needed, said
     with penstock.connect(serve(HEAD + source, memory=needed[1]).url) as connection:
