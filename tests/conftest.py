@@ -93,7 +93,9 @@ def _is_ours(target: str) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a socket, a memfd or any other file descriptor."""
-    for keeps in {"tf", "launcher", "daemon_launchers"} & {*request.fixturenames}:  # what they open stays open
+    for keeps in {"tf", "launcher", "consumer_launcher", "daemon_launchers"} & {
+        *request.fixturenames
+    }:  # what they open stays open
         request.getfixturevalue(keeps)
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     threads = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
@@ -126,6 +128,14 @@ def tf():
 def launcher() -> Iterator[Launcher]:
     """The process from which trainers are forked."""
     launcher = Launcher("tensorflow")
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
+def consumer_launcher() -> Iterator[Launcher]:
+    """The process from which consumers without TensorFlow are forked."""
+    launcher = Launcher("penstock")
     yield launcher
     launcher.close()
 

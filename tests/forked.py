@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has done their imports: trainers with TensorFlow, and daemons.
+"""Processes that are forked from one that has done their imports: trainers with TensorFlow, consumers, and daemons.
 
 Importing TensorFlow takes 5 s of CPU, and half of what it takes to start and stop a daemon is imports. A forked process
 runs its script as `__main__`, in its main thread, and ends as any interpreter does.
@@ -28,8 +28,9 @@ import psutil
 class Forked:
     """A forked process. Its names are those of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, status: int, stdout: TextIO, stderr: TextIO) -> None:
+    def __init__(self, pid: int, status: int, stdin: TextIO | None, stdout: TextIO, stderr: TextIO) -> None:
         self.pid = pid
+        self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
         self.returncode: int | None = None
@@ -90,6 +91,8 @@ class Forked:
         """Kill it if it still runs."""
         self.kill()
         self.wait(60)
+        if self.stdin is not None:
+            self.stdin.close()
         self.stdout.close()
         self.stderr.close()
 
@@ -133,22 +136,29 @@ class Launcher:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        stdin: bool = False,
         stderr: int | None = None,
     ) -> Forked:
         """Fork a process that runs `code`, with `arguments` in `sys.argv[1:]` and more in its environment.
 
         Args:
             folder: where it runs; None: where this process runs.
+            stdin: whether it has a pipe there. Otherwise it has the null device.
             stderr: an open file; None: a pipe.
         """
         (status, their_status), (out, their_out), (err, their_err) = (os.pipe() for _ in range(3))
         request = {"code": code, "arguments": arguments, "env": dict(env or {}), "folder": str(folder or Path.cwd())}
         fds = [their_status, their_out, their_err if stderr is None else stderr]
+        given = None
+        if stdin:
+            their_in, own_in = os.pipe()
+            fds.append(their_in)
+            given = os.fdopen(own_in, "w")
         socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
-        for fd in (their_status, their_out, their_err):
+        for fd in (their_status, their_out, their_err, *fds[3:]):
             os.close(fd)
         pid = int(self._socket.recv(16))
-        return Forked(pid, status, os.fdopen(out, errors="replace"), os.fdopen(err, errors="replace"))
+        return Forked(pid, status, given, os.fdopen(out, errors="replace"), os.fdopen(err, errors="replace"))
 
     def close(self) -> None:
         self._socket.close()
@@ -175,7 +185,7 @@ def fork_for_each(requests: socket.socket) -> dict[str, Any] | None:
                     os.close(running.pop(pid))
         if requests not in readable:
             continue
-        data, fds, _, _ = socket.recv_fds(requests, 1 << 16, 3)
+        data, fds, _, _ = socket.recv_fds(requests, 1 << 16, 4)
         if not data:
             return None
         pid = os.fork()
@@ -183,15 +193,15 @@ def fork_for_each(requests: socket.socket) -> dict[str, Any] | None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.dup2(fds[1], 1)
-            os.dup2(fds[2], 2)
+            for number, fd in zip((1, 2, 0), fds[1:], strict=False):
+                os.dup2(fd, number)
             requests.close()
             for fd in (wake, waker, *fds, *running.values()):
                 os.close(fd)
             return dict(json.loads(data))
         running[pid] = fds[0]
-        os.close(fds[1])
-        os.close(fds[2])
+        for fd in fds[1:]:
+            os.close(fd)
         requests.send(str(pid).encode())
 
 

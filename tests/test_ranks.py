@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import rank_process
 from conftest import Serve, StartTrainer
+from forked import Launcher
 from rank_process import Epochs, digest
 
 import penstock
@@ -79,14 +78,8 @@ FEEDS = """
 class Rank:
     """A process that runs rank_process.py."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, rank_process.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+    def __init__(self, launcher: Launcher) -> None:
+        self.process = launcher.start(Path(rank_process.__file__).read_text(), stdin=True)
 
     def tell(self, name: str, *values: Any) -> None:
         assert self.process.stdin is not None
@@ -97,7 +90,7 @@ class Rank:
         """What it answers, or the error."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"a rank ended with {self.process.wait()}"
+        assert line, f"a rank ended with {self.process.wait()}: {self.process.stderr.read()}"
         result, error = json.loads(line)
         return result, error
 
@@ -114,8 +107,7 @@ class Rank:
         return error
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.process.close()
 
 
 class Ranks(list[Rank]):
@@ -141,12 +133,12 @@ Start = Callable[[int], Ranks]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(consumer_launcher: Launcher) -> Iterator[Start]:
     """`start(3)`: this many processes, which wait for instructions."""
     started: list[Rank] = []
 
     def more(count: int) -> Ranks:
-        ranks = Ranks(Rank() for _ in range(count))
+        ranks = Ranks(Rank(consumer_launcher) for _ in range(count))
         started.extend(ranks)
         return ranks
 
