@@ -170,7 +170,7 @@ def test_under_any_steady_load_the_number_of_hosts_settles(data: st.DataObject) 
         lanes=data.draw(st.none() | st.integers(1, 300)),
         most=10 ** data.draw(st.floats(0, 4)),
         others=data.draw(st.integers(0, 20)),
-        each_host=data.draw(st.integers(1, 32)),
+        each_host=data.draw(st.integers(1, 12)),
         bounds=(least, data.draw(st.integers(least, 12))),
         delay=data.draw(st.sampled_from([0.0, 10.0, 300.0, math.inf])),
     )

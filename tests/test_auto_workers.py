@@ -51,6 +51,8 @@ class Model:
     workers: int = 2
     now: float = 0.0
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
+    _figures: tuple[object, Figures] | None = None
+    """Of the state for which they were made last: most seconds are like the one before."""
 
     def __post_init__(self) -> None:
         self.decides = AutoWorkers(self.cpus)
@@ -63,6 +65,12 @@ class Model:
         return min(self.each * usable, self.most)
 
     def figures(self) -> Figures:
+        now = (self.each, self.demand, self.cpu, self.cpus, self.lanes, self.most, self.others, self.workers)
+        if self._figures is None or self._figures[0] != now:
+            self._figures = now, self._look()
+        return self._figures[1]
+
+    def _look(self) -> Figures:
         here = self.workers + self.others
         rate = min(self.could, self.demand)
         busy = min(1.0, rate / (self.each * here)) if rate < self.most else 1.0
