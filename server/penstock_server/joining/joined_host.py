@@ -1,15 +1,11 @@
-"""A host that has joined, as the head knows it: its workers, what they are filling, and its connection.
+"""A host that has joined, as the head knows it: its workers, and its connection.
 
-What a peer says is checked as a whole before anything changes. A host that says what no host says is dropped.
-
-A slot is written to only while a worker of the host is to fill it. The coordinator keeps a slot until whoever fills it
-has answered, or is gone. So a ticket is open from the command to fill it until the answer, or until the worker, or the
-whole host, is gone; `place` gives out memory of open tickets only.
+What a peer says is checked as a whole before anything changes. A host that says what no host says is dropped. It writes
+only into slots of open tickets (open_tickets.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import mmap
 import time
@@ -28,6 +24,7 @@ from ..coordinator import commands as do
 from ..host.arena import Memfd
 from .agreement import plan_differences
 from .host_view import HostView
+from .open_tickets import OpenTickets
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +80,6 @@ class Head(Protocol):
         """The host has sampled the stacks of its workers for a profile."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Open:
-    """What a worker is to answer for, and the memory of the slot, if it writes there."""
-
-    worker: int
-    memfd: Memfd | None
-
-
 class JoinedHost:
     """See the file's head.
 
@@ -137,11 +126,7 @@ class JoinedHost:
         """The worker that makes first samples again."""
         self._compared = 0
         self._processes = dict.fromkeys(self.workers, 0)
-        self._open: dict[tuple[int, int], _Open] = {}
-        """By ticket and run. Several runs may write rows of a merged batch."""
-        self._runs: dict[int, int] = {}
-        """The worker of each run that may still say something."""
-        self._dropped: set[int] = set()
+        self._tickets = OpenTickets()
         self._lists: set[int] = set()
 
     def name_of(self, worker: int) -> str:
@@ -151,36 +136,35 @@ class JoinedHost:
     @property
     def slots(self) -> int:
         """How many slots its workers are to fill."""
-        return sum(one.memfd is not None for one in self._open.values())
+        return self._tickets.slots
 
     # --- what workers are told ---
 
     def say(self, worker: int, message: m.Message) -> None:
         """Send a message to a worker, or to the process that will replace it."""
         if isinstance(message, m.DropRun):
-            self._dropped.add(message.run)
-            self._forget_if_over(message.run)
+            self._tickets.drop_run(message.run)
         self._say(worker, message)
 
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
         """Have a turn, or a part of it, filled into `memfd`."""
-        self._open[command.ticket, command.run] = _Open(command.worker, memfd)
+        self._tickets.open(command.worker, command.run, command.ticket, memfd)
         self._say(command.worker, wire.fill(command, 0, memfd.nbytes))
 
     def measure_rows(self, command: do.MeasureRows) -> None:
         """Have leftover rows measured."""
-        self._open[command.ticket, command.run] = _Open(command.worker, None)
+        self._tickets.open(command.worker, command.run, command.ticket, None)
         self._say(command.worker, wire.measure_rows(command))
 
     def write_rows(self, command: do.WriteRows, memfd: Memfd) -> None:
         """Have leftover rows written into `memfd`."""
-        self._open[command.ticket, command.run] = _Open(command.worker, memfd)
+        self._tickets.open(command.worker, command.run, command.ticket, memfd)
         self._say(command.worker, wire.write_rows(command, 0, memfd.nbytes))
 
     def start_run(self, command: do.StartRun, spec: Spec) -> None:
         """Have a run opened, of a feed with this spec."""
         self._show_list(command.splits)
-        self._runs[command.run] = command.worker
+        self._tickets.begin_run(command.run, command.worker)
         self._say(command.worker, wire.start_run(command, spec))
 
     def forget_list(self, splits: int) -> None:
@@ -233,8 +217,7 @@ class JoinedHost:
 
     def lost(self) -> None:
         """The connection has ended: nothing more is written for this host."""
-        self._open.clear()
-        self._runs.clear()
+        self._tickets.clear()
         self.view.lost()
 
     def _say(self, worker: int, message: m.Message) -> None:
@@ -263,11 +246,11 @@ class JoinedHost:
         payload = codec.from_host(data)
         if not isinstance(payload, m.Payload):
             raise ProtocolError(f"a {type(payload).__name__} with a second frame")
-        opened = self._opened(payload.worker, payload.run, payload.ticket)
-        if opened.memfd is None or payload.start + payload.nbytes > opened.memfd.nbytes:
+        memfd = self._tickets.slot(payload.worker, payload.run, payload.ticket)
+        if memfd is None or payload.start + payload.nbytes > memfd.nbytes:
             raise ProtocolError(f"{payload.nbytes} bytes from {payload.start} on, which are not in the slot")
         self.received += payload.nbytes
-        return opened.memfd.writable(payload.start, payload.start + payload.nbytes)
+        return memfd.writable(payload.start, payload.start + payload.nbytes)
 
     def take(self, data: bytes) -> None:
         """Take a message.
@@ -317,27 +300,20 @@ class JoinedHost:
         if worker not in self.numbers:
             raise ProtocolError(f"it speaks of worker {worker}, which is not its own")
 
-    def _opened(self, worker: int, run: int, ticket: int) -> _Open:
-        found = self._open.get((ticket, run))
-        if found is None or found.worker != worker:
-            raise ProtocolError(f"worker {worker} has nothing to say about ticket {ticket} and run {run}")
-        return found
-
     def _worker_said(self, worker: int, message: m.FromWorker) -> None:
         match message:
             case m.Made():
-                self._opened(worker, message.run, message.ticket)
+                self._tickets.check(worker, message.run, message.ticket)
                 if message.last:
-                    self._close(message.run, message.ticket)
+                    self._tickets.answered(worker, message.run, message.ticket)
                 self._head.said(worker, message)
             case m.NeedRoom() | m.RowsMeasured() | m.RowsWritten():
-                self._opened(worker, message.run, message.ticket)
-                self._close(message.run, message.ticket)
+                self._tickets.answered(worker, message.run, message.ticket)
                 self._head.said(worker, message)
             case m.RunFailed():
                 self._run_failed(worker, message)
             case m.SplitSkipped():
-                if self._runs.get(message.run) == worker:
+                if self._tickets.is_of(message.run, worker):
                     self._head.said(worker, message)
             case m.CacheUsed():
                 self._head.said(worker, message)
@@ -355,24 +331,11 @@ class JoinedHost:
                 raise ProtocolError(f"a {type(message).__name__} from a worker of another host")
 
     def _run_failed(self, worker: int, message: m.RunFailed) -> None:
-        if self._runs.get(message.run) != worker:
+        if not self._tickets.is_of(message.run, worker):
             return  # it was dropped, and nobody waits for it
-        for ticket, run in [key for key in self._open if key[1] == message.run]:
-            del self._open[ticket, run]
-        self._runs.pop(message.run)
-        self._dropped.discard(message.run)
+        self._tickets.run_failed(message.run)
         where = structs.replace(message.error, message=f"{message.error.message} (on host {self.name})"[: m.MAX_TEXT])
         self._head.said(worker, structs.replace(message, error=where))
-
-    def _close(self, run: int, ticket: int) -> None:
-        """The run has answered for the ticket."""
-        del self._open[ticket, run]
-        self._forget_if_over(run)
-
-    def _forget_if_over(self, run: int) -> None:
-        if run in self._dropped and not any(other == run for _, other in self._open):
-            self._dropped.discard(run)
-            self._runs.pop(run, None)
 
     def _ended(self, message: m.WorkerEnded) -> None:
         worker = message.worker
@@ -380,11 +343,7 @@ class JoinedHost:
             return
         self._processes[worker] += 1
         self._imported.pop(worker, None)
-        for key in [key for key, one in self._open.items() if one.worker == worker]:
-            del self._open[key]
-        for run in [run for run, of in self._runs.items() if of == worker]:
-            del self._runs[run]
-            self._dropped.discard(run)
+        self._tickets.worker_ended(worker)
         if worker in self.there:
             doing = None if message.doing is None else Activity(**structs.asdict(message.doing))
             self._head.died(worker, message.how, doing)

@@ -1,0 +1,109 @@
+"""What the workers of a host that has joined are to answer, and the slots into which they may write until then.
+
+A slot is written to only while a worker of the host is to fill it. The coordinator keeps a slot until whoever fills it
+has answered, or is gone. So a ticket is open from the command to fill it until the answer, or until the worker, or the
+whole host, is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock_proto import ProtocolError
+
+from ..host.arena import Memfd
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Open:
+    """What a worker is to answer for, and the memory of the slot, if it writes there."""
+
+    worker: int
+    memfd: Memfd | None
+
+
+class OpenTickets:
+    """See the file's head."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], _Open] = {}
+        """By ticket and run. Several runs may write rows of a merged batch."""
+        self._runs: dict[int, int] = {}
+        """The worker of each run that may still say something."""
+        self._dropped: set[int] = set()
+
+    @property
+    def slots(self) -> int:
+        """How many slots are to be filled."""
+        return sum(one.memfd is not None for one in self._open.values())
+
+    def open(self, worker: int, run: int, ticket: int, memfd: Memfd | None) -> None:
+        """The worker is to answer for a ticket in a run, and may write into `memfd` if there is one."""
+        self._open[ticket, run] = _Open(worker, memfd)
+
+    def check(self, worker: int, run: int, ticket: int) -> None:
+        """Raise ProtocolError unless the worker is to answer for this ticket in this run."""
+        self._find(worker, run, ticket)
+
+    def slot(self, worker: int, run: int, ticket: int) -> Memfd | None:
+        """Return the memory into which the worker may write in this run; None if it is to answer without any.
+
+        Raises:
+            ProtocolError: it is not to answer for this ticket.
+        """
+        return self._find(worker, run, ticket).memfd
+
+    def answered(self, worker: int, run: int, ticket: int) -> None:
+        """The worker has answered for the ticket in this run.
+
+        Raises:
+            ProtocolError: it was not to.
+        """
+        self._find(worker, run, ticket)
+        del self._open[ticket, run]
+        self._forget_if_over(run)
+
+    def begin_run(self, run: int, worker: int) -> None:
+        """The worker opens a run."""
+        self._runs[run] = worker
+
+    def is_of(self, run: int, worker: int) -> bool:
+        """Whether the worker has this run, and may still say something about it."""
+        return self._runs.get(run) == worker
+
+    def drop_run(self, run: int) -> None:
+        """The run is dropped. It still answers for its open tickets."""
+        self._dropped.add(run)
+        self._forget_if_over(run)
+
+    def run_failed(self, run: int) -> None:
+        """The run has failed, and answers for nothing more."""
+        for ticket, of in [key for key in self._open if key[1] == run]:
+            del self._open[ticket, of]
+        self._runs.pop(run)
+        self._dropped.discard(run)
+
+    def worker_ended(self, worker: int) -> None:
+        """The worker's process is gone, and its runs with it."""
+        for key in [key for key, one in self._open.items() if one.worker == worker]:
+            del self._open[key]
+        for run in [run for run, of in self._runs.items() if of == worker]:
+            del self._runs[run]
+            self._dropped.discard(run)
+
+    def clear(self) -> None:
+        """The host is gone: nothing more is written for it."""
+        self._open.clear()
+        self._runs.clear()
+        self._dropped.clear()
+
+    def _forget_if_over(self, run: int) -> None:
+        if run in self._dropped and not any(other == run for _, other in self._open):
+            self._dropped.discard(run)
+            self._runs.pop(run, None)
+
+    def _find(self, worker: int, run: int, ticket: int) -> _Open:
+        found = self._open.get((ticket, run))
+        if found is None or found.worker != worker:
+            raise ProtocolError(f"worker {worker} has nothing to say about ticket {ticket} and run {run}")
+        return found
