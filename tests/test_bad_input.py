@@ -15,6 +15,7 @@ import psutil
 import pytest
 import zmq
 from conftest import PATCHED, Daemon, DaemonLauncher, Serve
+from free_ports import free_port
 
 import penstock
 from penstock_proto import codec
@@ -253,9 +254,7 @@ def test_an_unknown_feed_is_answered_with_those_there_are(serve: Serve) -> None:
 
 
 def test_a_daemon_that_is_not_there_is_reported_with_the_address_tried() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(penstock.Unreachable, match=rf"tcp://127\.0\.0\.1:{port}"):
         penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=0.5)
 

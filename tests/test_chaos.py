@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 import pytest
 from conftest import Daemon, Serve, kill
+from free_ports import free_address
 
 FEEDS = """
     import os
@@ -147,9 +147,7 @@ def chaos(serve: Serve, folder: Path, seconds: float, least: int, trainers: list
     """Kill for `seconds` seconds and at least `least` times, and let every trainer continue afterwards. Return what was
     done, and how often."""
     chance = random.Random(seed)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
 
     def started(workers: int) -> Daemon:
         return serve(FEEDS, "mixed", "plain", bind=address, workers=workers, env={"SLOW": "0.0005"})

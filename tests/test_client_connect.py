@@ -12,6 +12,7 @@ import fake_daemon
 import numpy as np
 import pytest
 from clock import Clock
+from free_ports import free_port
 
 import penstock
 from penstock import _tcp_connection
@@ -19,13 +20,6 @@ from penstock_proto import DictSpec, Leaf
 from penstock_proto.codec import encode
 from penstock_proto.inferring import infer
 from penstock_proto.messages import ErrorReport, Failed
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_connection_says_what_the_feed_is() -> None:

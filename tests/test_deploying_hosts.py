@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from free_ports import free_port
 
 import penstock
 
@@ -39,11 +39,6 @@ HEAD, HOSTS = (OBJECTS[kind]["spec"]["template"]["spec"] for kind in ("StatefulS
 def container(pod: dict[str, Any]) -> dict[str, Any]:
     (found,) = pod["containers"]
     return dict(found)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def penstock_command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 
 import penstock
 
@@ -187,8 +188,7 @@ def test_a_wrong_url_raises_what_the_page_quotes() -> None:
     with pytest.raises(penstock.StartError) as raised:
         penstock.connect("tcp://127.0.0.1:5555")
     assert_quoted(quoted("A wrong feed name in the URL", 1), f"{raised.type.__name__}: {raised.value}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(penstock.Unreachable) as unreached:
         penstock.connect(f"tcp://127.0.0.1:{port}/train", timeout=0.5)
     assert_quoted(quoted("No daemon").replace("5555", str(port)), f"{unreached.type.__name__}: {unreached.value}")

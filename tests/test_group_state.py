@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import Serve
+from free_ports import free_address
 from msgspec.structs import replace
 from simulation import SimFeed, World
 
@@ -45,12 +45,6 @@ FEED = """
 
 def samples(epoch: int) -> Counter[int]:
     return Counter(1000 * (10 * epoch + split) + i for split in range(8) for i in range(100))
-
-
-def an_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
 class Consumer(threading.Thread):
@@ -90,7 +84,7 @@ def until(consumers: list[Consumer], batches: int) -> None:
 def test_each_batch_is_handed_over_once_though_the_daemon_is_killed_again_and_again(
     serve: Serve, tmp_path: Path
 ) -> None:
-    options = {"bind": an_address(), "state": tmp_path / "state"}
+    options = {"bind": free_address(), "state": tmp_path / "state"}
     daemon = serve(FEED, **options)
     consumers = [Consumer(daemon.url, transport, epochs=3) for transport in ("local", "local", "tcp")]
     for batches in (20, 45, 80):  # of 115 in an epoch
@@ -109,7 +103,7 @@ def test_each_batch_is_handed_over_once_though_the_daemon_is_killed_again_and_ag
 
 
 def test_another_feed_is_refused_and_both_are_named(serve: Serve, tmp_path: Path) -> None:
-    options = {"bind": an_address(), "state": tmp_path / "state"}
+    options = {"bind": free_address(), "state": tmp_path / "state"}
     daemon = serve(FEED, **options)
     consumer = Consumer(daemon.url, "local", epochs=1)
     until([consumer], 5)
@@ -128,7 +122,7 @@ def test_without_a_state_file_the_error_tells_of_it() -> None:
 
 
 def test_without_a_state_file_the_consumers_of_a_killed_daemon_fail_at_once(serve: Serve) -> None:
-    bind = an_address()
+    bind = free_address()
     daemon = serve(FEED, bind=bind)
     consumers = [Consumer(daemon.url, transport, epochs=1) for transport in ("local", "tcp")]
     until(consumers, 5)

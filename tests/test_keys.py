@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import Daemon, Serve
 from fault_proxy import FaultProxy
+from free_ports import free_address
 
 import penstock
 from penstock import _tcp_transport
@@ -445,13 +446,8 @@ def test_who_may_not_connect_is_told_so_at_once(serve: Serve, folder: Path, tmp_
                 ask()
             assert time.monotonic() - began < 20  # long before the timeout
         until(lambda daemon=daemon, logged=logged: bool(re.search(logged, daemon.stderr())))
-    with (
-        pytest.raises(penstock.Unreachable, match="no daemon listens at"),
-        socket.create_server(("127.0.0.1", 0)) as free,
-    ):
-        port = free.getsockname()[1]
-        free.close()
-        penstock.connect(f"tcp://127.0.0.1:{port}/feed", keys=alice, timeout=0.5)
+    with pytest.raises(penstock.Unreachable, match="no daemon listens at"):
+        penstock.connect(f"{free_address()}/feed", keys=alice, timeout=0.5)
     with penstock.connect(keyed.url, keys=alice) as connection:  # on one host, with keys: shared memory
         assert connection.stats()["transport"] == "local"
         assert digest(connection) == digest(connection)

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import textwrap
@@ -26,6 +25,7 @@ from typing import Any, Protocol
 import pytest
 from conftest import Daemon, LayNetwork, stop_all
 from fault_proxy import DOWN, UP, FaultProxy
+from free_ports import free_port
 from namespaces import Network
 
 import penstock
@@ -167,9 +167,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_first_connection_that_breaks_while_the_daemon_is_starting_is_made_anew(start: Start, tmp_path: Path) -> None:
     (tmp_path / "import").touch()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     daemon = start("feed", at=f"127.0.0.1:{port}")
     with FaultProxy(port) as proxy:
 

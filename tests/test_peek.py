@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from conftest import Daemon, Serve
+from free_ports import free_port
 
 import penstock
 from penstock_command import main
@@ -729,8 +729,7 @@ def test_a_mistake_is_named(words: str, message: str, tmp_path: Path, monkeypatc
 
 
 def test_a_url_where_nobody_listens_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     found = peek(f"tcp://127.0.0.1:{port}/train")
     assert found.exit_code == 1
     assert f"no daemon answered at tcp://127.0.0.1:{port} within 5 s: is it running?" in found.output

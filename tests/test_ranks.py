@@ -23,6 +23,7 @@ import pytest
 import rank_process
 from conftest import Serve, StartTrainer
 from forked import Launcher
+from free_ports import free_address, free_port
 from rank_process import Epochs, digest
 
 import penstock
@@ -160,12 +161,6 @@ def dealt(stream: Epochs, ranks: int) -> list[Epochs]:
 
 def flat(epochs: Epochs) -> list[str]:
     return list(itertools.chain(*epochs))
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 # --- one stream ---
@@ -622,9 +617,7 @@ def test_trainers_under_multi_worker_mirrored_strategy_train_in_step_as_one_woul
 ) -> None:
     daemon = serve(FEEDS, "plain", "counted", "shaped", workers=2)  # of unknown length, of known, of a fixed shape
     urls = [daemon.urls[name] for name in ("plain", "counted", "shaped")]
-    with contextlib.ExitStack() as ports:
-        probes = [ports.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        workers = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    workers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}} for index in range(2)]
     trainers = [start_trainer(TRAINING, *urls, env={"TF_CONFIG": json.dumps(task)}) for task in tasks]
     outs = [trainer.communicate(timeout=100) for trainer in trainers]

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Daemon, Serve, kill
+from free_ports import free_address
 
 import penstock
 from penstock_server import control
@@ -803,12 +803,6 @@ def test_other_splits_are_refused_within_the_first_slab_of_an_epoch_too(serve: S
 
 
 # --- the daemon ---
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 @GROUPS

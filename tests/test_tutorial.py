@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import tomllib
 from pathlib import Path
 
 from conftest import Daemon, StartTrainer, command, stop_all
 from forked import Forked
+from free_ports import free_port
 from pages import DOCS, ROOT, commands, write_files
 
 RUN = """
@@ -40,19 +40,14 @@ for script in sys.argv[2:]:
 FEWER = {"steps_per_epoch=100": "steps_per_epoch=20", "epochs=20": "epochs=3", "every=20": "every=5"}
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return str(found.getsockname()[1])
-
-
 def wait_for(path: Path, trainer: Forked) -> None:
     while not path.exists():
         assert trainer.poll() is None, trainer.communicate(60)
 
 
 def test_the_tutorial_runs_as_it_is_written(tmp_path: Path, start_trainer: StartTrainer) -> None:
-    port = free_port()
-    page = (DOCS / "tutorial.md").read_text().replace("5555", port).replace("8090", free_port())
+    port = str(free_port())
+    page = (DOCS / "tutorial.md").read_text().replace("5555", port).replace("8090", str(free_port()))
     write_files(page, tmp_path)
     train = tmp_path / "train.py"
     for many, few in FEWER.items():
