@@ -27,7 +27,7 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from conftest import Daemon, Serve
+from conftest import Daemon, DaemonLauncher, Serve
 
 import penstock
 from penstock._consumer_state import ConsumerState
@@ -56,7 +56,7 @@ FEEDS = """
         for i in range(100):
             yield rng.integers(0, 256, 1 << 14, "uint8"), np.int64(100 * split + i)
 
-    victim = Feed(rows, splits=range(8), batch_size=4, shuffle=40, turn=2, seed=5)
+    victim = Feed(rows, splits=range(4), batch_size=4, shuffle=40, turn=2, seed=5)
     feed = Feed(rows, splits=range(8), batch_size=4, turn=2, seed=6)
     wide = Feed(rows, splits=range(256), batch_size=4, turn=2, lanes=256, seed=7)
 """
@@ -463,13 +463,14 @@ cli.main(prog_name="penstock")
 
 
 @pytest.fixture
-def faulty(tmp_path: Path) -> Iterator[Callable[[str], Daemon]]:
+def faulty(tmp_path: Path, daemon_launchers: list[DaemonLauncher]) -> Iterator[Callable[[str], Daemon]]:
     daemons: list[Daemon] = []
 
     def start(fault: str) -> Daemon:
         (tmp_path / "feeds.py").write_text(textwrap.dedent(FEEDS))
-        command = [sys.executable, "-c", FAULTY, fault, "serve", "feeds.py:victim", "feeds.py:feed", "--workers", "2"]
-        daemon = Daemon([*command, "--bind", "tcp://127.0.0.1:0"], tmp_path, tmp_path / "log", dict(os.environ))
+        command = [FAULTY, fault, "serve", "feeds.py:victim", "feeds.py:feed", "--workers", "2"]
+        command += ["--bind", "tcp://127.0.0.1:0"]
+        daemon = Daemon(command, tmp_path, tmp_path / "log", {**os.environ}, launcher=daemon_launchers[0])
         daemons.append(daemon)
         daemon.wait_ready(2)
         return daemon
