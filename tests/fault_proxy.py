@@ -91,15 +91,14 @@ class FaultProxy:
     def cut(self, refusing: float = 0.0) -> None:
         """Break all connections, with a reset on both sides, and refuse new ones for a while."""
 
-        def cut() -> None:
+        async def cut() -> None:
             for pipe in self._pipes:
                 _reset(pipe.writer)
             if refusing and self._server is not None:
-                self._server.close()
-                self._server = None
+                await self._stop_listening()
                 self._mends.append(self._loop.call_later(refusing, self._listen_again))
 
-        self._call(cut)
+        self._run(cut())
 
     def mend(self) -> None:
         """End all faults but `freeze`."""
@@ -151,6 +150,18 @@ class FaultProxy:
             listener.bind(("127.0.0.1", self.port))
             self._server = await asyncio.start_server(self._accepted, sock=listener, limit=4 * PIECE)
 
+    async def _stop_listening(self) -> None:
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        for listener in server.sockets:
+            self._loop.remove_reader(listener.fileno())
+        # Connections that were just accepted take some turns of the loop to get to _accepted. A server that is closed
+        # before forgets them, and they stay open.
+        for _ in range(10):
+            await asyncio.sleep(0)
+        server.close()
+
     def _listen_again(self) -> None:
         self._spawn(self._listen())
 
@@ -162,8 +173,7 @@ class FaultProxy:
     async def _close(self) -> None:
         for handle in self._mends:
             handle.cancel()
-        if self._server is not None:
-            self._server.close()
+        await self._stop_listening()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

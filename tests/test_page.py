@@ -129,7 +129,7 @@ def test_text_of_user_code_is_shown_as_text(serve: Serve, page: Page) -> None:
     page.said.clear()
     page.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>'), 0")
     policy = "Content Security Policy"  # the second line of defence: it forbids the script
-    wait_until(lambda: page.run("0") == 0 and policy in "".join(page.said), said=lambda: str(page.said))
+    wait_until(lambda: page.run("0") == 0 and policy in "".join(page.said))
     assert page.run("typeof window.hacked") == "undefined"
 
 
