@@ -199,16 +199,24 @@ def test_fuzz_every_port_while_trainers_read(
     seconds, seed = request.config.getoption("--fuzz-seconds"), request.config.getoption("--fuzz-seed")
     keygen.generate(tmp_path / "keys", ["trainer", "eve"])
     key = tmp_path / "keys" / "clients" / "trainer"
-    plain = Watched(serve(FEEDS, "trainers", "attacked", http=0, memory="400M"), None)
-    locked = Watched(serve(FEEDS, "trainers", "attacked", http=0, memory="400M", keys=tmp_path / "keys"), key)
-    both = (plain, locked)
-    with ExitStack() as stack:
-        idle = [watched.idle_cpu(3) for watched in both]
+
+    def pair() -> tuple[Watched, Watched]:
+        plain = serve(FEEDS, "trainers", "attacked", http=0, memory="400M")
+        return Watched(plain, None), Watched(
+            serve(FEEDS, "trainers", "attacked", http=0, memory="400M", keys=tmp_path / "keys"), key
+        )
+
+    def train(both: Sequence[Watched]) -> list[Trainer]:
         trainers = [Trainer(watched.daemon, how, watched.keys) for watched in both for how in ("tcp", "local")]
         for trainer in trainers:
             stack.callback(trainer.kill)
+        return trainers
+
+    both = pair()
+    with ExitStack() as stack:
+        idle = [watched.idle_cpu(3) for watched in both]
+        trainers = train(both)
         before = [watched.holds() for watched in both]
-        quiet = batch_ms(both, 15)
 
         ends = [stack.enter_context(fuzzer(watched, seed)) for watched in both]
         samples: list[list[dict[str, float]]] = [[], []]
@@ -219,15 +227,19 @@ def test_fuzz_every_port_while_trainers_read(
                 assert watched.daemon.process.poll() is None, watched.daemon.stderr()
                 info = watched.process.memory_full_info()
                 taken.append({"MiB": info.uss / MIB, "fds": watched.fds(), "CPU s": watched.cpu()})
+        fresh = pair()  # a machine's speed varies; that of daemons which nobody has attacked varies with it
+        others = train(fresh)
         attacks = [end() for end in ends]
-        at_once = batch_ms(both, 15)
+        at_once = batch_ms([*both, *fresh], 15)
 
         after = [settled(watched, one) for watched, one in zip(both, before, strict=True)]
-        again = batch_ms(both, 15)
+        later = batch_ms([*both, *fresh], 15)
+        for trainer in others:
+            trainer.epochs()
         epochs = [trainer.epochs() for trainer in trainers]
         idle_again = [watched.idle_cpu(3) for watched in both]
 
-    quiet_epochs = digests(plain.daemon, max(map(len, epochs)))
+    quiet_epochs = digests(both[0].daemon, max(map(len, epochs)))
     with capsys.disabled():
         print(f"\n{seconds:g} s, seed {seed}")
         for trainer, read in zip(trainers, epochs, strict=True):
@@ -237,14 +249,13 @@ def test_fuzz_every_port_while_trainers_read(
             print(f"    attacks: {attacks[number]['made']}")
             for name, was in before[number].items():
                 print(f"    {name}: {was:.4g} before, {after[number][name]:.4g} after")
-            print(
-                f"    daemon's CPU for a batch: {quiet[number]:.2f} ms before, {at_once[number]:.2f} ms right after, "
-                f"{again[number]:.2f} ms later"
-            )
+            for when, found in (("right after", at_once), ("later", later)):
+                figures = f"{found[number]:.3f} ms, and {found[2 + number]:.3f} ms of one that was not attacked"
+                print(f"    daemon's CPU for a batch {when}: {figures}")
             print(f"    and while nobody reads: {idle[number]:.3f} of a core before, {idle_again[number]:.3f} after")
             for name in ("MiB", "fds"):
-                found = [sample[name] for sample in samples[number]]
-                print(f"    {name} meanwhile: {' '.join(f'{one:.0f}' for one in found[:: max(1, len(found) // 12)])}")
+                taken = [sample[name] for sample in samples[number]]
+                print(f"    {name} meanwhile: {' '.join(f'{one:.0f}' for one in taken[:: max(1, len(taken) // 12)])}")
             used = samples[number][-1]["CPU s"] - samples[number][0]["CPU s"]
             print(f"    CPU meanwhile: {used / (5 * max(1, len(samples[number]) - 1)):.2f} of a core")
             print(f"    log: {len(watched.daemon.stderr().splitlines())} lines")
@@ -254,8 +265,8 @@ def test_fuzz_every_port_while_trainers_read(
         assert read == quiet_epochs[: len(read)]
     for number, watched in enumerate(both):
         assert all(attacks[number]["made"].values()), attacks
-        assert at_once[number] < 2 * quiet[number] + 0.5, "the attacks are over, and their connections gone"
-        assert again[number] < 2 * quiet[number] + 0.5
+        assert at_once[number] < 1.5 * at_once[2 + number] + 0.2, "the attacks are over, and their connections gone"
+        assert later[number] < 1.5 * later[2 + number] + 0.1
         assert idle_again[number] < idle[number] + 0.05
         memory = [sample["MiB"] for sample in samples[number]]
         quarter = max(1, len(memory) // 4)
