@@ -1,8 +1,7 @@
 """What the workers of a host that has joined are to answer, and the slots into which they may write until then.
 
-A slot is written to only while a worker of the host is to fill it. The coordinator keeps a slot until whoever fills it
-has answered, or is gone. So a ticket is open from the command to fill it until the answer, or until the worker, or the
-whole host, is gone.
+A ticket is open from the command to fill a slot until the worker has answered, or until the worker or its host is gone.
+While it is open, the host may write into the slot, and the coordinator does not use the slot for anything else.
 """
 
 from __future__ import annotations

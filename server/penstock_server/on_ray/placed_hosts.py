@@ -20,7 +20,7 @@ from .host import RayHost
 from .orders import Ended, HeadAt, Plan
 
 SOON = 3.0
-"""Seconds of waiting before the log says what is missing."""
+"""After so many seconds without a node the log says what is missing."""
 AGAIN = 60.0
 """Seconds between two words about that, unless it changes."""
 LONGEST_PAUSE = 60.0

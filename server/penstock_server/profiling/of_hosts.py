@@ -61,7 +61,7 @@ class OfHosts:
         return [self._records[key] for key in sorted(self._records)]
 
     def read(self) -> None:
-        """Take what has come."""
+        """Read the messages that have arrived."""
         while self._connection is not None:
             try:
                 data, fd = seqpacket.receive(self._connection)
