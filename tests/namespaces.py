@@ -60,6 +60,10 @@ class Machine:
         """Mend its cable."""
         _run("ip", "-n", self._bridge, "link", "set", self._port, "up")
 
+    def block(self, other: Machine) -> None:
+        """Let nothing pass from here to another machine, whose answers do not come back then either."""
+        _run("ip", "-n", self._namespace, "route", "add", "blackhole", f"{other.address}/32")
+
     def pids(self) -> list[int]:
         """Return the processes that run within it."""
         return [int(pid) for pid in _run("ip", "netns", "pids", self.within[-1]).split()]

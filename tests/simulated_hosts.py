@@ -2,6 +2,9 @@
 
 All that a host says comes over one connection. When it ends, what had arrived by then is still read, and the rest is
 lost with the host. Between the end and the news of it the daemon goes on giving work to the host's workers.
+
+The bytes of what a host has made may stay there, if the coordinator allows it. Consumers over the network fetch them,
+or the daemon does, at any time. When the host is lost they are lost with it, and made again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from penstock_server.coordinator import events as on
 from penstock_server.coordinator.workers import REMOTE
 
 if TYPE_CHECKING:
-    from simulation import World
+    from simulation import Fill, Slot, World
 
 
 @dataclass(eq=False)
@@ -34,14 +37,25 @@ class Hosts:
         self.there: list[Host] = []
         self._world = world
         self._next = REMOTE
+        self._eager = world.random.random() < 0.3
+        """Whether hosts send what they keep before anybody waits for it."""
 
     def choices(self) -> Iterator[tuple[object, Callable[[], object]]]:
         """The steps that are possible now."""
         for host in self.there:
             if host.lost:
                 yield (id(host), "is lost"), partial(self._news, host)
-            elif host.leaving:
-                yield (id(host), "ends"), partial(self._end, host)
+            else:
+                if host.leaving and not self._keeps(host):
+                    yield (id(host), "ends"), partial(self._end, host)
+                if self._eager and self._keeps(host):
+                    yield (id(host), "sends"), partial(self._send, host)
+
+    def late_choices(self) -> Iterator[tuple[object, Callable[[], object]]]:
+        """The steps that are possible when nothing else can happen."""
+        for host in self.there:
+            if not host.lost and self._keeps(host):
+                yield (id(host), "sends"), partial(self._send, host)
 
     def join(self) -> None:
         """A host joins, with one to three workers. Their numbers were never used before."""
@@ -73,6 +87,22 @@ class Hosts:
         """Whether the worker's host is lost."""
         return any(host.lost and worker in host.workers for host in self.there)
 
+    def keep(self, worker: int, fill: Fill, places: range) -> None:
+        """The worker's host has said that it keeps these batches of a turn."""
+        host = next((host for host in self.there if worker in host.workers), None)
+        slot = fill.slot
+        if host is not None and slot.ticket == fill.ticket and slot.stays:
+            slot.kept.update((fill.base + place, host) for place in places)
+
+    def _keeps(self, host: Host) -> list[Slot]:
+        return [slot for slot in self._world.arena.used.values() if host in slot.kept.values()]
+
+    def _send(self, host: Host) -> None:
+        """The host sends what it keeps of a slot to the daemon."""
+        slot = self._world.random.choice(self._keeps(host))
+        slot.kept = {place: at for place, at in slot.kept.items() if at is not host}
+        slot.stays = False
+
     def _some(self, hosts: list[Host]) -> list[Host]:
         if hosts and self._world.random.random() < 0.7:
             return [self._world.random.choice(hosts)]
@@ -92,4 +122,9 @@ class Hosts:
         self.there.remove(host)
         for number in host.workers:
             self._world.workers.pop(number, None)
+        lost = self._keeps(host)
+        for slot in lost:
+            slot.lose(host)
         self._world.handle(on.WorkersLost(host.workers, "is lost"))
+        if lost:
+            self._world.handle(on.BytesLost(tuple(slot.ticket for slot in lost)))

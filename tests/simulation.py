@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace as replace_struct
 from reference import batches_of_index, batches_of_lanes, batches_of_pools
 from simulated_attacker import Attacker
-from simulated_hosts import Hosts
+from simulated_hosts import Host, Hosts
 
 from penstock._progress import EpochCheck, Progress
 from penstock_proto import (
@@ -248,6 +248,14 @@ class Slot:
     ticket: int = -1
     content: dict[int, list[Sample | None]] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
+    kept: dict[int, Host] = field(default_factory=dict)
+    """The batches whose bytes are at another host."""
+    stays: bool = True
+    """Whether hosts may keep batches of it: not after they have sent some."""
+    unreadable: bool = False
+    """Some of it was lost, and is not made again."""
+    lost: dict[int, Batch] = field(default_factory=dict)
+    """The batches that were lost there, as they were."""
     copying: int = 0
     fillers: set[tuple[Worker, int]] = field(default_factory=set)
     readers: set[tuple[Consumer, int]] = field(default_factory=set)
@@ -258,7 +266,9 @@ class Slot:
         """Write samples to the rows of a batch from `row` on, for a ticket. Rows that a dead worker had not reported
         are written again, with the same samples, unless the feed `skips` samples that raised only for that worker."""
         hold(self.ticket == ticket, f"ticket {ticket} writes into a slot that ticket {self.ticket} has now")
-        hold(position not in self.sent, f"batch {position} of ticket {ticket} is written after it was sent")
+        again = position in self.lost
+        hold(again or position not in self.sent, f"batch {position} of ticket {ticket} is written after it was sent")
+        hold(not again or self.lost[position] == samples, f"batch {position} of ticket {ticket} is another one now")
         if skips:
             self.content.pop(position, None)
         batch = self.content.setdefault(position, [None] * (rows or len(samples)))
@@ -266,8 +276,19 @@ class Slot:
             hold(batch[number] in (None, sample), f"row {number} of batch {position} of ticket {ticket} changes")
             batch[number] = sample
 
+    def has(self, position: int) -> bool:
+        """Whether the bytes of this batch are here."""
+        return position not in self.kept and position not in self.lost
+
+    def lose(self, host: Host) -> None:
+        """A host is gone, and what it kept."""
+        for position in [position for position, at in self.kept.items() if at is host]:
+            del self.kept[position]
+            self.lost[position] = self.read(self.ticket, position)
+            del self.content[position]
+
     def read(self, ticket: int, position: int) -> Batch:
-        """Write a whole batch, for a ticket."""
+        """Read a whole batch, for a ticket."""
         hold(self.ticket == ticket, f"ticket {ticket} is read from a slot that ticket {self.ticket} has now")
         batch = tuple(sample for sample in self.content[position] if sample is not None)
         hold(len(batch) == len(self.content[position]), f"a batch of ticket {ticket} is read before it is whole")
@@ -319,7 +340,8 @@ class Arena:
         hold(not filling, f"the slot of ticket {ticket} is freed while worker {filling} fills it")
         hold(not slot.copying, f"the slot of ticket {ticket} is freed while it is copied")
         slot.ticket = -1
-        slot.content, slot.sent, slot.fillers = {}, set(), set()
+        slot.content, slot.sent, slot.fillers, slot.kept, slot.stays, slot.lost = {}, set(), set(), {}, True, {}
+        slot.unreadable = False
         self._free.append(slot)
 
 
@@ -385,6 +407,7 @@ class Fill:
     batches: int
     slot: Slot
     base: int
+    stays: bool = False
     made: int = 0
     waits: bool = False
 
@@ -593,12 +616,22 @@ class Worker:
             self._close(fill)
         full = fill.made == fill.batches  # then the end of the turn is never told by itself
         if parts and (not last or (self._world.random.random() < 0.3 and not full)):
-            self._answer(replace_struct(made, border=self._border()))
+            self._reported(fill, replace_struct(made, border=self._border()))
             made = replace_struct(made, first=0, batches=0, rows=0, shapes=())
         if last:
             ended, leftover = run.ended, len(run.leftover)
             made = replace_struct(made, last=True, ended=ended, leftover=leftover, border=self._border())
-            self._answer(made)
+            self._reported(fill, made)
+
+    def _reported(self, fill: Fill, made: m.Made) -> None:
+        """Report batches. Their bytes may stay at the worker's host."""
+
+        def arrive() -> None:
+            if fill.stays:
+                self._world.hosts.keep(self.number, fill, range(made.first, made.first + made.batches))
+            self._world.handle(made)
+
+        self.answers.append(arrive)
 
     def _border(self) -> bool:
         return self._world.random.random() < 0.3
@@ -631,9 +664,17 @@ class Slab:
     batches: dict[int, Batch]
     message: m.Slab
     before: tuple[m.LaneEnded | m.PoolBegun | m.SentElsewhere, ...] = ()
+    fetched: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the consumer has its bytes, or they are in the slot."""
+        return self.fetched or (not self.slot.unreadable and all(map(self.slot.has, self.batches)))
 
     def verify(self) -> None:
         """Check that the bytes are still those that were sent."""
+        if self.fetched:
+            return
         for position, batch in self.batches.items():
             hold(self.slot.read(self.ticket, position) == batch, f"slab {self.seq} changed under its reader")
 
@@ -734,8 +775,10 @@ class Consumer:
         leaving = self._leave_after is not None and self._handed_here >= self._leave_after
         if self._epoch is not None and leaving:
             options.append(self._leave)
-        elif self._epoch is not None and self._queue:
+        elif self._epoch is not None and self._queue and self._queue[0].is_there:
             options.append(self._hand)
+        if not self._local and self._unfetched:
+            options.append(self._fetch)
         if self._handed > self._handed_said or self._released or self._ends > self._ends_said:
             options.append(self._acknowledge)
         if self._aliased and (not self._hoards or self.closed):
@@ -918,6 +961,15 @@ class Consumer:
         else:
             self._let_go(slab)
         self._finish()
+
+    @property
+    def _unfetched(self) -> list[Slab]:
+        return [slab for slab in self._queue if any(not at.lost for at in map(slab.slot.kept.get, slab.batches) if at)]
+
+    def _fetch(self) -> None:
+        """Fetch a slab from the host that keeps it. What it does not keep the daemon sends."""
+        slab = self._world.random.choice(self._unfetched)
+        slab.fetched = not any(position in slab.slot.lost for position in slab.batches)
 
     def _release(self) -> None:
         slab = self._aliased.pop(self._world.random.randrange(len(self._aliased)))
@@ -1252,7 +1304,8 @@ class World:
         if len(self.coordinator.timers.times) > self.coordinator.look_around.due:  # that it does again and again
             yield "clock", self._tick
         for copy in self._copies:
-            yield "copies", partial(self._copy, copy)
+            if self.arena.used[copy.source].has(copy.first):
+                yield "copies", partial(self._copy, copy)
         if any(not consumer.gone for consumer in self.consumers.values()):
             for fault, left in self._faults.items():
                 if left and self.steps >= self._due[fault]:
@@ -1280,6 +1333,7 @@ class World:
     def _late_choices(self) -> Iterator[tuple[object, Event]]:
         """Let a host join if there is no worker that makes batches, or let the daemon give up consumers that died with
         the last one. Used when nothing else can happen."""
+        yield from self.hosts.late_choices()
         there = any(not consumer.gone for consumer in self.consumers.values())
         if there and self.coordinator.workers.available == [VACANT]:
             yield "join", self.hosts.join
@@ -1490,8 +1544,19 @@ class World:
     def _do_Fill(self, command: do.Fill) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
         slot.fillers.add((worker, command.run))
-        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, command.first)
+        hold(not command.may_stay or command.worker >= REMOTE, "what an own worker makes cannot stay elsewhere")
+        stays = command.may_stay and self.random.random() < 0.7
+        fill = Fill(command.ticket, command.run, command.index, command.batches, slot, command.first, stays)
         self._tell(command.worker, lambda fill, _: worker.fill(fill), fill, command)
+
+    def _do_Remade(self, command: do.Remade) -> None:
+        slot = self.arena.used[command.ticket]
+        for position, batch in slot.lost.items():
+            if command.whole:
+                hold(slot.read(command.ticket, position) == batch, f"batch {position} was not made again")
+            slot.content[position] = list(batch)  # if it is not made again, nobody reads it, and it may be copied
+        slot.lost.clear()
+        slot.unreadable = not command.whole
 
     def _do_WriteRows(self, command: do.WriteRows | do.MeasureRows) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
@@ -1565,7 +1630,8 @@ class World:
             return  # the slot belongs to another stream by now
         stream, feed = consumer.stream, self.feeds[consumer.stream.feed.name]
         first = command.first
-        batches = {first + k: slot.read(command.ticket, first + k) for k in range(command.batches)}
+        places = range(first, first + command.batches)
+        batches = {place: slot.lost.get(place) or slot.read(command.ticket, place) for place in places}
         hold(command.rows == sum(map(feed.rows, batches.values())), "a slab says a wrong number of rows")
         nbytes = feed.nbytes(batches[first], command.batches)
         hold(command.nbytes == nbytes, "a slab says a wrong number of bytes")

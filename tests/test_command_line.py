@@ -148,6 +148,7 @@ def test_a_variable_sets_what_its_option_sets(name: str, tmp_path: Path) -> None
         "NAME=DATASET": ["image=images", "label=labels"],
         "MODULE:FUNCTION": ["a.py:f", "b.py:g"],
         "[HOST:]PORT": ["0.0.0.0:8090"],
+        "PORT": ["5556"],
         "HOST[:PORT]": ["loader.lan:5"],
         "START:STOP": ["3:9"],
         "tcp://HOST:PORT": ["tcp://0.0.0.0:1"],

@@ -213,7 +213,7 @@ def test_hosts_are_killed_stopped_and_cut_off_and_the_head_restarts_under_one_st
 
     statuses = cluster.status_of_hosts()
     assert {name: status["state"] for name, status in statuses.items()} == dict.fromkeys("abc", "working")
-    assert all(status["received_bytes"] for status in statuses.values())
+    assert all(status["received_bytes"] and status["fetched_bytes"] for status in statuses.values())
     cluster.head.stop(signal.SIGKILL)
     cluster.serve(*feeds, workers=1)
     cluster.wait_for(" works: ", times=3)
@@ -268,3 +268,28 @@ def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_han
     for host in (last, new):
         assert host.wait_ended(30) == 0, host.log()
         cluster.wait_for(f"host {host.name} has left")
+
+
+def test_a_host_that_only_one_trainer_cannot_reach_sends_it_everything_through_the_head(
+    cluster: Callable[..., Cluster], alone: Callable[..., list[str]]
+) -> None:
+    cluster = cluster()
+    cluster.serve("table", "words", workers=0)
+    hosts = [cluster.join("a"), cluster.join("b")]
+    cluster.wait_for(" works: ", times=2)
+    cluster.network["c"].block(cluster.network["a"])  # from the beginning
+    readers = {"table": cluster.read("table", "c"), "words": cluster.read("words", "trainer")}
+    for reader in readers.values():
+        reader.wait_for(30)
+    fetched = {name: status["fetched_bytes"] for name, status in cluster.status_of_hosts().items()}
+    assert all(fetched.values())
+
+    cluster.network["trainer"].block(cluster.network["b"])  # in the middle
+    for reader in readers.values():
+        reader.wait_for(30)
+    for feed, reader in readers.items():
+        found = reader.stop()
+        assert chain(found) == chain(alone(feed, len(found))), feed
+        assert reader.stats == {"transport": "tcp", "reconnects": 0}, feed
+    for host in hosts:
+        assert "please report" not in host.log()

@@ -14,6 +14,7 @@ from penstock_proto import messages as m
 from penstock_server.coordinator import commands as do
 from penstock_server.host.arena import Memfd
 from penstock_server.joining.joined_host import JoinedHost
+from penstock_server.joining.kept import KeptBatches
 from penstock_server.status import of_workers_of
 
 FIRST = 1_000_000
@@ -65,6 +66,8 @@ class Head:
         self.plans = (PLAN,)
         self.first_samples = {"feed": do.Compare(-1, 0, "feed", 0, 0, b"12345678")}
         self.heard: list[Any] = []
+        self.kept = KeptBatches()
+        self.keeping = False
         self.list_fd = os.memfd_create("list")
         os.write(self.list_fd, b"a list of splits")
 
@@ -83,6 +86,9 @@ class Head:
     def given_up(self, worker: int, how: str) -> None:
         self.heard.append((worker, "given up"))
 
+    def keeps(self, host: JoinedHost, ticket: int) -> bool:
+        return self.keeping
+
     def leaves(self, host: JoinedHost) -> None:
         self.heard.append("leaves")
 
@@ -94,7 +100,7 @@ class World:
         self.network, self.head = Network(), Head()
         join = m.Join(m.VERSION, "b", bytes(16), 2, 1 << 20, "1", "3.11", "2", ())
         self.host = JoinedHost(
-            join, name="b", address="b:1", numbers=range(FIRST, FIRST + 2), channel=self.network, head=self.head
+            join, 1, name="b", address="b:1", numbers=range(FIRST, FIRST + 2), channel=self.network, head=self.head
         )
         fd = os.memfd_create("slot")
         os.ftruncate(fd, 4096)

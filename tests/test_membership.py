@@ -111,8 +111,8 @@ class World:
         for fd in self.workers.fds.values():
             os.close(fd)
 
-    async def say(self, worker: int, message: m.Message, process: int = 0) -> None:
-        self.membership.take(m.Say(FIRST + worker, process, codec.encode(message)))
+    async def say(self, worker: int, message: m.Message, process: int = 0, keep: bool = False) -> None:
+        self.membership.take(m.Say(FIRST + worker, process, codec.encode(message), keep))
         await settle()
 
     def says(self, worker: int, message: m.FromWorker) -> None:
@@ -121,8 +121,10 @@ class World:
     async def start(self, worker: int = 0, run: int = 5, splits: int = 0) -> None:
         await self.say(worker, m.StartRun(run, "feed", 0, 0, splits, spec=SPEC))
 
-    async def fill(self, worker: int = 0, run: int = 5, ticket: int = 7, first: int = 0, process: int = 0) -> None:
-        await self.say(worker, m.Fill(run, ticket, 0, 2 - first, 0, SLOT, first), process)
+    async def fill(
+        self, worker: int = 0, run: int = 5, ticket: int = 7, first: int = 0, process: int = 0, keep: bool = False
+    ) -> None:
+        await self.say(worker, m.Fill(run, ticket, 0, 2 - first, 0, SLOT, first), process, keep)
 
     def told(self, worker: int, kind: type) -> list[Any]:
         return [message for message in self.workers.told[worker] if type(message) is kind]

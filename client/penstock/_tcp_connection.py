@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock_proto import VERSION, ConnectionLost, KeyRefused, ProtocolError, Unreachable
-from penstock_proto.codec import MAX_MESSAGE, encode, from_server
+from penstock_proto.codec import encode, from_server
 from penstock_proto.keys import ClientKeys, needs_key
 from penstock_proto.messages import ClientMessage, Failed, Hello, Ping, Pong, ServerMessage, Welcome
 from penstock_proto.zmtp import Silent
 
 from ._address import Address
+from ._frames import Frames
 from ._zmtp import Dealer, connected
 
 if TYPE_CHECKING:
@@ -38,16 +39,14 @@ class TcpConnection:
 
     Attributes:
         endpoint: the daemon's `tcp://host:port`.
-        more: whether another frame of the same message follows the last one.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None = None) -> None:
         self.endpoint = address.endpoint
-        self.more = False
         self._address = address
         self._keys = keys
         self._dealer: Dealer | LibzmqDealer | None = None
-        self._filling: memoryview | None = None
+        self._frames: Frames | None = None
 
     @property
     def dealer(self) -> Dealer | LibzmqDealer:
@@ -77,7 +76,7 @@ class TcpConnection:
         while answer is None:
             try:
                 self._dealer = self._connected(deadline, watch)
-                self._filling = None  # left from a connection that broke
+                self._frames = Frames(self._dealer)
                 asked = True
                 answer = self.ask(hello, deadline, watch)
             except Silent:
@@ -130,21 +129,13 @@ class TcpConnection:
 
     def frame(self) -> memoryview | None:
         """Return the next frame if all of it has arrived, else None."""
-        dealer = self.dealer
-        if self._filling is None:
-            frame = dealer.begin()
-            if frame is None:
-                return None
-            nbytes, self.more = frame
-            if nbytes > MAX_MESSAGE:
-                raise ProtocolError(f"the daemon sent a message of {nbytes} bytes; the limit is {MAX_MESSAGE}")
-            self._filling = memoryview(bytearray(nbytes))
-        data = self._filling
-        while dealer.left:
-            if not dealer.read_into(data[len(data) - dealer.left :]):
-                return None
-        self._filling = None
-        return data
+        assert self._frames is not None  # `hello` was called
+        return self._frames.next()
+
+    @property
+    def more(self) -> bool:
+        """Whether another frame of the same message follows the last one."""
+        return self._frames is not None and self._frames.more
 
     def broke_again(self) -> ConnectionLost:
         """Return the error for a connection that broke before the session was open."""

@@ -7,46 +7,46 @@ With keys libzmq receives and decrypts them, and they are copied there (penstock
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import cast
 
-import numpy as np
+from msgspec import structs
 
 from penstock_proto import ConnectionLost, ProtocolError, Unreachable
-from penstock_proto.codec import MAX_CHUNK, encode, from_server
-from penstock_proto.messages import Chunk, Open, Opened, Ping, Pong, PositionPart, ServerMessage, Slab, Welcome
+from penstock_proto.codec import encode, from_server
+from penstock_proto.messages import (
+    Chunk,
+    ClientMessage,
+    Failed,
+    HostAt,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    PositionPart,
+    ServerMessage,
+    Slab,
+    Welcome,
+)
 from penstock_proto.zmtp import Silent
 
+from ._arriving import Arriving, Landing
 from ._consumer_state import Received
+from ._fetching import Fetches
 from ._mailbox import Mailbox
 from ._memory import Pool
 from ._slab_views import SlabViews
 from ._tcp_connection import TcpConnection
+from ._zmtp import Dealer
 
+_LOOK = 0.05
+"""Longest wait in seconds while something waits to be sent to a host."""
 CREDIT = 16
 CREDIT_BYTES = 64 << 20
 PING_AFTER = 5.0
 LOST_AFTER = 30.0
 """Seconds without a byte after which the connection counts as lost. A Ping after 5 s asks the daemon for one."""
-
-
-class _Arriving:
-    """A slab that has arrived in part: its slot in our memory, and the region of the slot that is being filled."""
-
-    __slots__ = ("_regions", "at", "received", "slot", "stop")
-
-    def __init__(self, received: Received) -> None:
-        slab = received.slab
-        self.received = received
-        self.slot = np.asarray(received.root).data
-        self._regions = iter(received.layout.regions(slab.first, slab.batches))
-        self.at, self.stop = next(self._regions)
-
-    def whole(self) -> bool:
-        """Return whether the slab has arrived. If a region is full, go on with the next."""
-        if self.at < self.stop:
-            return False
-        self.at, self.stop = next(self._regions, (self.at, self.stop))
-        return self.at == self.stop
 
 
 class TcpTransport:
@@ -83,13 +83,21 @@ class TcpTransport:
         self._views = views
         self._mailbox = mailbox
         self._pool = Pool(keep=CREDIT)
-        self._slab: _Arriving | None = None
-        self._chunk: Chunk | None = None
+        self._arriving: dict[int, Arriving] = {}
+        """The slabs whose bytes come from the daemon, by number."""
+        self._due: deque[Arriving | ServerMessage] = deque()
+        """What has come, in the order of the stream, from the first slab on that is not whole."""
+        self._landing = Landing()
+        self._unsaid: deque[bytes] = deque()
+        self._fetches = Fetches(self._say, mailbox.wake)
         deadline = time.monotonic() + timeout
         try:
             for piece in start:
                 connection.say(PositionPart(welcome.session, piece), deadline)
-            answer = connection.ask(opening(welcome.session, b"", CREDIT, CREDIT_BYTES, 0), deadline, watch)
+            asked = opening(welcome.session, b"", CREDIT, CREDIT_BYTES, 0)
+            # With keys a host would have to know the client's: everything comes from the daemon.
+            asked = structs.replace(asked, fetches=isinstance(self._dealer, Dealer))
+            answer = connection.ask(asked, deadline, watch)
         except Silent:
             raise Unreachable(
                 f"the daemon at {connection.endpoint} did not open the session in {timeout:g} s"
@@ -115,9 +123,14 @@ class TcpTransport:
                 f"the daemon at {self._connection.endpoint} was silent for {LOST_AFTER:g} s: it hangs, the network is "
                 "down, or this process stood still"
             )
+        self._say_what_waits()
         wakeup = self._mailbox.wakeup
-        came, woken = self._dealer.wait_beside(None if wakeup is None else wakeup.fileno(), timeout, for_room)
-        if wakeup is not None and woken:
+        others = [] if wakeup is None else [wakeup.fileno()]
+        if self._fetches:
+            others += self._fetches.prepare()
+            timeout = min(timeout, _LOOK) if self._fetches.unsent else timeout
+        came, ready = self._dealer.wait_beside(others, timeout, for_room or bool(self._unsaid))
+        if wakeup is not None and wakeup.fileno() in ready:
             wakeup.clear()
         now = time.monotonic()
         if came:
@@ -142,25 +155,22 @@ class TcpTransport:
             ProtocolError: the daemon sent something that it must not send.
         """
         try:
-            while self._chunk is None or self._landed(self._chunk):
-                if self._chunk is not None:
-                    self._chunk = None
-                    if self._slab is not None and self._slab.whole():
-                        received, self._slab = self._slab.received, None
-                        return received
-                data = self._connection.frame()
-                if data is None:
-                    return None
-                message = from_server(data)
-                if type(message) is Chunk:
-                    self._check(message)
-                    self._chunk = message
-                elif self._connection.more:
-                    raise ProtocolError(f"the daemon sent an extra frame after {message}")
-                elif type(message) is Slab:
-                    self._begin(message)
-                elif type(message) is not Pong:
-                    return message
+            while True:
+                if self._due:
+                    first = self._due[0]
+                    if not isinstance(first, Arriving):
+                        return cast("ServerMessage", self._due.popleft())
+                    if first.is_whole:
+                        self._due.popleft()
+                        return first.received
+                if not self._read():
+                    break
+            if self._fetches:
+                for slab in self._fetches.read():
+                    self._arriving[slab.received.slab.seq] = slab
+                if self._due and isinstance(first := self._due[0], Arriving) and first.is_whole:
+                    self._due.popleft()
+                    return first.received
             return None
         except OSError as error:
             raise ConnectionLost(
@@ -168,38 +178,54 @@ class TcpTransport:
                 f"network failed ({error})"
             ) from None
 
-    def _begin(self, slab: Slab) -> None:
-        if self._slab is not None:
-            before = self._slab.received.slab.seq
-            raise ProtocolError(f"slab {slab.seq} came before slab {before} was complete")
-        layout = self._views.layout(slab)
-        self._slab = _Arriving(Received(slab, layout, self._pool.take(layout.nbytes), time.monotonic()))
-
-    def _check(self, chunk: Chunk) -> None:
-        if self._slab is None:
-            raise ProtocolError(f"{chunk} came before its slab")
-        seq, at = self._slab.received.slab.seq, self._slab.at
-        if (chunk.seq, chunk.start) != (seq, at) or not self._connection.more:
-            raise ProtocolError(f"{chunk} came, but slab {seq} from byte {at} was due")
-
-    def _landed(self, chunk: Chunk) -> bool:
-        """Receive the bytes of a chunk into the slab. Return whether all have arrived."""
-        dealer, arriving = self._dealer, self._slab
-        assert arriving is not None
-        if not dealer.left:
-            frame = dealer.begin()
-            if frame is None:
-                return False
-            nbytes, more = frame
-            room = min(MAX_CHUNK, arriving.stop - arriving.at)
-            if more or not 0 < nbytes <= room:
-                raise ProtocolError(f"{chunk} has {nbytes} bytes, but its slab has room for {room}")
-        while dealer.left:
-            count = dealer.read_into(arriving.slot[arriving.at : arriving.stop])
-            if not count:
-                return False
-            arriving.at += count
+    def _read(self) -> bool:
+        """Receive the next message of the daemon, or a part of a slab. Return whether that can go on."""
+        if self._landing:
+            slab = self._landing.go_on(self._dealer)
+            if slab is not None:
+                del self._arriving[slab.received.slab.seq]
+            return not self._landing
+        data = self._connection.frame()
+        if data is None:
+            return False
+        message = from_server(data)
+        if type(message) is Chunk:
+            slab = self._arriving.get(message.seq)
+            if slab is None:
+                raise ProtocolError(f"{message} came, and no bytes of this slab were due")
+            self._landing.begin(message, slab, self._connection.more)
+        elif self._connection.more:
+            raise ProtocolError(f"the daemon sent an extra frame after {message}")
+        elif type(message) is Slab:
+            self._begin(message)
+        elif type(message) is HostAt:
+            self._fetches.host_at(message)
+        elif type(message) is not Pong:
+            if type(message) is Failed:
+                self._drop_unfinished()
+            self._due.append(message)
         return True
+
+    def _drop_unfinished(self) -> None:
+        """The stream has failed: what is still missing does not come. Slabs that came before it are good."""
+        while not all(item.is_whole for item in self._due if isinstance(item, Arriving)):
+            self._due.pop()
+
+    def _begin(self, slab: Slab) -> None:
+        layout = self._views.layout(slab)
+        arriving = Arriving(Received(slab, layout, self._pool.take(layout.nbytes), time.monotonic()))
+        self._due.append(arriving)
+        if slab.kept is None or not self._fetches.fetch(arriving):
+            self._arriving[slab.seq] = arriving
+
+    def _say(self, message: ClientMessage) -> None:
+        """Send a message now, or when there is room."""
+        self._unsaid.append(encode(message))
+        self._say_what_waits()
+
+    def _say_what_waits(self) -> None:
+        while self._unsaid and self.send(self._unsaid[0]):
+            self._unsaid.popleft()
 
     def send(self, data: bytes) -> bool:
         """Send one message if there is room. Return whether it was sent."""
@@ -213,8 +239,10 @@ class TcpTransport:
 
     def close(self) -> None:
         """Close the connection, after half a second at most to send what is due."""
+        self._fetches.close()
         self._connection.close()
 
     def forget(self) -> None:
         """In a forked child: leave the connection to the parent."""
+        self._fetches.forget()
         self._connection.forget()

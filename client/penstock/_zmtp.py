@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from penstock_proto import KeyRefused, ProtocolError
 from penstock_proto import zmtp as codec
@@ -164,23 +164,24 @@ class Dealer:
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         return timeout > 0 and bool(self._poll.poll(timeout * 1000))
 
-    def wait_beside(self, other: int | None, timeout: float, for_room: bool) -> tuple[bool, bool]:
-        """Wait until bytes come, there is room to send (with `for_room`), or the descriptor `other` is readable.
+    def wait_beside(self, others: Collection[int], timeout: float, for_room: bool) -> tuple[bool, set[int]]:
+        """Wait until bytes come, there is room to send (with `for_room`), or one of the descriptors `others` is
+        readable.
 
         Returns:
-            Whether bytes have come, and whether `other` is readable.
+            Whether bytes have come, and which of `others` are readable.
         """
         self.flush()
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if for_room or self._unsent else 0))
-        if other is not None:
+        for other in others:
             poll.register(other, select.POLLIN)
         self.wake_at(self.left)
         ready = dict(poll.poll(timeout * 1000))
         if self._socket.fileno() not in ready:  # bytes that arrive slowly are a sign of life too
             self.wake_at(1)
             ready.update(poll.poll(0))
-        return bool(ready.get(self._socket.fileno(), 0) & select.POLLIN), other in ready
+        return bool(ready.get(self._socket.fileno(), 0) & select.POLLIN), ready.keys() & others
 
     def _waited_for(self, count: int, deadline: float, watch: Callable[[], None]) -> bytes:
         """Wait for the next `count` bytes, and return them."""

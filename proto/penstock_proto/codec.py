@@ -7,7 +7,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from .errors import ProtocolError
-from .messages import ClientMessage, FromHead, FromHost, FromWorker, Message, ServerMessage, ToWorker
+from .messages import (
+    ClientMessage,
+    FromFetcher,
+    FromHead,
+    FromHost,
+    FromKeeper,
+    FromWorker,
+    Message,
+    ServerMessage,
+    ToWorker,
+)
 from .reprs import shown
 
 MAX_MESSAGE = 128 * 1024
@@ -84,3 +94,5 @@ to_worker: Decoder[ToWorker] = Decoder(ToWorker)
 from_worker: Decoder[FromWorker] = Decoder(FromWorker)
 from_host: Decoder[FromHost] = Decoder(FromHost)
 from_head: Decoder[FromHead] = Decoder(FromHead)
+from_fetcher: Decoder[FromFetcher] = Decoder(FromFetcher)
+from_keeper: Decoder[FromKeeper] = Decoder(FromKeeper)

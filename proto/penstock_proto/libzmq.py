@@ -13,7 +13,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -160,23 +160,23 @@ class LibzmqDealer:
 
     def wait(self, timeout: float) -> bool:
         """Wait until a frame comes, or the connection breaks. Return whether that was within `timeout` seconds."""
-        return self.wait_beside(None, timeout, False)[0]
+        return self.wait_beside((), timeout, False)[0]
 
-    def wait_beside(self, other: int | None, timeout: float, for_room: bool) -> tuple[bool, bool]:
-        """Wait until a frame comes, the connection breaks, there is room to send (with `for_room`), or the descriptor
-        `other` is readable.
+    def wait_beside(self, others: Collection[int], timeout: float, for_room: bool) -> tuple[bool, set[int]]:
+        """Wait until a frame comes, the connection breaks, there is room to send (with `for_room`), or one of the
+        descriptors `others` is readable.
 
         Returns:
-            Whether a frame has come (or the connection broke), and whether `other` is readable.
+            Whether a frame has come (or the connection broke), and which of `others` are readable.
         """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if for_room else 0))
         if not self._lost:
             poller.register(self._monitor, zmq.POLLIN)
-        if other is not None:
+        for other in others:
             poller.register(other, zmq.POLLIN)
         ready = dict(poller.poll(int(max(0.0, timeout) * 1000)))
-        return self._monitor in ready or bool(ready.get(self._socket, 0) & zmq.POLLIN), other in ready
+        return self._monitor in ready or bool(ready.get(self._socket, 0) & zmq.POLLIN), ready.keys() & others
 
     def close(self, linger: float) -> None:
         """Close the connection. What was sent last has `linger` seconds to arrive."""

@@ -22,6 +22,7 @@ from .coordinator import commands as do
 from .coordinator import events as on
 from .group_file import GroupFile
 from .host.slots import Slots
+from .joining.kept import KeptBatches
 from .sessions import Sessions
 from .to_workers import ToWorkers
 
@@ -75,12 +76,14 @@ class Dispatch:
         slots: Slots,
         sessions: Sessions,
         to_workers: ToWorkers,
+        kept: KeptBatches,
         group_file: GroupFile | None,
     ) -> None:
         """Connect the parts that carry out commands."""
         self._slots = slots
         self._sessions = sessions
         self._to_workers = to_workers
+        self._kept = kept
         self._group_file = group_file
 
     def halt(self) -> None:
@@ -147,8 +150,11 @@ class Dispatch:
             case do.SendSlab():
                 self._sessions.deliver(command, self._slots.memfd(command.ticket))
             case do.Copy():
-                self._slots.copy(command)
+                self._kept.bring(command.source, lambda whole: self._slots.copy(command))  # somebody must answer
+            case do.Remade():
+                self._kept.there(command.ticket, command.whole)
             case do.Free():
+                self._kept.freed(command.ticket)
                 self._slots.free(command.ticket)
             case do.StartRun():
                 self._to_workers.start_run(command, self._coordinator.feeds[command.feed].info.spec)

@@ -27,6 +27,7 @@ from .http.watched import Watched
 from .joining import agreement
 from .joining.hosts import Hosts
 from .joining.joined_host import JoinedHost
+from .joining.kept import KeptBatches
 from .local_requests import LocalRequests
 from .profiles import Profiles
 from .scaling import Scaling
@@ -125,6 +126,7 @@ class Parts:
             hang_timeout,
             environment,
         )
+        self.kept = KeptBatches()
         self.hosts = Hosts(
             feeds,
             coordinator,
@@ -140,6 +142,8 @@ class Parts:
             grown=self.feeds.look_at_workers,
             lost=lambda host, how: self.profiles.host_lost(host, how),
             sampled=lambda host, message: self.profiles.sampled(host, message),
+            kept=self.kept,
+            reached=lambda stream, host: self.sessions.reach(stream, host.number),
             bugs=self.bugs,
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)
@@ -178,6 +182,8 @@ class Parts:
             fresh=self.memory.fresh,
             requests=LocalRequests(lifecycle.stop_asked, self._scale, self.profiles),
             join=self.hosts.join,
+            kept=self.kept,
+            hosts=lambda: [(host.number, host.join.endpoint) for host in self.hosts if host.fetchable],
             bugs=self.bugs,
         )
         self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes)
@@ -218,6 +224,7 @@ class Parts:
             slots=self.slots,
             sessions=self.sessions,
             to_workers=self.to_workers,
+            kept=self.kept,
             group_file=self.group_file,
         )
 
@@ -260,6 +267,8 @@ class Parts:
     def _host_works(self, host: JoinedHost) -> None:
         self.feeds.look_at_workers()
         self.profiles.host_works(host)
+        if host.fetchable:
+            self.sessions.host_at(host.number, host.join.endpoint)
 
     def _all_ready(self) -> None:
         self.sessions.feeds_ready()

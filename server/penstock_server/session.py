@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from penstock_proto.messages import Message
+
+from .coordinator.commands import SendSlab
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .keys import ClientKey
@@ -32,6 +35,14 @@ class Session:
     """It is a member of a group. If its connection breaks, it may come back and say what it was handed."""
     sending: deque[tuple[int, Memfd, int]] = field(default_factory=deque)
     """Slabs that were sent over ZeroMQ and are not acknowledged: number, memfd and bytes."""
+    fetches: bool = False
+    """Its consumer can fetch slabs from other hosts."""
+    reached: set[int] = field(default_factory=set)
+    """The hosts from which it can, by number."""
+    fetching: dict[int, tuple[SendSlab, Memfd]] = field(default_factory=dict)
+    """Slabs that it was told to fetch, and has neither acknowledged nor asked for again, by number."""
+    behind: deque[tuple[SendSlab, Memfd] | Message] = field(default_factory=deque)
+    """What waits to be sent: a slab whose bytes another host keeps, and everything behind it."""
     opened: bool = False
     """Its stream exists."""
     failed: bool = False

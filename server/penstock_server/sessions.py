@@ -26,6 +26,7 @@ from .coordinator.commands import SendSlab
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
+from .joining.kept import KeptBatches
 from .local_requests import LocalRequests
 from .malformed import Malformed
 from .opening import Opening, check_version, other_version
@@ -57,6 +58,8 @@ class Sessions:
         fresh: returns whether the figures in that are fresh. Otherwise `status_fresh` is called when they are.
         requests: answers what programs on this host ask of the daemon.
         join: called with the id of a peer and its Join when a host wants to join; it may raise an error.
+        kept: what other hosts keep.
+        hosts: returns the number and the endpoint of each host from which consumers can fetch.
         bugs: notes unexpected errors.
 
     Attributes:
@@ -77,6 +80,8 @@ class Sessions:
         fresh: Callable[[], bool],
         requests: LocalRequests,
         join: Callable[[bytes, m.Join], None],
+        kept: KeptBatches,
+        hosts: Callable[[], Iterable[tuple[int, str]]],
         bugs: Bugs,
     ) -> None:
         self.table = SessionTable()
@@ -87,7 +92,8 @@ class Sessions:
         self._join = join
         self._requests = requests
         self._bugs = bugs
-        self._out = ToConsumers(coordinator, tell, router)
+        self._hosts = hosts
+        self._out = ToConsumers(coordinator, tell, router, kept)
         self._status = StatusRequests(self._out, status, fresh)
         self.opening = Opening(
             coordinator,
@@ -153,6 +159,7 @@ class Sessions:
                 self.opening.position_part(message, session)
             case m.Open():
                 self.opening.open(message, routing_id, None)
+                self._tell_of_hosts(session, message)
             case m.Join() if session is None:
                 self._join(routing_id, message)
             case m.StatusRequest():
@@ -274,6 +281,24 @@ class Sessions:
         if session is not None:
             self._out.send(session, message)
 
+    def host_at(self, host: int, endpoint: str) -> None:
+        """Tell consumers that they can fetch slabs from this host."""
+        for session in self.table:
+            if session.fetches:
+                self._out.send(session, m.HostAt(host, endpoint))
+
+    def _tell_of_hosts(self, session: Session | None, opened: m.Open) -> None:
+        if session is not None and session.opened and opened.fetches:
+            session.fetches = True
+            for host, endpoint in self._hosts():
+                self._out.send(session, m.HostAt(host, endpoint))
+
+    def reach(self, stream: int, host: int) -> bool:
+        """Whether all consumers of a stream reach the host, so that they can fetch slabs there."""
+        reads = self._coordinator.streams.get(stream)
+        sessions = [self.table.by_consumer.get(one.number) for one in reads.consumers] if reads is not None else []
+        return bool(sessions) and all(session is not None and host in session.reached for session in sessions)
+
     def refuse(self, consumer: int, error: PenstockError) -> None:
         """End the session of a consumer that sent something impossible."""
         session = self.table.by_consumer.get(consumer)
@@ -330,6 +355,15 @@ class Sessions:
                 self._tell(on.Acknowledge(consumer, message.handed, message.released, message.ended))
                 while session.sending and session.sending[0][0] < message.handed:
                     session.sending.popleft()
+                while session.fetching and (seq := next(iter(session.fetching))) < message.handed:
+                    del session.fetching[seq]
+            case m.Reaches():
+                if message.reached and message.host in dict(self._hosts()):
+                    session.reached.add(message.host)
+                else:
+                    session.reached.discard(message.host)
+            case m.Resend():
+                self._out.resend(session, message.seq)
             case m.Leave():
                 self._tell(on.Leave(consumer, message.epoch, message.handed))
             case m.Close():

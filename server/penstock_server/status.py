@@ -200,6 +200,7 @@ def of_host(host: JoinedHost) -> dict[str, object]:
         "ready": len(host.there),
         "slots": host.slots,
         "received_bytes": host.received,
+        "fetched_bytes": host.fetched,
         "silent_seconds": round(time.monotonic() - host.heard, 1),
         "memory": None if report is None else {"used": report.memory, "allowed": report.allowed},
         "unsent_bytes": None if report is None else report.unsent,

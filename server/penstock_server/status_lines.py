@@ -73,6 +73,8 @@ def _host(host: dict[str, Any]) -> str:
         used, allowed = size(host["memory"]["used"]), size(host["memory"]["allowed"])
         words.append(f"{used} of {allowed} in use")
     words.append(f"{size(host['received_bytes'])} received")
+    if host["fetched_bytes"]:
+        words.append(f"{size(host['fetched_bytes'])} fetched by consumers")
     if host["unsent_bytes"]:
         words.append(f"{size(host['unsent_bytes'])} wait for the network")
     if host["silent_seconds"] >= 3:

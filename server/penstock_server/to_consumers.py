@@ -1,6 +1,9 @@
 """Sends to consumers, over ZeroMQ or over a connection on this host.
 
 A message that cannot be encoded fails the stream that it is about.
+
+If a host keeps the bytes of a slab, a consumer that reaches that host is told to fetch them. For any other the bytes
+are brought into their slot first. Whatever comes after such a slab waits behind it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from .coordinator.commands import SendSlab
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
+from .joining.kept import KeptBatches
 from .keys import ClientKey
 from .session import Session
 
@@ -28,6 +32,7 @@ class ToConsumers:
         coordinator: what decides; to look at.
         tell: tells the coordinator of an event.
         router: consumers over ZeroMQ.
+        kept: what other hosts keep.
 
     Attributes:
         look: called with the feed, a slab that is about to be sent, and its memory; or None. It must not raise.
@@ -35,28 +40,98 @@ class ToConsumers:
 
     look: Callable[[str, SendSlab, Memfd], None] | None = None
 
-    def __init__(self, coordinator: Coordinator, tell: Callable[[on.Event], None], router: Router) -> None:
+    def __init__(
+        self, coordinator: Coordinator, tell: Callable[[on.Event], None], router: Router, kept: KeptBatches
+    ) -> None:
         self._coordinator = coordinator
         self._tell = tell
         self._router = router
+        self._kept = kept
 
     def slab(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
         """Send one slab."""
+        if session.behind or self._must_wait(session, slab):
+            session.behind.append((slab, memfd))
+            if len(session.behind) == 1:
+                self._wait(session, slab)
+        else:
+            self._slab(session, slab, memfd)
+
+    def resend(self, session: Session, seq: int) -> None:
+        """Send the bytes of a slab that its consumer could not fetch.
+
+        Raises:
+            ProtocolError: it was not told to fetch this slab, or has asked before.
+        """
+        told = session.fetching.pop(seq, None)
+        if told is None:
+            raise ProtocolError(f"slab {seq} was not to be fetched, or was asked for before")
+        slab, memfd = told
+        self._kept.bring(slab.ticket, lambda whole: self._resent(session, slab, memfd, whole))
+
+    def _must_wait(self, session: Session, slab: SendSlab) -> bool:
+        kept = self._kept.of(slab.ticket)
+        return kept is not None and (kept.host is None or kept.host.number not in session.reached)
+
+    def _wait(self, session: Session, slab: SendSlab) -> None:
+        """Bring the bytes of the first slab that waits, and then go on with those behind it."""
+        self._kept.bring(slab.ticket, lambda whole: self._go_on(session, whole))
+
+    def _resent(self, session: Session, slab: SendSlab, memfd: Memfd, whole: bool) -> None:
+        if whole and session.consumer is not None:  # otherwise its slot may have another use
+            self._bytes(session, slab, memfd)
+
+    def _go_on(self, session: Session, whole: bool) -> None:
+        """The bytes of the first slab that waits are there: send it, and what comes after it."""
+        if not whole:  # the stream has failed
+            session.behind.clear()
+        while session.behind and session.consumer is not None:
+            waiting = session.behind[0]
+            if isinstance(waiting, tuple):
+                if self._must_wait(session, waiting[0]):
+                    self._wait(session, waiting[0])
+                    return
+                session.behind.popleft()
+                self._slab(session, *waiting)
+            else:
+                session.behind.popleft()
+                self._send(session, waiting)
+
+    def _slab(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
+        kept = self._kept.of(slab.ticket)
+        if kept is not None and kept.host is not None:
+            where = m.Kept(kept.host.number, slab.ticket, kept.secret)
+            if self._send(session, wire.slab(slab, 0, where)):
+                session.fetching[slab.seq] = slab, memfd
+                kept.host.fetched += slab.nbytes
+            return
         if self.look is not None:
             self.look(session.feed, slab, memfd)
         local = session.peer is not None
         message = wire.slab(slab, memfd.number if local else 0)
         if session.peer is not None and not session.muted:
             session.peer.show(memfd)
-        if self.send(session, message) and not local:
-            layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
-            regions = layout.regions(slab.first, slab.batches)
-            session.sending.append((slab.seq, memfd, sum(stop - start for start, stop in regions)))
-            for start, stop in regions:
-                self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
+        if self._send(session, message) and not local:
+            self._bytes(session, slab, memfd)
+
+    def _bytes(self, session: Session, slab: SendSlab, memfd: Memfd) -> None:
+        """Send the bytes of a slab, over ZeroMQ."""
+        layout = self._coordinator.feeds[session.feed].layout(slab.shapes)
+        regions = layout.regions(slab.first, slab.batches)
+        session.sending.append((slab.seq, memfd, sum(stop - start for start, stop in regions)))
+        for start, stop in regions:
+            self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
 
     def send(self, session: Session, message: m.Message) -> bool:
-        """Send a message to a session. Return whether that was possible."""
+        """Send a message to a session. Return whether that was possible, or may be later."""
+        if session.behind:
+            if not isinstance(message, m.Failed):
+                session.behind.append(message)
+                return True
+            session.behind.clear()
+        return self._send(session, message)
+
+    def _send(self, session: Session, message: m.Message) -> bool:
         if session.failed or (session.muted and not isinstance(message, m.Failed)):
             return False
         try:
@@ -81,6 +156,8 @@ class ToConsumers:
 
     def drop(self, session: Session) -> None:
         """Drop the bytes that still wait to be sent to the session: otherwise they would keep their slots."""
+        session.behind.clear()
+        session.fetching.clear()
         for _, memfd, _ in session.sending:
             memfd.retired = True
         if session.sending:

@@ -99,8 +99,8 @@ def compare(command: do.Compare) -> m.Compare:
     )
 
 
-def slab(command: do.SendSlab, memfd: int) -> m.Slab:
-    """Return the message for a slab whose slot is in `memfd` (0 if the bytes follow)."""
+def slab(command: do.SendSlab, memfd: int, kept: m.Kept | None = None) -> m.Slab:
+    """Return the message for a slab whose slot is in `memfd` (0 if the bytes follow), or whose bytes are `kept`."""
     return m.Slab(
         seq=command.seq,
         epoch=command.epoch,
@@ -114,6 +114,7 @@ def slab(command: do.SendSlab, memfd: int) -> m.Slab:
         shapes=command.shapes,
         record=command.record,
         repeat=command.repeat,
+        kept=kept,
     )
 
 

@@ -1,9 +1,10 @@
 """Every control message, as a typed record. PROTOCOL.md says who sends which, when, and what follows.
 
-There are three conversations, and each has its own set of messages each way:
+There are four conversations, and each has its own set of messages each way:
 
     client <-> daemon     client.py, server.py; over ZMTP (the client is a DEALER) or a unix SOCK_SEQPACKET connection
     daemon <-> host       hosts.py; over ZMTP, after the host's Join (the host is a DEALER)
+    client <-> host      fetching.py; over ZMTP (the client is a DEALER)
     daemon <-> worker     to_worker.py, from_worker.py; over the SOCK_SEQPACKET socketpair that the worker inherits
 
 No message contains the bytes of a batch; where such bytes follow a message, they are a frame of their own. Every text,
@@ -49,6 +50,8 @@ from .client import (
     Ping,
     PositionPart,
     ProfileHosts,
+    Reaches,
+    Resend,
     ScaleHostsRequest,
     ScaleRequest,
     Source,
@@ -62,6 +65,12 @@ from .feeds import (
     Environment,
     FeedInfo,
     FeedPlan,
+)
+from .fetching import (
+    Fetch,
+    FromFetcher,
+    FromKeeper,
+    NotKept,
 )
 from .from_worker import (
     CacheUsed,
@@ -89,14 +98,17 @@ from .hosts import (
     GivenUp,
     HostReport,
     Joined,
+    KeptNoLonger,
     Kill,
     LastActivity,
     Leaving,
     Payload,
+    Release,
     Retire,
     Said,
     Say,
     Scale,
+    SendKept,
     SplitsGone,
     SplitsPart,
     TimeSpent,
@@ -113,7 +125,9 @@ from .server import (
     End,
     Failed,
     Greeting,
+    HostAt,
     HostSampled,
+    Kept,
     LaneEnded,
     LaneInPool,
     MissingRanks,
@@ -199,22 +213,28 @@ __all__ = [
     "Failed",
     "FeedInfo",
     "FeedPlan",
+    "Fetch",
     "Fill",
     "FirstSample",
     "ForgetSplits",
+    "FromFetcher",
     "FromHead",
     "FromHost",
+    "FromKeeper",
     "FromWorker",
     "GivenUp",
     "Greeting",
     "Had",
     "Hello",
+    "HostAt",
     "HostReport",
     "HostSampled",
     "Imported",
     "Index",
     "Join",
     "Joined",
+    "Kept",
+    "KeptNoLonger",
     "Kill",
     "Lane",
     "LaneEnded",
@@ -233,6 +253,7 @@ __all__ = [
     "MissingRanks",
     "Name",
     "NeedRoom",
+    "NotKept",
     "Open",
     "Opened",
     "Payload",
@@ -245,7 +266,10 @@ __all__ = [
     "ProcessMemory",
     "ProfileHosts",
     "Progress",
+    "Reaches",
     "Record",
+    "Release",
+    "Resend",
     "Retire",
     "RowsMeasured",
     "RowsWritten",
@@ -262,6 +286,7 @@ __all__ = [
     "ScaleRequest",
     "Scaled",
     "Seed",
+    "SendKept",
     "SentElsewhere",
     "ServerMessage",
     "Shape",

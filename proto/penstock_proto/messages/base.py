@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from .. import errors
 from ..reprs import printable
 
-VERSION = 9
+VERSION = 10
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40

@@ -52,6 +52,8 @@ class Open(Message, frozen=True):
     With a `world_size` the stream is that of all ranks 0 to `world_size` - 1 of the `group` together, and batch j of an
     epoch goes to rank j mod `world_size`. It begins when all of them are there. `pad`: repeats fill up an epoch's last
     round if it has fewer batches than there are ranks; without, it is left out.
+
+    `fetches` (ZeroMQ only): the client can fetch slabs from other hosts, and is told where these are (HostAt).
     """
 
     session: Token
@@ -68,6 +70,21 @@ class Open(Message, frozen=True):
     handed: Count = 0
     pad: bool = False
     had: Annotated[tuple[Had, ...], Meta(max_length=4096)] = ()
+    fetches: bool = False
+
+
+class Reaches(Message, frozen=True):
+    """The client has a connection to this host (HostAt), or, if not `reached`, has none any longer."""
+
+    host: Count
+    reached: bool
+
+
+class Resend(Message, frozen=True):
+    """Asks for the bytes of slab `seq`, which could not be fetched from their host. They come in Chunks, as soon as the
+    daemon has them."""
+
+    seq: Count
 
 
 class Begin(Message, frozen=True):
@@ -172,7 +189,7 @@ class Join(Message, frozen=True):
 
     `host` names it in status and logs. `process` is random, and stays the same when this process joins again.
     `penstock`, `python` and `numpy` are versions; they and the feeds' sources must be those of the daemon. `memory`:
-    bytes that the host allows for slots.
+    bytes that the host allows for slots. `endpoint`: the `tcp://host:port` where consumers can fetch slabs, or empty.
     """
 
     version: Version
@@ -184,6 +201,7 @@ class Join(Message, frozen=True):
     python: Line
     numpy: Line
     sources: Annotated[tuple[Source, ...], Meta(max_length=256)]
+    endpoint: Line = ""
 
 
 ClientMessage: TypeAlias = (
@@ -191,6 +209,8 @@ ClientMessage: TypeAlias = (
     | Join
     | PositionPart
     | Open
+    | Reaches
+    | Resend
     | Begin
     | Ack
     | Leave

@@ -44,12 +44,27 @@ class Say(Message, frozen=True):
     """Give a worker this message. `process`: how many processes of this worker have ended, as far as the head knows. A
     message for one that has ended is dropped.
 
-    Fill and WriteRows name no memfd: the host finds memory of its own, and sends what is written there as Payload.
+    Fill and WriteRows name no memfd: the host finds memory of its own, and sends what is written there as Payload. But
+    with `keep` it keeps what it is to fill until Release, for consumers to fetch, and sends it only if it is asked to
+    (SendKept), needs the memory, or wants to leave.
     """
 
     worker: Index
     process: Count
     data: WorkerMessage
+    keep: bool = False
+
+
+class SendKept(Message, frozen=True):
+    """Send what is kept for this ticket, as Payload, and then KeptNoLonger."""
+
+    ticket: Count
+
+
+class Release(Message, frozen=True):
+    """Nobody needs what is kept for this ticket any longer."""
+
+    ticket: Count
 
 
 class SplitsPart(Message, frozen=True):
@@ -102,6 +117,8 @@ class Beat(Message, frozen=True):
 FromHead: TypeAlias = (
     Joined
     | Say
+    | SendKept
+    | Release
     | SplitsPart
     | SplitsGone
     | Accepted
@@ -119,10 +136,20 @@ FromHead: TypeAlias = (
 
 
 class Said(Message, frozen=True):
-    """What a worker has said. File descriptors do not cross: a host's workers list no splits."""
+    """What a worker has said. File descriptors do not cross: a host's workers list no splits.
+
+    `secret`: not empty if the host keeps the batches of a Made. Consumers that name it may fetch them."""
 
     worker: Index
     data: WorkerMessage
+    secret: Annotated[bytes, Meta(max_length=16)] = b""
+
+
+class KeptNoLonger(Message, frozen=True):
+    """Nothing is kept for this ticket any longer: all of it was sent before, as Payload, or Release has come. Said once
+    for each ticket of which something was kept."""
+
+    ticket: Count
 
 
 class Payload(Message, frozen=True):
@@ -218,6 +245,7 @@ class HostReport(Message, frozen=True):
 
 FromHost: TypeAlias = (
     Said
+    | KeptNoLonger
     | Payload
     | WorkerEnded
     | GivenUp

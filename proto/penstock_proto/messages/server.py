@@ -82,14 +82,31 @@ class LaneEnded(Message, frozen=True):
     record: Record
 
 
+class HostAt(Message, frozen=True):
+    """Slabs may be kept by a host, which has this number, and can be fetched there. The client may connect, and says so
+    (Reaches). Otherwise all bytes come from the daemon."""
+
+    host: Count
+    endpoint: Line
+
+
+class Kept(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where the bytes of a slab are: at this host, in the slot of `ticket`. Fetch names the `secret`."""
+
+    host: Count
+    ticket: Count
+    secret: Token
+
+
 class Slab(Message, frozen=True):
     """One slab: `batches` consecutive batches of one turn, `nbytes` bytes in all.
 
     `seq` counts the session's slabs from 0. `lane` and `index` identify its first batch (`lane` -1 for merged
     leftovers). The batches begin at place `first` of a slot (layout.py). Over unix that slot is `memfd`; over ZeroMQ
-    `memfd` is 0 and the bytes follow in Chunks. `shapes`: whole shapes of the leaves if the feed is not fixed
-    (`batches` is 1 then), otherwise empty. `rows`: the number of rows in all its batches; if there are several, each is
-    full. `record`: the lane's restart record behind its last batch (empty for merged batches and for indexable feeds).
+    `memfd` is 0, and the bytes follow in Chunks, or are to be fetched where `kept` says. `shapes`: whole shapes of the
+    leaves if the feed is not fixed (`batches` is 1 then), otherwise empty. `rows`: the number of rows in all its
+    batches; if there are several, each is full. `record`: the lane's restart record behind its last batch (empty for
+    merged batches and for indexable feeds).
     `repeat`: the batch repeats one that another rank gets, to fill up the last round. It is a slab like any other, but
     moves no position and does not count in End's `batches` and `rows`.
     """
@@ -106,6 +123,7 @@ class Slab(Message, frozen=True):
     shapes: Shapes = ()
     record: Record = b""
     repeat: bool = False
+    kept: Kept | None = None
 
 
 class SentElsewhere(Message, frozen=True):
@@ -228,6 +246,7 @@ ServerMessage: TypeAlias = (
     | MissingRanks
     | Map
     | Unmap
+    | HostAt
     | Begun
     | Slab
     | SentElsewhere

@@ -77,7 +77,11 @@ class FindSlot(Struct, frozen=True):
 
 
 class Fill(Struct, frozen=True):
-    """Have `worker` fill the ticket's slot from place `first` on with up to `batches` batches, from number `index`."""
+    """Have `worker` fill the ticket's slot from place `first` on with up to `batches` batches, from number `index`.
+
+    `may_stay`: the host of the worker may keep the bytes for those that are to read them, instead of sending them to
+    the slot. If it is lost with them they are made again (`BytesLost`).
+    """
 
     worker: int
     run: int
@@ -85,6 +89,15 @@ class Fill(Struct, frozen=True):
     index: int
     batches: int
     first: int
+    may_stay: bool = False
+
+
+class Remade(Struct, frozen=True):
+    """The bytes that were lost with a host are in the ticket's slot; or, if not `whole`, they are not made again, and
+    nobody is to read them."""
+
+    ticket: int
+    whole: bool = True
 
 
 class MeasureRows(Struct, frozen=True):
@@ -290,6 +303,7 @@ Command: TypeAlias = (
     | StartRun
     | FindSlot
     | Fill
+    | Remade
     | MeasureRows
     | WriteRows
     | PoolRows

@@ -112,6 +112,7 @@ class Coordinator:
             RowsMeasured: self._work.rows_measured,
             RowsWritten: self._work.rows_written,
             NeedRoom: self._work.need_room,
+            on.BytesLost: self._work.bytes_lost,
             on.SlotFound: self._work.slot_found,
             on.NoSlot: self._work.no_slot,
             on.Copied: self._work.copied,

@@ -175,6 +175,13 @@ class Copied(Struct, frozen=True):
     ticket: int
 
 
+class BytesLost(Struct, frozen=True):
+    """Batches were reported whose bytes had stayed at a host (`Fill.may_stay`), and that host is lost: those in the
+    slots of these tickets. Comes after WorkersLost."""
+
+    tickets: tuple[int, ...]
+
+
 class SlotsAllowed(Struct, frozen=True):
     """From now on there may be this many slots. Streams keep the slots that they have."""
 
@@ -226,6 +233,7 @@ Event: TypeAlias = (
     | RetireWorkers
     | WorkerGone
     | WorkersLost
+    | BytesLost
     | SlotsAllowed
     | Stop
     | NotSaved

@@ -32,6 +32,9 @@ def _staff(stream: Stream, workers: Workers) -> Iterator[str]:
             for run in (lane.run, lane.dropped):
                 if run is not None and run[0] not in makers:
                     yield f"epoch {epoch.number}: worker {run[0]} is to make lane {key}"
+    for worker, _ in stream.remaking.fillers:
+        if worker not in makers:
+            yield f"worker {worker} is to make batches again"
     for epoch, turn in stream.production.turns.by_ticket.values():
         for worker, _ in turn.fillers:
             if worker not in (own if turn.pooled else makers) or (turn.left_order and worker == VACANT):

@@ -27,9 +27,10 @@ from .lane import Filler, Lane
 from .merging import Merging
 from .open_turns import OpenTurns
 from .pooling import Pooling
-from .slots import Slots
+from .remaking import can_be_made_again
+from .slots import Recipe, Slots
 from .turn import COMPLETE, DONE, FILLING, IDLE, WAITING, Part, Turn
-from .workers import VACANT, Workers
+from .workers import REMOTE, VACANT, Workers
 
 
 class Production(ABC):
@@ -42,6 +43,7 @@ class Production(ABC):
         workers: the worker processes.
         ids: gives numbers to runs.
         singly: whether workers report each batch by itself.
+        may_stay: whether what remote workers make may stay at their hosts.
         later: called to try a run's work again after this many seconds.
         out: where commands go.
 
@@ -60,6 +62,7 @@ class Production(ABC):
         workers: Workers,
         ids: Iterator[int],
         singly: bool,
+        may_stay: bool,
         later: Callable[[float, int], None],
         out: Callable[[do.Command], None],
     ) -> None:
@@ -70,6 +73,7 @@ class Production(ABC):
         self._workers = workers
         self._ids = ids
         self._singly = singly and feed.info.pool == 1
+        self._may_stay = may_stay and can_be_made_again(feed)
         self._later = later
         self._do = out
         self.merging = Merging(feed, self.turns, slots, start=self._start, out=out)
@@ -109,6 +113,8 @@ class Production(ABC):
             return
         lane = epoch.lane(turn.key)
         if made.batches:
+            if self._stays(turn.fillers[0][0], turn.base):
+                self._keep_recipe(epoch, turn, lane, made.batches)
             turn.made += made.batches
             lane.index, lane.failures, lane.unexplained = turn.index + turn.made, 0, 0
             if not turn.left_order and epoch.order is not None:
@@ -319,20 +325,38 @@ class Production(ABC):
             turn.base = turn.made
             turn.become(FILLING)
             ticket, left = turn.slot.ticket, turn.batches - turn.made
-            self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made))
+            stays = self._stays(worker, turn.base)
+            self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made, stays))
+
+    def _stays(self, worker: int, base: int) -> bool:
+        """Whether what the worker makes of a turn, from its batch `base` on, may stay at its host. (A turn that changes
+        hands is continued in the slot.)"""
+        return self._may_stay and worker >= REMOTE and not base
+
+    def _keep_recipe(self, epoch: Epoch, turn: Turn, lane: Lane, batches: int) -> None:
+        """So many more batches of the turn are reported, which may have stayed: keep how they are made."""
+        if not turn.made:
+            number, splits = self._place(epoch, turn.key)
+            turn.slot.recipe = Recipe(epoch.number, number, splits, turn.index, lane.record, lane.skip)
+        turn.slot.made = turn.made + batches
+
+    def _place(self, epoch: Epoch, key: int) -> tuple[int, int]:
+        """Return the number of the lane for a run, and that of the list of splits."""
+        return 0 if self.feed.plan.length is not None else key, epoch.splits.number if epoch.splits else 0
 
     def _start(self, epoch: Epoch, key: int, lane: Lane) -> Filler:
         """Open a run for the lane."""
         run = self._worker_for(epoch, key), next(self._ids)
         epoch.start(lane, run)
         self.feed.replays += bool(lane.record) and run[0] != VACANT
+        number, splits = self._place(epoch, key)
         self._do(
             do.StartRun(
                 *run,
                 feed=self.feed.name,
                 epoch=epoch.number,
-                lane=0 if self.feed.plan.length is not None else key,
-                splits=epoch.splits.number if epoch.splits else 0,
+                lane=number,
+                splits=splits,
                 record=lane.record,
                 skip=lane.skip,
                 careful=failures.ALL if self._singly else lane.careful,

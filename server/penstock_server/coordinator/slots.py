@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from . import commands as do
+
+
+class Recipe(Struct, frozen=True):
+    """How a slot's batches are made: those from number `index` of a lane on, from the restart record before them.
+    `skip`: the splits to leave out after the record."""
+
+    epoch: int
+    lane: int
+    splits: int
+    index: int
+    record: bytes
+    skip: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -21,11 +35,15 @@ class Lease:
         ticket: the name by which the host knows the slot.
         nbytes: the slot's size in bytes.
         holders: how many hold it; 0 once it was freed.
+        recipe: how its first batches are made again, if their bytes may have stayed at the host that made them.
+        made: how many batches these are.
     """
 
     ticket: int
     nbytes: int
     holders: int = 1
+    recipe: Recipe | None = None
+    made: int = 0
 
 
 NO_SLOT = Lease(-1, 0, 0)
@@ -60,6 +78,10 @@ class Slots:
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
+
+    def find(self, ticket: int) -> Lease | None:
+        """Return the lease with this ticket; None if it was freed."""
+        return self._leases.get(ticket)
 
     def resize(self, slot_nbytes: int) -> None:
         """New slots have this size from now on."""

@@ -37,6 +37,7 @@ from .open_epochs import OpenEpochs
 from .outlet import Outlet
 from .production import Production
 from .range_production import RangeProduction
+from .remaking import Remaking
 from .slots import Slots
 from .workers import Workers
 
@@ -98,10 +99,12 @@ class Stream:
             workers=workers,
             ids=ids,
             singly=self._delivery.singly,
+            may_stay=not self._delivery.shared,
             later=later,
             out=out,
         )
         turns = self.production.turns
+        self.remaking = Remaking(feed, self.slots, turns, workers=workers, ids=ids, fail=self.fail, out=out)
         self._offering = Offering(self._epochs, self.outlet, self._delivery, turns, self._close_first_epoch)
         self._granting = Granting(self._epochs, self.production, exact=feed.plan.order == "exact")
 
@@ -311,6 +314,7 @@ class Stream:
         """User code failed in the run. The worker has dropped the run and all its turns."""
         self._lists.run_failed(run, error)
         self.production.run_failed(run, error)
+        self.remaking.run_failed(run, error)
 
     def retry(self, run: int) -> None:
         """The pause after this run's failure is over."""
@@ -321,6 +325,7 @@ class Stream:
         """The processes of these workers are gone; see `Production.workers_gone`."""
         self._lists.workers_gone(workers, how, blamed)
         self.production.workers_gone(workers, how, blamed)
+        self.remaking.workers_gone(workers, how, lost=blamed is None)
 
     def place_of(self, run: int) -> tuple[int | None, int | None]:
         """Return the epoch and the lane that a run works on, as far as they are known."""
@@ -332,7 +337,7 @@ class Stream:
 
     def uses(self, worker: int) -> bool:
         """Whether the worker does anything for this stream."""
-        return self._lists.uses(worker) or self.production.uses(worker)
+        return self._lists.uses(worker) or self.production.uses(worker) or self.remaking.uses(worker)
 
     def resize(self, share: Share, slot_nbytes: int) -> None:
         """Give the stream this share, of slots of this size. Slots that are out stay out until they are released."""
@@ -362,7 +367,8 @@ class Stream:
         if outlet.live:
             if len(epochs) < 2 and not (epochs and epochs[0].granting) and self._may_open_next:
                 self._open_next_epoch()
-            self._granting.grant(self.share.production)
+            self.remaking.proceed()
+            self._granting.grant(self.share.production - self.remaking.unwanted)
             if epochs and epochs[0].failing:
                 self._offering.offer(cut_short=self._cut_short)  # the next turn may have failed instead of being made
         log = self._delivery.group_log
@@ -412,5 +418,6 @@ class Stream:
     def _stop_production(self) -> None:
         for consumer in self.consumers:
             consumer.stop_reading()
+        self.remaking.stop()
         while self._epochs:
             self._close_first_epoch()

@@ -49,8 +49,14 @@ class WorkEvents:
 
     def made(self, event: Made) -> None:
         """Batches of a turn are made."""
-        if (stream := self._affected.of(event.ticket)) is not None:
+        if (stream := self._affected.of(event.ticket)) is not None and not stream.remaking.made(event):
             stream.production.made(event)
+
+    def bytes_lost(self, event: on.BytesLost) -> None:
+        """Batches that were reported are lost with their host."""
+        for ticket in event.tickets:
+            if (stream := self._affected.of(ticket)) is not None:
+                stream.remaking.lost((ticket,))
 
     def rows_measured(self, event: RowsMeasured) -> None:
         """Leftover rows are measured. If all rows of the merged batch are, it may need a larger slot."""
@@ -66,7 +72,12 @@ class WorkEvents:
     def need_room(self, event: NeedRoom) -> None:
         """A batch does not fit into its slot: make later slots larger, if the memory allows it."""
         stream = self._affected.of(event.ticket)
-        if stream is None or not stream.production.needs(event.ticket, event.run):
+        if stream is None:
+            return
+        if stream.remaking.is_of(event.run):
+            stream.remaking.needs_room(event.run)
+            return
+        if not stream.production.needs(event.ticket, event.run):
             return
         if self._has_room(stream, event.nbytes):
             stream.production.enlarge(event.ticket)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock_proto.codec import MAX_MESSAGE, MAX_STATUS, encode
-from penstock_proto.messages import Chunk, Failed, Message, Pong, Status, Welcome
+from penstock_proto.messages import Chunk, Failed, Message, NotKept, Pong, Status, Welcome
 
 from ..keys import ClientKey, ServerKeys, revoked
 from .accepting import Acceptor
@@ -36,7 +36,7 @@ LINGER = 0.5
 
 _MOST = 16_384
 """Most connections, even if half of the descriptors are more."""
-_ANSWERS = (Failed, Pong, Status, Welcome)
+_ANSWERS = (Failed, NotKept, Pong, Status, Welcome)
 """Messages that a peer gets as often as it asks."""
 
 
@@ -87,18 +87,22 @@ class Router:
         data = encode(message, MAX_STATUS if isinstance(message, Status) else MAX_MESSAGE)
         return connection.send(data, answer=isinstance(message, _ANSWERS))
 
-    def send_bytes(self, peer: bytes, seq: int, start: int, data: Bytes) -> bool:
+    def send_bytes(
+        self, peer: bytes, seq: int, start: int, data: Bytes, *, done: Callable[[], None] | None = None
+    ) -> bool:
         """Send bytes of slab `seq`, from byte `start` of its slot on, in pieces straight from `data`. Return False if
         the peer is gone.
 
-        The router refers to `data` until they are sent or the peer is gone.
+        The router refers to `data` until they are sent or the peer is gone. `done` is called when they are sent, and
+        not if the peer is gone before.
         """
         connection = self._peers.get(peer)
         if connection is None:
             return False
         whole = data.data
         for at in range(0, len(whole), connection.PIECE):
-            if not connection.send(encode(Chunk(seq, start + at)), whole[at : at + connection.PIECE]):
+            last = done if at + connection.PIECE >= len(whole) else None
+            if not connection.send(encode(Chunk(seq, start + at)), whole[at : at + connection.PIECE], done=last):
                 return False
         return True
 

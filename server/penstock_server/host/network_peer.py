@@ -93,6 +93,14 @@ class NetworkPeer(ABC):
         except OSError:
             return ""
 
+    @property
+    def own_address(self) -> str:
+        """The address of this end, without its port; "" if the connection has ended."""
+        try:
+            return str(self._tcp.getsockname()[0])
+        except OSError:
+            return ""
+
     @abstractmethod
     def receive_into(self, place: Place) -> None:
         """From now on take messages of two frames, the second of which belongs where `place` says."""

@@ -30,9 +30,11 @@ from ..activity import Activity
 from ..host import descriptors
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
+from ..rate_limited_log import RateLimitedLog
 from . import agreement
 from .joined_host import SILENT
 from .membership import Membership
+from .serving import SlabServer
 from .to_head import ToHead, connect
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class Agent:
         environment: variables of the workers.
         grace: seconds in which the workers hand over their work when this host is to leave.
         patience: seconds to wait for the head.
+        fetch_port: where trainers can fetch batches; 0: any free port.
         until_stdin_closes: end at the end of standard input, too: whoever started this host is gone.
     """
 
@@ -74,6 +77,7 @@ class Agent:
         environment: m.Environment | None = None,
         grace: float = 25.0,
         patience: float = PATIENCE,
+        fetch_port: int = 0,
         until_stdin_closes: bool = False,
     ) -> None:
         self._feeds = feeds
@@ -84,6 +88,9 @@ class Agent:
         self._keys = keys
         self._grace = grace
         self._patience = patience
+        self._fetch_port = fetch_port
+        self._server: SlabServer | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._until_stdin_closes = until_stdin_closes
         self._process = secrets.token_bytes(16)
         self._imported: dict[int, bytes] = {}
@@ -124,6 +131,8 @@ class Agent:
         await self._supervisor.stop(codec.encode(m.Shutdown()))
         if self._link is not None:
             self._link.close()
+        if self._server is not None:
+            self._server.close()
         for task in done:
             task.result()
         if self._error is not None:
@@ -194,9 +203,25 @@ class Agent:
             workers=self._count,
             memory=self._memory,
             sources=agreement.sources(self._feeds),
+            endpoint=self._endpoint(self._link.own_address),
             **agreement.versions(),
         )
         self._link.send(codec.encode(join))
+
+    def _endpoint(self, address: str) -> str:
+        """Return where consumers can fetch what is kept here: at the address by which the head knows this host. Empty
+        if they cannot: the head sends them everything. (With keys it always does.)"""
+        if self._server is not None and self._server.address != address:
+            self._server.close()
+            self._server = None
+        if self._server is None and address:
+            try:
+                self._server = SlabServer(address, self._fetch_port, RateLimitedLog(log))
+            except StartError as error:
+                text = "trainers cannot fetch batches from this host, so the head sends them all: %s"
+                log.warning(text, error.message, extra={"event": "no_fetching"})
+                return ""
+        return "" if self._server is None else self._server.endpoint
 
     def _message(self, data: bytes) -> None:
         self._heard = time.monotonic()
@@ -232,6 +257,8 @@ class Agent:
             scaled=self._scaled,
             retired=self._retired,
         )
+        if self._server is not None:
+            self._server.slots = self._membership.slots
         log.info("joined the head at tcp://%s:%d", *self._place, extra={"event": "host_joins"})
         for worker, data in self._imported.items():
             self._membership.said(worker, codec.from_worker(data), data)
@@ -255,6 +282,8 @@ class Agent:
         if self._membership is not None:
             self._membership.end()
             self._membership = None
+            if self._server is not None:
+                self._server.slots = None
             for worker in list(self._supervisor.workers):
                 self._supervisor.kill(worker)
             if not self._leaving:
@@ -286,7 +315,13 @@ class Agent:
     def _retired(self, worker: int) -> None:
         self._imported.pop(worker, None)
         if not self._supervisor.workers:
-            self._stopped.set()
+            self._ending = asyncio.get_running_loop().create_task(self._stop_when_sent())
+
+    async def _stop_when_sent(self) -> None:
+        """End when the head has everything that the workers have made."""
+        while self._link is not None and self._link.unsent_bytes:
+            await asyncio.sleep(0.05)
+        self._stopped.set()
 
     async def _each_second(self) -> None:
         while True:
@@ -294,6 +329,8 @@ class Agent:
             if self._link is None:
                 continue
             self._link.tick()
+            if self._server is not None:
+                self._server.another_second()
             if self._membership is not None:
                 self._membership.report()
                 if time.monotonic() - self._heard > SILENT:

@@ -26,7 +26,10 @@ class Building:
     Attributes:
         allowed: as given.
         used: bytes in use.
+        wanted: called while somebody waits for memory.
     """
+
+    wanted: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, allowed: int, gone: Callable[[Memfd], None]) -> None:
         self.allowed = allowed
@@ -50,7 +53,9 @@ class Building:
         async with self._in_order:
             while self.used + nbytes > self.allowed:
                 self._released.clear()
-                await self._released.wait()
+                self.wanted()
+                if self.used + nbytes > self.allowed:
+                    await self._released.wait()
             memfd = self._arena.reuse(nbytes)
             if memfd is None:
                 for old in self._arena.trim(self.allowed - nbytes, 1 << 40):
@@ -62,7 +67,11 @@ class Building:
     def release(self, memfd: Memfd) -> None:
         """Give memory back."""
         self.used -= memfd.nbytes
-        self._arena.free(memfd)
+        if memfd.retired:
+            self._arena.retire(memfd)
+            self._gone(memfd)
+        else:
+            self._arena.free(memfd)
         self._released.set()
 
     def close(self, in_use: Iterable[Memfd]) -> None:

@@ -70,6 +70,14 @@ from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option
     show_default=True,
     help="Time to wait for a head that does not answer, at the start or when it was lost.",
 )
+@click.option(
+    "--fetch-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="PORT",
+    show_default="any free port",
+    help="Port at which trainers fetch batches from this host. Those that cannot reach it get them from the head.",
+)
 @hang_timeout_option
 @click.option(
     "--env",
@@ -93,6 +101,7 @@ def join(
     keys: str | None,
     grace: float,
     patience: float,
+    fetch_port: int,
     hang_timeout: float | None,
     environment: tuple[tuple[str, str | None], ...],
     log_level: str,
@@ -136,6 +145,7 @@ def join(
             environment=dict(environment),
             grace=grace,
             patience=patience,
+            fetch_port=fetch_port,
             until_stdin_closes=until_stdin_closes,
         )
     except PenstockError as error:

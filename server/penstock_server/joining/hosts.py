@@ -24,6 +24,7 @@ from ..host.network import Router
 from ..opening import check_version
 from . import agreement
 from .joined_host import SILENT, JoinedHost
+from .kept import KeptBatches
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Hosts:
         grown: called when all workers are there that a host has been asked for.
         lost: called when a host is gone, and how that came.
         sampled: called with what a host has sampled of its workers' stacks.
+        kept: what hosts keep.
+        reached: returns whether all consumers of a stream, by its number, reach the host.
         bugs: notes unexpected errors.
     """
 
@@ -89,8 +92,12 @@ class Hosts:
         grown: Callable[[], None],
         lost: Callable[[JoinedHost, str], None],
         sampled: Callable[[JoinedHost, m.StacksSampled | m.SamplingEnded], None],
+        kept: KeptBatches,
+        reached: Callable[[int, JoinedHost], bool],
         bugs: Bugs,
     ) -> None:
+        self.kept = kept
+        self._reached = reached
         self._sources = _sources(feeds)
         self._coordinator = coordinator
         self._router = router
@@ -107,6 +114,7 @@ class Hosts:
         self._bugs = bugs
         self.list_of = list_of
         self._next = REMOTE
+        self._last = 0
         self._hosts: dict[bytes, JoinedHost] = {}
         self._by_worker: dict[int, JoinedHost] = {}
         self._waiting: dict[bytes, m.Join] = {}
@@ -151,8 +159,10 @@ class Hosts:
             if old.join.process == join.process:  # it has noticed before us that its connection broke
                 self._lose(old_peer, "has joined again")
         numbers = self._new_numbers(join.workers)
+        self._last += 1
         host = JoinedHost(
             join,
+            self._last,
             name=self._new_name(join.host),
             address=self._router.address(peer),
             numbers=numbers,
@@ -301,6 +311,8 @@ class Hosts:
         self._lost(host, how)
         if there:
             self._tell(on.WorkersLost(there, f"of host {host.name}, which {how}"))
+        if lost := self.kept.lost(host):
+            self._tell(on.BytesLost(lost))
 
     # --- what a joined host needs of the head ---
 
@@ -321,6 +333,10 @@ class Hosts:
         self.said(worker, message)
         if (host := self._by_worker[worker]).working and host.there == host.workers:
             self._grown()
+
+    def keeps(self, host: JoinedHost, ticket: int) -> bool:
+        """Whether the host is to keep what it makes for the ticket."""
+        return not host.leaving and self._reached(ticket // m.IDS_PER_STREAM, host)
 
     def leaves(self, host: JoinedHost) -> None:
         """The host wants to leave: its workers hand over their lanes as soon as others can take them."""

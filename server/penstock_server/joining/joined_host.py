@@ -24,6 +24,7 @@ from ..coordinator import commands as do
 from ..host.arena import Memfd
 from .agreement import plan_differences
 from .host_view import HostView
+from .kept import KeptBatches
 from .open_tickets import OpenTickets
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,13 @@ class Head(Protocol):
     def given_up(self, worker: int, how: str) -> None:
         """No further process takes the worker's place."""
 
+    def keeps(self, host: JoinedHost, ticket: int) -> bool:
+        """Whether the host is to keep what it makes for the ticket: all who read it can fetch it there."""
+
+    @property
+    def kept(self) -> KeptBatches:
+        """What hosts keep."""
+
     def leaves(self, host: JoinedHost) -> None:
         """The host wants to leave."""
 
@@ -85,6 +93,7 @@ class JoinedHost:
 
     Args:
         join: what the host said of itself.
+        number: its number, which is used once.
         name: its name, which no other host has.
         address: where it is.
         numbers: those of its workers at first.
@@ -100,12 +109,16 @@ class JoinedHost:
         report: what it said of itself last.
         said: what it said of each worker last, and when that came, in monotonic seconds.
         received: bytes of batches that it has sent.
+        fetched: bytes of batches that consumers were told to fetch from it.
         heard: when it was last heard, in monotonic seconds.
         view: what users see of its workers.
     """
 
-    def __init__(self, join: m.Join, *, name: str, address: str, numbers: range, channel: Channel, head: Head) -> None:
+    def __init__(
+        self, join: m.Join, number: int, *, name: str, address: str, numbers: range, channel: Channel, head: Head
+    ) -> None:
         self.join = join
+        self.number = number
         self.name = name
         self.address = address
         self.numbers = {number: worker for worker, number in enumerate(numbers)}
@@ -117,6 +130,7 @@ class JoinedHost:
         self.report: m.HostReport | None = None
         self.said: dict[int, tuple[m.WorkerReport, float]] = {}
         self.received = 0
+        self.fetched = 0
         self.heard = time.monotonic()
         self.view = HostView(self.numbers, channel.send)
         self._channel = channel
@@ -138,6 +152,11 @@ class JoinedHost:
         """How many slots its workers are to fill."""
         return self._tickets.slots
 
+    @property
+    def fetchable(self) -> bool:
+        """Whether consumers can be told to fetch from it."""
+        return self.working and not self.leaving and bool(self.join.endpoint)
+
     # --- what workers are told ---
 
     def say(self, worker: int, message: m.Message) -> None:
@@ -148,8 +167,18 @@ class JoinedHost:
 
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
         """Have a turn, or a part of it, filled into `memfd`."""
-        self._tickets.open(command.worker, command.run, command.ticket, memfd)
-        self._say(command.worker, wire.fill(command, 0, memfd.nbytes))
+        keep = command.may_stay and self._head.keeps(self, command.ticket)
+        self._tickets.open(command.worker, command.run, command.ticket, memfd, keep=keep)
+        self._say(command.worker, wire.fill(command, 0, memfd.nbytes), keep=keep)
+
+    def send_kept(self, ticket: int) -> None:
+        """Have the host send what it keeps for the ticket."""
+        self._channel.send(m.SendKept(ticket))
+
+    def release(self, ticket: int) -> None:
+        """Tell the host that nobody needs what it keeps for the ticket."""
+        self._tickets.release(ticket)
+        self._channel.send(m.Release(ticket))
 
     def measure_rows(self, command: do.MeasureRows) -> None:
         """Have leftover rows measured."""
@@ -220,9 +249,9 @@ class JoinedHost:
         self._tickets.clear()
         self.view.lost()
 
-    def _say(self, worker: int, message: m.Message) -> None:
+    def _say(self, worker: int, message: m.Message, *, keep: bool = False) -> None:
         if worker in self.workers:
-            self._channel.send(m.Say(worker, self._processes[worker], codec.encode(message)))
+            self._channel.send(m.Say(worker, self._processes[worker], codec.encode(message), keep))
 
     def _show_list(self, splits: int) -> None:
         if not splits or splits in self._lists:
@@ -246,6 +275,8 @@ class JoinedHost:
         payload = codec.from_host(data)
         if not isinstance(payload, m.Payload):
             raise ProtocolError(f"a {type(payload).__name__} with a second frame")
+        if self._tickets.is_released(payload.ticket):
+            return memoryview(bytearray(payload.nbytes))
         memfd = self._tickets.slot(payload.worker, payload.run, payload.ticket)
         if memfd is None or payload.start + payload.nbytes > memfd.nbytes:
             raise ProtocolError(f"{payload.nbytes} bytes from {payload.start} on, which are not in the slot")
@@ -264,7 +295,10 @@ class JoinedHost:
         match message:
             case m.Said():
                 self._check_worker(message.worker)
-                self._worker_said(message.worker, codec.from_worker(message.data))
+                self._worker_said(message.worker, codec.from_worker(message.data), message.secret)
+            case m.KeptNoLonger():
+                if self._tickets.kept_no_longer(message.ticket):
+                    self._head.kept.there(message.ticket)
             case m.WorkerEnded():
                 self._check_worker(message.worker)
                 self._ended(message)
@@ -300,10 +334,13 @@ class JoinedHost:
         if worker not in self.numbers:
             raise ProtocolError(f"it speaks of worker {worker}, which is not its own")
 
-    def _worker_said(self, worker: int, message: m.FromWorker) -> None:
+    def _worker_said(self, worker: int, message: m.FromWorker, secret: bytes) -> None:
         match message:
             case m.Made():
                 self._tickets.check(worker, message.run, message.ticket)
+                if secret:
+                    self._tickets.keep(message.ticket, message.run)
+                    self._head.kept.begin(message.ticket, self, secret)
                 if message.last:
                     self._tickets.answered(worker, message.run, message.ticket)
                 self._head.said(worker, message)

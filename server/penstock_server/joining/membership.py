@@ -1,7 +1,6 @@
 """One connection of a host to the head, from Joined to its end: passes on what the head and the host's workers say.
 
-What belongs into a slot at the head a worker writes into memory of this host. The bytes go to the head before the
-worker's message about them. The memory can be used again when they are sent and the worker has answered.
+What belongs into a slot at the head a worker writes into memory of this host (built_slots.py).
 
 Each worker has a queue of messages. One that needs memory waits for it, and those behind it wait too. Memory that is in
 use waits for nothing but the worker or the network, so the queue always goes on.
@@ -16,7 +15,6 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -28,30 +26,18 @@ from .. import status
 from ..activity import Activity
 from ..bugs import Bugs
 from ..host import cpus, descriptors
-from ..host.arena import Memfd
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
 from .building import Building, Regions
+from .built_slots import BuiltSlots, Writes
 from .sampling import Sampling
 from .shown_workers import ShownWorkers
 from .to_head import ToHead
 
 log = logging.getLogger(__name__)
 
-_Writes: TypeAlias = m.Fill | m.WriteRows
 _MOST_REPORTED = 64
 """Workers of which one report tells; if there are more, the next one goes on."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Slot:
-    """Memory in which a worker builds what belongs into a slot at the head."""
-
-    worker: int
-    memfd: Memfd
-    wanted: _Writes
-    unsent: int = 0
-    answered: bool = False
 
 
 class Membership:
@@ -97,16 +83,13 @@ class Membership:
         self._here: dict[int, int] = {}
         """The opposite: the number here, by the head's."""
         self._processes: dict[int, int] = {}
-        self._queues: dict[int, asyncio.Queue[tuple[int, m.ToWorker | m.SplitsGone]]] = {}
+        self._queues: dict[int, asyncio.Queue[tuple[m.Say, m.ToWorker] | m.SplitsGone]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         for worker in supervisor.workers:
             self._take_in(worker, joined.first + worker)
         self._going: Counter[int] = Counter()
         """How many queues still have a SplitsGone, by the number of the list."""
-        self._slots: dict[tuple[int, int], _Slot] = {}
-        """By ticket and run."""
-        self._unsent: set[Memfd] = set()
-        """Memory of which bytes wait to be sent."""
+        self.slots = BuiltSlots(link, self._building)
         self._regions: dict[int, Regions] = {}
         """Of each run."""
         self._of_feeds: dict[str, Regions] = {}
@@ -125,7 +108,7 @@ class Membership:
         self._shown.end()
         self._sampling.end()
         self._workers.forget_lists()
-        self._building.close(self._unsent | {slot.memfd for slot in self._slots.values()})
+        self._building.close(self.slots.in_use)
 
     # --- what the head says ---
 
@@ -139,7 +122,11 @@ class Membership:
             case m.Say():
                 worker = self._worker(message.worker)
                 if worker in self._queues:  # else no process takes its place
-                    self._queues[worker].put_nowait((message.process, codec.to_worker(message.data)))
+                    self._queues[worker].put_nowait((message, codec.to_worker(message.data)))
+            case m.SendKept():
+                self.slots.send_kept(message.ticket)
+            case m.Release():
+                self.slots.release(message.ticket)
             case m.Accepted():
                 pass
             case m.Scale():
@@ -165,7 +152,7 @@ class Membership:
                 self._sampling.take(message)
             case m.SplitsGone():
                 for queue in self._queues.values():  # messages in it may still name the list
-                    queue.put_nowait((-1, message))
+                    queue.put_nowait(message)
                     self._going[message.splits] += 1
 
     def place(self, data: bytes) -> memoryview:
@@ -214,9 +201,9 @@ class Membership:
         if queue is not None:
             self._tasks[worker].cancel()
             while not queue.empty():
-                _, message = queue.get_nowait()
-                if isinstance(message, m.SplitsGone):
-                    self._list_passed(message.splits)
+                said = queue.get_nowait()
+                if isinstance(said, m.SplitsGone):
+                    self._list_passed(said.splits)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -234,23 +221,24 @@ class Membership:
         """Give a worker the head's messages, in order."""
         queue = self._queues[worker]
         while True:
-            process, message = await queue.get()
-            if isinstance(message, m.SplitsGone):
-                self._list_passed(message.splits)
+            said = await queue.get()
+            if isinstance(said, m.SplitsGone):
+                self._list_passed(said.splits)
                 continue
-            if isinstance(message, _Writes):
+            say, message = said
+            if isinstance(message, Writes):
                 try:
                     memfd = await self._building.acquire(message.nbytes)
                 except PenstockError as error:
                     self._fail(error)
                     return
-                if process != self._processes[worker]:
+                if say.process != self._processes[worker] or message.run not in self._regions:
                     self._building.release(memfd)
                     continue
-                self._slots[message.ticket, message.run] = _Slot(worker, memfd, message)
+                self.slots.begin(say.worker, memfd, message, self._regions[message.run], keep=say.keep)
                 self._workers.show_memfd(worker, memfd)
                 message = structs.replace(message, memfd=memfd.number)
-            elif process != self._processes[worker]:
+            elif say.process != self._processes[worker]:
                 continue
             elif isinstance(message, m.StartRun):
                 self._regions[message.run] = self._regions_of(message)
@@ -283,9 +271,7 @@ class Membership:
             case m.Made():
                 self._made(worker, message, data)
             case m.RowsWritten():
-                slot = self._slots.get((message.ticket, message.run))
-                if slot is not None and isinstance(slot.wanted, m.WriteRows):
-                    self._send(slot, self._regions[message.run].of_rows(slot.wanted))
+                self.slots.rows_written(message.ticket, message.run)
                 self._pass_said(worker, data)
                 self._answered(message.ticket, message.run)
             case m.NeedRoom():
@@ -293,8 +279,7 @@ class Membership:
                 self._answered(message.ticket, message.run)
             case m.RunFailed():
                 self._pass_said(worker, data)
-                for ticket, run in [key for key in self._slots if key[1] == message.run]:
-                    self._answered(ticket, run)
+                self.slots.run_failed(message.run)
                 self._regions.pop(message.run, None)
                 self._dropped.discard(message.run)
             case m.SplitsListed() | m.EnvironmentWanted():
@@ -307,9 +292,7 @@ class Membership:
         self._processes[worker] += 1
         said = None if doing is None else m.LastActivity(**dataclasses.asdict(doing))
         self._link.send(codec.encode(m.WorkerEnded(self._numbers[worker], how[:1024], said)))
-        for (ticket, run), slot in list(self._slots.items()):
-            if slot.worker == worker:
-                self._answered(ticket, run)
+        self.slots.worker_ended(self._numbers[worker])
 
     def given_up(self, worker: int, how: str) -> None:
         """No further process takes this worker's place."""
@@ -317,7 +300,8 @@ class Membership:
         self._link.send(codec.encode(m.GivenUp(self._numbers[worker], how[:1024])))
 
     def leave(self) -> None:
-        """Ask the head to take over what the workers do."""
+        """Ask the head to take over what the workers do, and send it what is kept here."""
+        self.slots.leave()
         self._link.send(codec.encode(m.Leaving()))
 
     def report(self) -> None:
@@ -343,51 +327,22 @@ class Membership:
         self._link.send(codec.encode(report))
 
     def _made(self, worker: int, message: m.Made, data: bytes) -> None:
-        slot = self._slots.get((message.ticket, message.run))
-        if message.batches and slot is not None and isinstance(slot.wanted, m.Fill):
-            first = slot.wanted.first + message.first
-            self._send(slot, self._regions[message.run].of_batches(first, message.batches, message.shapes))
-        self._pass_said(worker, data)
+        self._pass_said(worker, data, self.slots.made(message))
         if message.last:
             self._answered(message.ticket, message.run)
 
-    def _pass_said(self, worker: int, data: bytes) -> None:
+    def _pass_said(self, worker: int, data: bytes, secret: bytes = b"") -> None:
         try:
-            self._link.send(codec.encode(m.Said(self._numbers[worker], data)))
+            self._link.send(codec.encode(m.Said(self._numbers[worker], data, secret)))
         except ProtocolError as error:  # it is too large
             self._fail(error)
 
-    def _send(self, slot: _Slot, regions: list[tuple[int, int]]) -> None:
-        """Send these bytes of the slot."""
-        worker, run, ticket = self._numbers[slot.worker], slot.wanted.run, slot.wanted.ticket
-        for begin, end in regions:
-            for start in range(begin, end, self._link.PIECE):
-                stop = min(end, start + self._link.PIECE)
-                slot.unsent += 1
-                self._unsent.add(slot.memfd)
-                payload = m.Payload(worker, run, ticket, start, stop - start)
-                body = slot.memfd.view(start, stop).data
-                self._link.send(codec.encode(payload), body, done=lambda: self._sent(slot))
-
-    def _sent(self, slot: _Slot) -> None:
-        slot.unsent -= 1
-        if not slot.unsent:
-            self._unsent.discard(slot.memfd)
-        self._release(slot)
-
     def _answered(self, ticket: int, run: int) -> None:
         """The worker has answered for the ticket, and writes there no longer."""
-        slot = self._slots.pop((ticket, run), None)
-        if slot is not None:
-            slot.answered = True
-            self._release(slot)
-            self._forget_if_over(run)
-
-    def _release(self, slot: _Slot) -> None:
-        if slot.answered and not slot.unsent:
-            self._building.release(slot.memfd)
+        self.slots.answered(ticket, run)
+        self._forget_if_over(run)
 
     def _forget_if_over(self, run: int) -> None:
-        if run in self._dropped and not any(other == run for _, other in self._slots):
+        if run in self._dropped and not self.slots.is_used(run):
             self._dropped.discard(run)
             self._regions.pop(run, None)

@@ -1,7 +1,8 @@
 """What the workers of a host that has joined are to answer, and the slots into which they may write until then.
 
 A ticket is open from the command to fill a slot until the worker has answered, or until the worker or its host is gone.
-While it is open, the host may write into the slot, and the coordinator does not use the slot for anything else.
+While it is open, the host may write into the slot, and the coordinator does not use the slot for anything else. So it
+is, too, while the host keeps what belongs there (kept.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from ..host.arena import Memfd
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Open:
-    """What a worker is to answer for, and the memory of the slot, if it writes there."""
+    """What a worker is to answer for, the memory of the slot, if it writes there, and whether the host keeps it."""
 
     worker: int
     memfd: Memfd | None
+    keep: bool
 
 
 class OpenTickets:
@@ -30,27 +32,62 @@ class OpenTickets:
         self._runs: dict[int, int] = {}
         """The worker of each run that may still say something."""
         self._dropped: set[int] = set()
+        self._kept: dict[int, Memfd | None] = {}
+        """The slots for what the host keeps, by ticket. It may send that later. None: nobody needs it any longer."""
 
     @property
     def slots(self) -> int:
         """How many slots are to be filled."""
         return sum(one.memfd is not None for one in self._open.values())
 
-    def open(self, worker: int, run: int, ticket: int, memfd: Memfd | None) -> None:
-        """The worker is to answer for a ticket in a run, and may write into `memfd` if there is one."""
-        self._open[ticket, run] = _Open(worker, memfd)
+    def open(self, worker: int, run: int, ticket: int, memfd: Memfd | None, *, keep: bool = False) -> None:
+        """The worker is to answer for a ticket in a run, and may write into `memfd` if there is one. `keep`: its host
+        may keep what it makes, and send it later."""
+        self._open[ticket, run] = _Open(worker, memfd, keep)
+
+    def keep(self, ticket: int, run: int) -> None:
+        """The host keeps what it has made for the ticket in this run.
+
+        Raises:
+            ProtocolError: it may not.
+        """
+        if not self._open[ticket, run].keep:
+            raise ProtocolError(f"it keeps what belongs to ticket {ticket}, and was not to")
+        self._kept.setdefault(ticket, self._open[ticket, run].memfd)
+
+    def release(self, ticket: int) -> None:
+        """Nobody needs what the host keeps for the ticket. It may be on its way all the same."""
+        if ticket in self._kept:
+            self._kept[ticket] = None
+
+    def kept_no_longer(self, ticket: int) -> bool:
+        """The host keeps nothing for the ticket now. Return whether it has sent all of that to the slot.
+
+        Raises:
+            ProtocolError: it kept nothing.
+        """
+        if ticket not in self._kept:
+            raise ProtocolError(f"it kept nothing for ticket {ticket}")
+        return self._kept.pop(ticket) is not None
 
     def check(self, worker: int, run: int, ticket: int) -> None:
         """Raise ProtocolError unless the worker is to answer for this ticket in this run."""
         self._find(worker, run, ticket)
 
     def slot(self, worker: int, run: int, ticket: int) -> Memfd | None:
-        """Return the memory into which the worker may write in this run; None if it is to answer without any.
+        """Return the memory into which the worker may write in this run; None if it may write nowhere, or nobody needs
+        what its host has kept.
 
         Raises:
             ProtocolError: it is not to answer for this ticket.
         """
+        if ticket in self._kept:
+            return self._kept[ticket]
         return self._find(worker, run, ticket).memfd
+
+    def is_released(self, ticket: int) -> bool:
+        """Whether nobody needs what the host has kept for the ticket."""
+        return ticket in self._kept and self._kept[ticket] is None
 
     def answered(self, worker: int, run: int, ticket: int) -> None:
         """The worker has answered for the ticket in this run.
@@ -93,6 +130,7 @@ class OpenTickets:
     def clear(self) -> None:
         """The host is gone: nothing more is written for it."""
         self._open.clear()
+        self._kept.clear()
         self._runs.clear()
         self._dropped.clear()
 

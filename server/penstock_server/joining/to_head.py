@@ -31,6 +31,10 @@ class ToHead(Protocol):
     def unsent_bytes(self) -> int:
         """How many bytes wait."""
 
+    @property
+    def own_address(self) -> str:
+        """The address of this end, without its port; "" if it is not known."""
+
     def send(self, message: bytes, body: memoryview | None = None, *, done: Done | None = None) -> bool:
         """Send a message, perhaps with a second frame, which must not change before `done` is called. Return False if
         the connection has ended."""
@@ -148,6 +152,8 @@ class _Encrypted:
     def unsent_bytes(self) -> int:
         """See ToHead."""
         return self._outgoing.nbytes
+
+    own_address = ""
 
     def send(self, message: bytes, body: memoryview | None = None, *, done: Done | None = None) -> bool:
         """See ToHead."""

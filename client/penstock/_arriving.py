@@ -1,0 +1,97 @@
+"""Slabs on their way over the network: each arrives in chunks, which land in the slab's aligned memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock_proto import ProtocolError
+from penstock_proto.codec import MAX_CHUNK
+from penstock_proto.messages import Chunk
+
+from ._consumer_state import Received
+from ._zmtp import Dealer
+
+if TYPE_CHECKING:
+    from penstock_proto.libzmq import LibzmqDealer
+
+
+class Arriving:
+    """A slab that has arrived in part: its slot in our memory, and the region of the slot that is being filled."""
+
+    __slots__ = ("_regions", "_start", "at", "is_whole", "received", "slot", "stop")
+
+    def __init__(self, received: Received) -> None:
+        self.received = received
+        self.slot = np.asarray(received.root).data
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again: its bytes come from elsewhere."""
+        slab = self.received.slab
+        self._regions = iter(self.received.layout.regions(slab.first, slab.batches))
+        self.at, self.stop = next(self._regions)
+        self._start = self.at
+        self.is_whole = False
+
+    @property
+    def at_start(self) -> bool:
+        """Whether none of it has arrived."""
+        return self.at == self._start
+
+    def whole(self) -> bool:
+        """Return whether the slab has arrived. If a region is full, go on with the next."""
+        if self.at < self.stop:
+            return False
+        self.at, self.stop = next(self._regions, (self.at, self.stop))
+        self.is_whole = self.at == self.stop
+        return self.is_whole
+
+
+class Landing:
+    """The chunks that one connection brings. One chunk at a time lands, perhaps in several steps."""
+
+    def __init__(self) -> None:
+        self._chunk: Chunk | None = None
+        self._slab: Arriving | None = None
+
+    def begin(self, chunk: Chunk, slab: Arriving, more: bool) -> None:
+        """The bytes of a chunk of this slab follow.
+
+        Raises:
+            ProtocolError: another piece of the slab was due, or no bytes follow.
+        """
+        if chunk.start != slab.at or not more:
+            raise ProtocolError(f"{chunk} came, but slab {chunk.seq} from byte {slab.at} was due")
+        self._chunk, self._slab = chunk, slab
+
+    def go_on(self, dealer: Dealer | LibzmqDealer) -> Arriving | None:
+        """Receive the bytes of the chunk. Return the slab if it is whole now.
+
+        Raises:
+            OSError: the connection broke.
+            ProtocolError: the chunk is too large.
+        """
+        chunk, slab = self._chunk, self._slab
+        assert chunk is not None
+        assert slab is not None
+        if not dealer.left:
+            frame = dealer.begin()
+            if frame is None:
+                return None
+            nbytes, more = frame
+            room = min(MAX_CHUNK, slab.stop - slab.at)
+            if more or not 0 < nbytes <= room:
+                raise ProtocolError(f"{chunk} has {nbytes} bytes, but its slab has room for {room}")
+        while dealer.left:
+            count = dealer.read_into(slab.slot[slab.at : slab.stop])
+            if not count:
+                return None
+            slab.at += count
+        self._chunk = self._slab = None
+        return slab if slab.whole() else None
+
+    def __bool__(self) -> bool:
+        """Whether a chunk has not landed yet."""
+        return self._chunk is not None

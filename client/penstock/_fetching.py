@@ -1,0 +1,218 @@
+"""Fetches slabs from other hosts: from where they were made, and not through the daemon.
+
+The daemon says which hosts keep slabs (HostAt). A thread connects to each, since that may take seconds, and the daemon
+is told when there is a connection. Only then does it name this host in slabs. What cannot be fetched after all, since
+the connection broke or nothing comes, the daemon is asked for (Resend).
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+from penstock_proto import ConnectionLost, PenstockError, ProtocolError
+from penstock_proto.codec import encode, from_keeper
+from penstock_proto.messages import Chunk, ClientMessage, Fetch, HostAt, NotKept, Reaches, Resend
+
+from ._arriving import Arriving, Landing
+from ._frames import Frames
+from ._zmtp import Dealer, connected
+
+CONNECT = 5.0
+"""Seconds in which a host must answer."""
+STALLED = 5.0
+"""Seconds without a byte after which what was to be fetched comes from the daemon."""
+_AT_ONCE = 64 * 1024
+"""Most bytes for which a poll waits."""
+
+logger = logging.getLogger("penstock")
+
+
+class _Host:
+    """A connection to a host, and the slabs that were asked for over it."""
+
+    def __init__(self, number: int, endpoint: str, dealer: Dealer) -> None:
+        self.number = number
+        self.endpoint = endpoint
+        self.dealer = dealer
+        self.asked: dict[int, Arriving] = {}
+        self.heard = 0.0
+        self._unsent: collections.deque[bytes] = collections.deque()
+        self._frames = Frames(dealer)
+        self._landing = Landing()
+
+    def ask(self, arriving: Arriving) -> None:
+        """Ask for a slab."""
+        slab = arriving.received.slab
+        assert slab.kept is not None
+        if not self.asked:
+            self.heard = time.monotonic()
+        self.asked[slab.seq] = arriving
+        fetch = Fetch(slab.seq, slab.kept.ticket, slab.kept.secret, slab.first, slab.batches)
+        self._unsent.append(encode(fetch))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as there is room."""
+        while self._unsent and self.dealer.send(self._unsent[0]):
+            self._unsent.popleft()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits until there is room."""
+        return bool(self._unsent) or self.dealer.unsent
+
+    def read(self) -> Iterator[NotKept | Arriving]:
+        """Receive what has come: slabs that are whole now, or are not kept.
+
+        Raises:
+            OSError: the connection broke.
+            ProtocolError: the host sent something that it must not send.
+        """
+        while True:
+            if self._landing:
+                left = self.dealer.left
+                slab = self._landing.go_on(self.dealer)
+                if self.dealer.left != left:
+                    self.heard = time.monotonic()
+                if slab is not None:
+                    self.asked.pop(slab.received.slab.seq, None)
+                    yield slab
+                elif self._landing:
+                    return
+                continue
+            data = self._frames.next()
+            if data is None:
+                return
+            self.heard = time.monotonic()
+            message = from_keeper(data)
+            if isinstance(message, Chunk):
+                slab = self.asked.get(message.seq)
+                if slab is None:
+                    raise ProtocolError(f"{message} came, and nobody asked for it")
+                self._landing.begin(message, slab, self._frames.more)
+            elif isinstance(message, NotKept):
+                yield message
+
+
+class Fetches:
+    """See the file's head. One thread at a time may use it.
+
+    Args:
+        say: sends the daemon a message, now or later.
+        wake: wakes the thread that waits for `filenos`.
+    """
+
+    def __init__(self, say: Callable[[ClientMessage], None], wake: Callable[[], None]) -> None:
+        self._say = say
+        self._wake = wake
+        self._hosts: dict[int, _Host] = {}
+        self._found: collections.deque[tuple[HostAt, Dealer | None]] = collections.deque()
+        self._closed = threading.Event()
+
+    def __bool__(self) -> bool:
+        """Whether there is a connection, or one was made that was not looked at."""
+        return bool(self._hosts or self._found)
+
+    def host_at(self, where: HostAt) -> None:
+        """Connect to a host, on a thread."""
+        threading.Thread(target=self._connect, args=(where,), name="penstock-connector", daemon=True).start()
+
+    def fetch(self, arriving: Arriving) -> bool:
+        """Ask for a slab. Return False if there is no connection to its host any longer: then the daemon is asked."""
+        slab = arriving.received.slab
+        assert slab.kept is not None
+        host = self._hosts.get(slab.kept.host)
+        if host is None:
+            self._say(Resend(slab.seq))
+            return False
+        host.ask(arriving)
+        return True
+
+    def prepare(self) -> list[int]:
+        """Return the descriptors to wait for."""
+        for host in self._hosts.values():
+            host.flush()
+            host.dealer.wake_at(min(host.dealer.left, _AT_ONCE))
+        return [host.dealer.fileno() for host in self._hosts.values()]
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits until there is room."""
+        return any(host.unsent for host in self._hosts.values())
+
+    def read(self) -> list[Arriving]:
+        """Receive what has come. Return the slabs that the daemon was asked for instead: their bytes come from it."""
+        while self._found:
+            self._connected(*self._found.popleft())
+        instead: list[Arriving] = []
+        now = time.monotonic()
+        for host in list(self._hosts.values()):
+            try:
+                for came in host.read():
+                    if isinstance(came, NotKept):
+                        slab = host.asked.get(came.seq)
+                        if slab is None or not slab.at_start:
+                            raise ProtocolError(f"{came} came, and nobody asked for it")
+                        instead.append(host.asked.pop(came.seq))
+                if host.asked and now - host.heard > STALLED:
+                    raise ConnectionLost(f"nothing came for {STALLED:g} s")
+            except (OSError, ProtocolError, ConnectionLost) as error:
+                instead.extend(host.asked.values())
+                self._lose(host, error)
+        for slab in instead:
+            slab.restart()
+            self._say(Resend(slab.received.slab.seq))
+        return instead
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._closed.set()
+        self._drop()
+
+    def forget(self) -> None:
+        """In a forked child: leave the connections to the parent."""
+        self._drop()
+
+    def _drop(self) -> None:
+        for dealer in [host.dealer for host in self._hosts.values()] + [dealer for _, dealer in self._found if dealer]:
+            dealer.forget()
+        self._hosts.clear()
+        self._found.clear()
+
+    def _lose(self, host: _Host, error: Exception) -> None:
+        said = "the connection to the host at %s has ended (%s); its batches come from the daemon"
+        logger.info(said, host.endpoint, error)
+        host.dealer.forget()
+        del self._hosts[host.number]
+        self._say(Reaches(host.number, False))
+
+    def _connected(self, where: HostAt, dealer: Dealer | None) -> None:
+        if dealer is not None:
+            self._hosts[where.host] = _Host(where.host, where.endpoint, dealer)
+            self._say(Reaches(where.host, True))
+
+    def _connect(self, where: HostAt) -> None:
+        """Connect to a host. (On a thread of its own.)"""
+        dealer = None
+        try:
+            place = urlsplit(where.endpoint)
+            dealer = connected(place.hostname or "", place.port or 0, CONNECT, self._give_up_if_closed)
+        except (OSError, PenstockError, ValueError) as error:
+            said = "the host at %s cannot be reached from here (%s); its batches come from the daemon"
+            if not self._closed.is_set():
+                logger.info(said, where.endpoint, error)
+            return
+        self._found.append((where, dealer))
+        if self._closed.is_set():
+            self._drop()
+        else:
+            self._wake()
+
+    def _give_up_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise ConnectionLost("the stream was closed")

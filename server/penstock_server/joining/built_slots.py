@@ -1,0 +1,209 @@
+"""At a host: the memory in which its workers build slots of the head, from the first byte until nobody needs it.
+
+What a worker has made goes to the head at once, before the worker's message about it. Or the host keeps it, if the head
+says so: consumers fetch it from here until the head releases it. What is kept is sent after all when the head asks for
+it, when a worker waits for memory, and when this host leaves.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock_proto import codec
+from penstock_proto import messages as m
+
+from ..host.arena import Memfd
+from .building import Building, Regions
+from .to_head import ToHead
+
+Writes: TypeAlias = m.Fill | m.WriteRows
+
+
+@dataclass(slots=True, eq=False)
+class BuiltSlot:
+    """One slot.
+
+    Attributes:
+        worker: the head's number of the worker that builds it.
+        memfd: its memory.
+        wanted: what is to be written.
+        regions: tells where batches lie.
+        secret: of a slot that is kept; otherwise empty.
+        parts: of a slot that is kept: what was reported, as (first, batches, shapes).
+        unsent: how many pieces wait to be sent to the head.
+        fetched: how many wait to be sent to consumers.
+        answered: whether the worker writes there no longer.
+    """
+
+    worker: int
+    memfd: Memfd
+    wanted: Writes
+    regions: Regions
+    secret: bytes = b""
+    parts: list[tuple[int, int, m.Shapes]] = field(default_factory=list)
+    unsent: int = 0
+    fetched: int = 0
+    answered: bool = False
+
+    def find(self, first: int, batches: int) -> list[tuple[int, int]] | None:
+        """Return where these batches lie, as (start, stop); None if not all of them were reported."""
+        for start, count, shapes in self.parts:
+            if (start, count) == (first, batches):
+                return self.regions.of_batches(first, batches, shapes)
+        reported = sum(count for _, count, shapes in self.parts if not shapes)
+        if first + batches > reported:
+            return None
+        return self.regions.of_batches(first, batches, ())
+
+    def was_fetched(self) -> None:
+        """A piece that was fetched is sent."""
+        self.fetched -= 1
+
+
+class BuiltSlots:
+    """All of them, by ticket and run.
+
+    Args:
+        link: the connection to the head.
+        building: where their memory comes from.
+    """
+
+    def __init__(self, link: ToHead, building: Building) -> None:
+        self._link = link
+        self._building = building
+        self._building.wanted = self._make_room
+        self._open: dict[tuple[int, int], BuiltSlot] = {}
+        """Those that a worker has not answered for."""
+        self._kept: dict[int, BuiltSlot] = {}
+        """Those that are kept, by ticket, the oldest first."""
+        self._in_use: set[BuiltSlot] = set()
+        self._leaving = False
+
+    def begin(self, worker: int, memfd: Memfd, wanted: Writes, regions: Regions, *, keep: bool) -> None:
+        """A worker is to write into `memfd`."""
+        slot = BuiltSlot(worker, memfd, wanted, regions)
+        self._in_use.add(slot)
+        self._open[wanted.ticket, wanted.run] = slot
+        if keep and not self._leaving:
+            slot.secret = secrets.token_bytes(16)
+            self._kept[wanted.ticket] = slot
+
+    def is_used(self, run: int) -> bool:
+        """Whether the run still builds something."""
+        return any(other == run for _, other in self._open)
+
+    def made(self, made: m.Made) -> bytes:
+        """A worker has made batches: send them, or keep them. Return the secret if they are kept."""
+        slot = self._open.get((made.ticket, made.run))
+        if slot is None or not made.batches or not isinstance(slot.wanted, m.Fill):
+            return b""
+        first = slot.wanted.first + made.first
+        if slot.secret:
+            slot.parts.append((first, made.batches, made.shapes))
+        else:
+            self._send(slot, slot.regions.of_batches(first, made.batches, made.shapes))
+        return slot.secret
+
+    def rows_written(self, ticket: int, run: int) -> None:
+        """A worker has written rows of a merged batch."""
+        slot = self._open.get((ticket, run))
+        if slot is not None and isinstance(slot.wanted, m.WriteRows):
+            self._send(slot, slot.regions.of_rows(slot.wanted))
+
+    def answered(self, ticket: int, run: int) -> None:
+        """The worker has answered for the ticket, and writes there no longer."""
+        slot = self._open.pop((ticket, run), None)
+        if slot is None:
+            return
+        slot.answered = True
+        if not slot.parts:
+            self._stop_keeping(slot)
+        self._release_if_over(slot)
+
+    def run_failed(self, run: int) -> None:
+        """The run has failed, and answers for nothing more."""
+        for ticket, of in [key for key in self._open if key[1] == run]:
+            self.answered(ticket, of)
+
+    def worker_ended(self, worker: int) -> None:
+        """The process of the worker with this number at the head has ended."""
+        for (ticket, run), slot in list(self._open.items()):
+            if slot.worker == worker:
+                self.answered(ticket, run)
+
+    def send_kept(self, ticket: int) -> None:
+        """Send what is kept for a ticket to the head."""
+        slot = self._kept.get(ticket)
+        if slot is None:
+            return  # it is on its way
+        for first, batches, shapes in slot.parts:
+            self._send(slot, slot.regions.of_batches(first, batches, shapes))
+        self._stop_keeping(slot)
+        self._release_if_over(slot)
+
+    def release(self, ticket: int) -> None:
+        """The head needs what is kept for a ticket no longer."""
+        slot = self._kept.get(ticket)
+        if slot is not None:
+            self._stop_keeping(slot)
+            self._release_if_over(slot)
+
+    def leave(self) -> None:
+        """This host is to leave: send everything that is kept, and keep nothing more."""
+        self._leaving = True
+        for ticket in list(self._kept):
+            self.send_kept(ticket)
+
+    def fetch(self, fetch: m.Fetch) -> tuple[BuiltSlot, list[tuple[int, int]]] | None:
+        """Return the slot that a consumer asks for, and where the batches lie in it; None if it is not kept, or the
+        secret is wrong."""
+        slot = self._kept.get(fetch.ticket)
+        if slot is None or not hmac.compare_digest(slot.secret, fetch.secret):
+            return None
+        found = slot.find(fetch.first, fetch.batches)
+        return None if found is None else (slot, found)
+
+    @property
+    def in_use(self) -> Iterator[Memfd]:
+        """The memory of all slots."""
+        return (slot.memfd for slot in self._in_use)
+
+    def _make_room(self) -> None:
+        """A worker waits for memory: send what was kept for the longest time, unless memory comes back anyway."""
+        if not any(slot.answered and slot.unsent for slot in self._in_use):
+            ticket = next((ticket for ticket, slot in self._kept.items() if slot.parts), None)
+            if ticket is not None:
+                self.send_kept(ticket)
+
+    def _stop_keeping(self, slot: BuiltSlot) -> None:
+        if slot.secret:
+            if slot.parts:
+                self._link.send(codec.encode(m.KeptNoLonger(slot.wanted.ticket)))
+            slot.secret = b""
+            slot.parts.clear()
+            del self._kept[slot.wanted.ticket]
+
+    def _send(self, slot: BuiltSlot, regions: list[tuple[int, int]]) -> None:
+        """Send these bytes of the slot to the head."""
+        for begin, end in regions:
+            for start in range(begin, end, self._link.PIECE):
+                stop = min(end, start + self._link.PIECE)
+                payload = m.Payload(slot.worker, slot.wanted.run, slot.wanted.ticket, start, stop - start)
+                body = slot.memfd.view(start, stop).data
+                slot.unsent += 1
+                self._link.send(codec.encode(payload), body, done=lambda: self._sent(slot))
+
+    def _sent(self, slot: BuiltSlot) -> None:
+        slot.unsent -= 1
+        self._release_if_over(slot)
+
+    def _release_if_over(self, slot: BuiltSlot) -> None:
+        if slot in self._in_use and slot.answered and not slot.unsent and not slot.secret:
+            self._in_use.discard(slot)
+            # What a consumer was to get that is gone may still wait in its connection.
+            slot.memfd.retired = slot.fetched > 0
+            self._building.release(slot.memfd)

@@ -1,0 +1,71 @@
+"""At a host: the listener from which consumers fetch what the host keeps (built_slots.py)."""
+
+from __future__ import annotations
+
+import time
+
+from penstock_proto import ProtocolError, codec
+from penstock_proto import messages as m
+
+from ..host.network import Router
+from ..rate_limited_log import RateLimitedLog
+from .built_slots import BuiltSlots
+
+
+class SlabServer:
+    """See the file's head.
+
+    Args:
+        address: where to listen: that of this host by which the head knows it.
+        port: the port; 0 takes a free one.
+        log: for what peers say that they may not say.
+
+    Attributes:
+        slots: what can be fetched; None while this host has not joined.
+
+    Raises:
+        StartError: there is something at that port already.
+    """
+
+    def __init__(self, address: str, port: int, log: RateLimitedLog) -> None:
+        self.slots: BuiltSlots | None = None
+        self.address = address
+        self._log = log
+        host = f"[{address}]" if ":" in address else address
+        self._router = Router(f"tcp://{host}:{port}", self._heard, lambda peer: None)
+
+    @property
+    def endpoint(self) -> str:
+        """Where consumers connect: `tcp://host:port`."""
+        return self._router.endpoint
+
+    def another_second(self) -> None:
+        """A second has passed: log what was left out."""
+        self._log.look_at_the_clock(time.monotonic())
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._router.close()
+
+    def _heard(self, peer: bytes, data: bytes) -> None:
+        try:
+            message = codec.from_fetcher(data)
+        except ProtocolError as error:
+            text = "a connection to fetch batches from %s is closed: %s"
+            self._log.warning(text, self._router.address(peer), error.message, event="message_refused")
+            self._router.drop(peer)
+            return
+        if isinstance(message, m.Ping):
+            self._router.send(peer, m.Pong())
+        else:
+            self._send(peer, message)
+
+    def _send(self, peer: bytes, fetch: m.Fetch) -> None:
+        found = None if self.slots is None else self.slots.fetch(fetch)
+        if found is None:
+            self._router.send(peer, m.NotKept(fetch.seq))
+            return
+        slot, regions = found
+        for start, stop in regions:
+            slot.fetched += 1
+            self._router.send_bytes(peer, fetch.seq, start, slot.memfd.view(start, stop), done=slot.was_fetched)

@@ -1,0 +1,188 @@
+"""Consumers over the network fetch batches from the hosts that made them, and not through the head."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import pytest
+from conftest import Daemon, Join, Serve, wait_until
+from fault_proxy import DOWN, FaultProxy
+from one_stream import arrays, digests
+from test_join import state_of
+
+import penstock
+
+SOURCE = """
+    import numpy as np
+    from penstock_server import Feed
+
+    def images(split, rng):
+        for i in range(40 + split):
+            yield rng.integers(0, 256, (64, 256), np.uint8), np.int64(1000 * split + i)
+
+    def sentences(split, rng):
+        for i in range(40 + split):
+            yield {"ids": rng.integers(0, 9, int(rng.integers(2_000, 6_000))), "at": rng.random(3)}
+
+    class Items:
+        def __len__(self):
+            return 500
+
+        def __getitem__(self, i):
+            return np.random.randint(0, 256, (64, 256), np.uint8), np.int64(i)
+
+    plain = Feed(images, splits=list(range(10)), batch_size=8, turn=3)
+    ragged = Feed(sentences, splits=list(range(10)), batch_size=8, batching="ragged")
+    items = Feed(Items(), batch_size=8, shuffle=1000)
+    pooled = Feed(images, splits=list(range(10)), batch_size=8, shuffle=150)
+"""
+NAMES = ["plain", "ragged", "items", "pooled"]
+
+
+def through(proxy: FaultProxy, daemon: Daemon, feed: str = "") -> str:
+    """The URL of a feed through a proxy."""
+    url = daemon.urls[feed] if feed else daemon.url
+    return f"tcp://127.0.0.1:{proxy.port}/{url.rpartition('/')[2]}"
+
+
+def port_of(daemon: Daemon) -> int:
+    return int(next(iter(daemon.urls.values())).split(":")[2].split("/")[0])
+
+
+def streams(serve: Serve, source: str, *names: str) -> dict[str, list[str]]:
+    """The digests of an epoch of each feed, from a daemon alone."""
+    daemon = serve(source, *names)
+    found = {}
+    for name in names:
+        with penstock.connect(daemon.urls[name]) as connection:
+            found[name] = digests(connection.batches())
+    return found
+
+
+def test_batches_do_not_pass_the_head_and_are_the_same(serve: Serve, join: Join) -> None:
+    expected = streams(serve, SOURCE, *NAMES)
+    head = serve(SOURCE, *NAMES, workers=0)
+    for _ in range(2):
+        join(head, *NAMES)
+    with FaultProxy(port_of(head)) as proxy:
+        for name in NAMES:
+            fetched = fetched_from(head)
+            with penstock.connect(through(proxy, head, name), transport="tcp") as connection:
+                seen = digests(islice(batches := connection.batches(), 30))  # by then both hosts are reached
+                carried = proxy.carried[DOWN]
+                rest = list(batches)
+                seen += digests(rest)
+            assert seen == expected[name], name
+            if name == "pooled":  # the head mixes the rows
+                assert fetched_from(head) == fetched
+            else:
+                nbytes = sum(leaf.nbytes for batch in rest for leaf in arrays(batch))
+                assert proxy.carried[DOWN] - carried < nbytes / 2, name
+                assert fetched_from(head) >= fetched + nbytes / 2, name
+
+
+def fetched_from(head: Daemon) -> int:
+    """Bytes that consumers have fetched from hosts, or are to fetch."""
+    return sum(host["fetched_bytes"] for host in state_of(head)["hosts"])
+
+
+SLOW = """
+    import time
+    import numpy as np
+    from penstock_server import Feed
+
+    def images(split, rng):
+        for i in range(60):
+            time.sleep(0.002)
+            yield rng.integers(0, 256, (64, 64), np.uint8), np.int64(1000 * split + i)
+
+    feed = Feed(images, splits=list(range(12)), batch_size=5, turn=2)
+"""
+
+
+def test_what_a_host_kept_is_made_again_when_it_is_lost(
+    serve: Serve, join: Join, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = streams(serve, SLOW, "feed")["feed"]
+    head = serve(SLOW, workers=0)
+    hosts = [join(head) for _ in range(3)]
+    with caplog.at_level(logging.WARNING), penstock.connect(head.url, transport="tcp") as connection:
+        batches = connection.batches()
+        seen = digests(islice(batches, 30))
+        for host in hosts[:2]:
+            host.process.kill()
+            seen += digests(islice(batches, 20))
+        seen += digests(batches)
+    assert seen == expected
+    assert not caplog.records, "the stream was not cut"
+
+
+def test_a_host_that_leaves_sends_what_it_kept(serve: Serve, join: Join, caplog: pytest.LogCaptureFixture) -> None:
+    expected = streams(serve, SLOW, "feed")["feed"]
+    head = serve(SLOW, workers=0)
+    leaves, _ = join(head), join(head)
+    with caplog.at_level(logging.WARNING), penstock.connect(head.url, transport="tcp") as connection:
+        batches = connection.batches()
+        seen = digests(islice(batches, 30))
+        leaves.process.send_signal(signal.SIGTERM)
+        seen += digests(batches)
+        assert leaves.wait_ended() == 0, leaves.log()
+    assert seen == expected
+    assert not caplog.records, "the stream was not cut"
+    wait_until(lambda: f"host {leaves.name} has left" in head.stderr(), 5, lambda: head.stderr() + leaves.log())
+    assert "what it was to make is made elsewhere" not in head.stderr()
+
+
+def test_a_host_with_little_memory_sends_what_it_kept_longest(serve: Serve, join: Join) -> None:
+    expected = streams(serve, SOURCE, "plain", "items")
+    head = serve(SOURCE, "plain", "items", workers=0)
+    join(head, "plain", "items", workers=3, memory="3M")  # a slot takes 0.4 MB
+    for name in ("plain", "items"):
+        with penstock.connect(head.urls[name], transport="tcp") as connection:
+            batches = connection.batches()
+            seen = digests(islice(batches, 3))
+            time.sleep(1)  # the host makes as much as it may
+            seen += digests(batches)
+        assert seen == expected[name], name
+
+
+def test_a_consumer_of_this_host_beside_one_of_another_gets_everything_from_the_head(serve: Serve, join: Join) -> None:
+    expected = streams(serve, SLOW, "feed")["feed"]
+    head = serve(SLOW, workers=0)
+    for _ in range(2):
+        join(head)
+    options = [
+        {"transport": transport, "rank": rank, "world_size": 2} for rank, transport in enumerate(("tcp", "local"))
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda option: _read(head.url, **option), options)
+    assert [one for pair in zip(first, second, strict=True) for one in pair] == expected[: 2 * len(first)]
+    assert not any(host["fetched_bytes"] for host in state_of(head)["hosts"])
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda option: _read(head.url, **{**option, "transport": "tcp"}), options)
+    assert [one for pair in zip(first, second, strict=True) for one in pair] == expected[: 2 * len(first)]
+    assert all(host["fetched_bytes"] for host in state_of(head)["hosts"])
+
+
+def _read(url: str, **options: object) -> list[str]:
+    with penstock.connect(url, **options) as connection:
+        return digests(connection.batches())
+
+
+def test_a_host_without_its_port_says_so_and_its_batches_pass_the_head(serve: Serve, join: Join) -> None:
+    expected = streams(serve, SLOW, "feed")["feed"]
+    head = serve(SLOW, workers=0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        host = join(head, fetch_port=port)
+        assert "trainers cannot fetch batches from this host, so the head sends them all: " in host.log()
+        assert f":{port}" in host.log()
+        assert _read(head.url, transport="tcp") == expected
+    (status,) = state_of(head)["hosts"]
+    assert status["received_bytes"]
+    assert not status["fetched_bytes"]
