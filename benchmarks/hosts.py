@@ -17,8 +17,8 @@ reads as fast as batches come, over shared memory. Measuring begins 3 s after it
   bursts. *Linear* is the speed of one host of the same service times the hosts. Ray need not be installed beside
   Penstock: `--ray-python` names a Python that has it (`pip install 'ray[data]'`). What cannot be imported is left out,
   and the table says so.
-- **third**: trainers on a machine of their own, with a cable of 1000 Mbit/s as the head's: payload crosses the network
-  twice. In each round a trainer at the head reads from the same hosts just before.
+- **third**: trainers on a machine of their own, with a cable of 1000 Mbit/s, while the head's carries 200 Mbit/s, as
+  much as that of one host. In each round a trainer at the head reads from the same hosts just before.
 - **workers**: each sample sleeps for 50 ms, over 4 hosts. CPU-bound code cannot show how hosts scale here, since all
   of them share the CPUs of one machine.
 - **kill**: 4 hosts of 4 workers, samples of 10 ms in splits of 0.5 s. One host is killed with all its processes, or its
@@ -139,7 +139,7 @@ def third(repeats: int, seconds: float) -> list[dict[str, Any]]:
     for round_ in range(repeats):
         for hosts, cases in itertools.groupby(found, key=lambda case: case["hosts"]):
             with laid("head", "trainer", *HOSTS) as (network, stack):
-                for name, megabits in (("head", 1000), ("trainer", 1000), *((name, 200) for name in HOSTS)):
+                for name, megabits in (("head", 200), ("trainer", 1000), *((name, 200) for name in HOSTS)):
                     network[name].limit(megabits)
                 cluster = Cluster(PAYLOAD, network, stack)
                 cluster.serve(0)

@@ -216,7 +216,7 @@ def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
     consumer = SimpleNamespace(number=1, reading=True, under_way=0)
     coordinator = SimpleNamespace(consumers={1: consumer}, stream_read_by=lambda _: SimpleNamespace(holding_up=[]))
     table = SimpleNamespace(by_consumer={1: SimpleNamespace(feed="train", peer="local")})
-    looks = Looks(coordinator, table, lambda _: False)  # type: ignore[arg-type]
+    looks = Looks(coordinator, table, lambda _: False, lambda _: 0)  # type: ignore[arg-type]
     looks.look(1.0)
     consumer.under_way = 1
     looks.look(2.0)
@@ -230,8 +230,28 @@ def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
 def test_a_slow_consumer_does_not_wait_for_the_network_while_it_has_batches_to_take(unsent: int, waits: float) -> None:
     """32 slabs of 1 MiB are under way. Up to 16 MiB may lie in buffers between."""
     consumer = SimpleNamespace(number=1, reading=True, under_way=32)
-    session = SimpleNamespace(feed="train", peer=None, routing_id=b"1", sending=[(n, None, MIB) for n in range(32)])
+    session = SimpleNamespace(
+        feed="train", peer=None, routing_id=b"1", sending=[(n, None, MIB) for n in range(32)], fetching={}
+    )
     table = SimpleNamespace(by_consumer={1: session})
-    looks = Looks(SimpleNamespace(consumers={1: consumer}), table, lambda _: unsent)  # type: ignore[arg-type]
+    looks = Looks(SimpleNamespace(consumers={1: consumer}), table, lambda _: unsent, lambda _: 0)  # type: ignore[arg-type]
+    looks.look(1.0)
+    assert looks.of(1) == Waits(reading=1.0, sending=waits)
+
+
+@pytest.mark.parametrize(("unfetched", "waits"), [((0, 0), 0.0), ((3 * MIB, 0), 1.0), ((0, 3 * MIB), 1.0)])
+def test_a_consumer_that_fetches_waits_for_the_connections_to_hosts_too(
+    unfetched: tuple[int, int], waits: float
+) -> None:
+    consumer = SimpleNamespace(number=1, reading=True, under_way=4)
+    fetching = {n: (SimpleNamespace(nbytes=MIB), None, 7 + n % 2) for n in range(4)}
+    session = SimpleNamespace(feed="train", peer=None, routing_id=b"1", sending=[], fetching=fetching)
+    table = SimpleNamespace(by_consumer={1: session})
+    looks = Looks(
+        SimpleNamespace(consumers={1: consumer}),  # type: ignore[arg-type]
+        table,  # type: ignore[arg-type]
+        lambda _: 0,
+        dict(zip((7, 8), unfetched, strict=True)).__getitem__,
+    )
     looks.look(1.0)
     assert looks.of(1) == Waits(reading=1.0, sending=waits)

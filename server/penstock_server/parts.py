@@ -186,7 +186,7 @@ class Parts:
             hosts=lambda: [(host.number, host.join.endpoint) for host in self.hosts if host.fetchable],
             bugs=self.bugs,
         )
-        self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes)
+        self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes, self.hosts.unfetched)
         arena = Arena()
         self.slots = Slots(
             arena,

@@ -39,8 +39,9 @@ class Session:
     """Its consumer can fetch slabs from other hosts."""
     reached: set[int] = field(default_factory=set)
     """The hosts from which it can, by number."""
-    fetching: dict[int, tuple[SendSlab, Memfd]] = field(default_factory=dict)
-    """Slabs that it was told to fetch, and has neither acknowledged nor asked for again, by number."""
+    fetching: dict[int, tuple[SendSlab, Memfd, int]] = field(default_factory=dict)
+    """Slabs that it was told to fetch, and has neither acknowledged nor asked for again, by number; with the number of
+    their host."""
     behind: deque[tuple[SendSlab, Memfd] | Message] = field(default_factory=deque)
     """What waits to be sent: a slab whose bytes another host keeps, and everything behind it."""
     opened: bool = False

@@ -66,7 +66,7 @@ class ToConsumers:
         told = session.fetching.pop(seq, None)
         if told is None:
             raise ProtocolError(f"slab {seq} was not to be fetched, or was asked for before")
-        slab, memfd = told
+        slab, memfd, _ = told
         self._kept.bring(slab.ticket, lambda whole: self._resent(session, slab, memfd, whole))
 
     def _must_wait(self, session: Session, slab: SendSlab) -> bool:
@@ -102,7 +102,7 @@ class ToConsumers:
         if kept is not None and kept.host is not None:
             where = m.Kept(kept.host.number, slab.ticket, kept.secret)
             if self._send(session, wire.slab(slab, 0, where)):
-                session.fetching[slab.seq] = slab, memfd
+                session.fetching[slab.seq] = slab, memfd, kept.host.number
                 kept.host.fetched += slab.nbytes
             return
         if self.look is not None:

@@ -65,12 +65,20 @@ class Looks:
         coordinator: knows what consumers were sent and have taken.
         table: the sessions.
         unsent: tells how many bytes wait until a connection over TCP takes them.
+        unfetched: tells how many bytes wait at a host, by its number, until the connections of consumers take them.
     """
 
-    def __init__(self, coordinator: Coordinator, table: SessionTable, unsent: Callable[[bytes], int]) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        table: SessionTable,
+        unsent: Callable[[bytes], int],
+        unfetched: Callable[[int], int],
+    ) -> None:
         self._coordinator = coordinator
         self._table = table
         self._unsent = unsent
+        self._unfetched = unfetched
         self._waits: dict[int, Waits] = {}
         self._of_feeds: dict[str, Waits] = {}
         self._looked = 0.0
@@ -126,7 +134,17 @@ class Looks:
         return [other.number for other in slow]
 
     def _waits_for_network(self, session: Session) -> bool:
-        """Whether its connection takes no more, and the first slab under way may not have come whole."""
-        unsent = self._unsent(session.routing_id)
-        sizes = [nbytes for _, _, nbytes in session.sending]
-        return unsent > 0 and sum(sizes) - unsent < sum(sizes[:1]) + BUFFERS
+        """Whether its connections take no more, and the first slab under way may not have come whole."""
+        sent = [nbytes for _, _, nbytes in session.sending]
+        if _is_held_up(sent, self._unsent(session.routing_id)):
+            return True
+        fetched = [slab.nbytes for slab, _, _ in session.fetching.values()]
+        return bool(fetched) and _is_held_up(
+            fetched, sum(map(self._unfetched, {host for _, _, host in session.fetching.values()}))
+        )
+
+
+def _is_held_up(sizes: list[int], unsent: int) -> bool:
+    """Whether slabs of these sizes are under way, so many bytes of them have not left yet, and the first may be one of
+    these."""
+    return unsent > 0 and sum(sizes) - unsent < sum(sizes[:1]) + BUFFERS

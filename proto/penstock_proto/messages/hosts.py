@@ -233,7 +233,8 @@ class HostReport(Message, frozen=True):
     """The state of a host, once a second, which is also its sign of life.
 
     `workers`: some of its workers, in turn if there are many. `memory`: bytes of its slots, of the `allowed` ones.
-    `unsent`: bytes that wait for the connection. `cpus`: how many its processes may use.
+    `unsent`: bytes that wait for the connection. `unfetched`: bytes that consumers fetch, and that wait for their
+    connections. `cpus`: how many its processes may use.
     """
 
     workers: Annotated[tuple[WorkerReport, ...], Meta(max_length=64)]
@@ -241,6 +242,7 @@ class HostReport(Message, frozen=True):
     allowed: Count
     unsent: Count
     cpus: Count
+    unfetched: Count = 0
 
 
 FromHost: TypeAlias = (

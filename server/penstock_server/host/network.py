@@ -137,6 +137,11 @@ class Router:
         connection = self._peers.get(peer)
         return 0 if connection is None else connection.unsent_bytes
 
+    @property
+    def all_unsent_bytes(self) -> int:
+        """How many bytes wait until connections take them."""
+        return sum(connection.unsent_bytes for connection in self._peers.values())
+
     def drop(self, peer: bytes) -> None:
         """Close the peer's connection when what waits for it has been sent, or after 2 seconds."""
         connection = self._peers.get(peer)

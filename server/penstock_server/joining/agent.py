@@ -332,7 +332,7 @@ class Agent:
             if self._server is not None:
                 self._server.another_second()
             if self._membership is not None:
-                self._membership.report()
+                self._membership.report(0 if self._server is None else self._server.unsent_bytes)
                 if time.monotonic() - self._heard > SILENT:
                     self._link.close()
 

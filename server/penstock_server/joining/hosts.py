@@ -131,6 +131,11 @@ class Hosts:
         host = self._of(worker)
         return f"worker {worker}" if host is None else f"worker {host.numbers[worker]} of host {host.name}"
 
+    def unfetched(self, number: int) -> int:
+        """Return how many bytes wait at a host until the connections of consumers take them."""
+        reports = (host.report for host in self if host.number == number)
+        return sum(report.unfetched for report in reports if report is not None)
+
     # --- joining ---
 
     def join(self, peer: bytes, join: m.Join) -> None:

@@ -304,8 +304,8 @@ class Membership:
         self.slots.leave()
         self._link.send(codec.encode(m.Leaving()))
 
-    def report(self) -> None:
-        """Tell the head how the workers are."""
+    def report(self, unfetched: int = 0) -> None:
+        """Tell the head how the workers are, and how many bytes wait for the connections of consumers."""
         workers = sorted(self._supervisor.workers.values(), key=lambda worker: worker.number)
         first = self._reported % max(1, len(workers))
         told = workers[first : first + _MOST_REPORTED]
@@ -323,6 +323,7 @@ class Membership:
             allowed=building.allowed,
             unsent=self._link.unsent_bytes,
             cpus=cpus.usable(),
+            unfetched=unfetched,
         )
         self._link.send(codec.encode(report))
 

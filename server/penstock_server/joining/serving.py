@@ -39,6 +39,11 @@ class SlabServer:
         """Where consumers connect: `tcp://host:port`."""
         return self._router.endpoint
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes wait until the connections of consumers take them."""
+        return self._router.all_unsent_bytes
+
     def another_second(self) -> None:
         """A second has passed: log what was left out."""
         self._log.look_at_the_clock(time.monotonic())
