@@ -1543,6 +1543,8 @@ class World:
 
     def _do_Fill(self, command: do.Fill) -> None:
         worker, slot = self.workers[command.worker], self.arena.used[command.ticket]
+        others = [run for one, run in slot.fillers if run != command.run and one.alive and one.fills_of(run)]
+        hold(not others, f"run {command.run} is to fill the slot of ticket {command.ticket} beside run {others}")
         slot.fillers.add((worker, command.run))
         hold(not command.may_stay or command.worker >= REMOTE, "what an own worker makes cannot stay elsewhere")
         stays = command.may_stay and self.random.random() < 0.7

@@ -15,6 +15,7 @@ from penstock_proto import messages as m
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
+from penstock_server.coordinator.feeds import SplitsInfo
 
 
 def fill_of(daemon: Daemon, index: int = 0) -> do.Fill:
@@ -58,6 +59,14 @@ class TestWhatMayStay:
         daemon.tell(on.Begin(1, 0))
         daemon.join(A)
         assert fill_of(daemon).may_stay == stays
+
+    def test_is_nothing_of_an_epoch_with_a_list_of_its_own(self) -> None:
+        daemon = Daemon(static_splits=False)
+        (listing,) = of(do.ListSplits, daemon.opened)
+        listed = daemon.tell(on.SplitsListed(listing.run, SplitsInfo(2, 4, bytes(32))))
+        daemon.join(A)
+        (fill, *_) = of(do.Fill, daemon.find(listed))
+        assert (fill.worker, fill.may_stay) == (A, False)
 
     def test_is_nothing_that_own_workers_make(self) -> None:
         daemon = Daemon(idle=False)
