@@ -147,6 +147,16 @@ class TestWhatIsLost:
         assert not daemon.coordinator.streams
         assert daemon.coordinator.budget.reserved == 0
 
+    def test_and_is_not_made_again_keeps_nobody_waiting(self) -> None:
+        """A copy may wait for it, which must be answered for before the stream can end."""
+        daemon = Daemon(turn=2)
+        daemon.join(A)
+        fill = fill_of(daemon)
+        daemon.made(fill, 1, last=False, record=b"r")
+        daemon.join(B)
+        lost(daemon, A, fill.ticket)
+        assert do.Remade(fill.ticket, whole=False) in daemon.tell(on.Close(1, 0))
+
 
 class TestAWorkerThatMakesItAgain:
     def test_may_be_lost_any_number_of_times(self) -> None:

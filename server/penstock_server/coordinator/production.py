@@ -337,7 +337,7 @@ class Production(ABC):
         """So many more batches of the turn are reported, which may have stayed: keep how they are made."""
         if not turn.made:
             number, splits = self._place(epoch, turn.key)
-            turn.slot.recipe = Recipe(epoch.number, number, splits, turn.index, lane.record, lane.skip)
+            turn.slot.recipe = Recipe(epoch.number, number, splits, turn.index, lane.record)
         turn.slot.made = turn.made + batches
 
     def _place(self, epoch: Epoch, key: int) -> tuple[int, int]:

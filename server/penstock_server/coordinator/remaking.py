@@ -200,7 +200,6 @@ class Remaking:
                 lane=recipe.lane,
                 splits=recipe.splits,
                 record=recipe.record,
-                skip=recipe.skip,
             )
         )
         self._do(do.Fill(worker, run, slot.lease.ticket, recipe.index, slot.lease.made, 0))

@@ -16,15 +16,13 @@ from . import commands as do
 
 
 class Recipe(Struct, frozen=True):
-    """How a slot's batches are made: those from number `index` of a lane on, from the restart record before them.
-    `skip`: the splits to leave out after the record."""
+    """How a slot's batches are made: those from number `index` of a lane on, from the restart record before them."""
 
     epoch: int
     lane: int
     splits: int
     index: int
     record: bytes
-    skip: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
