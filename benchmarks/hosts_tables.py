@@ -108,7 +108,7 @@ def third_table(found: list[dict[str, Any]]) -> str:
     cases = {(case["at"], case["hosts"]): case["runs"] for case in found}
     rows = [
         [
-            "hosts behind 200 Mbit/s each; median (least-greatest)",
+            "200 Mbit/s for each host, and the head; median (least-greatest)",
             "MB/s",
             "of linear",
             "of that at the head",
