@@ -170,6 +170,12 @@ def test_what_a_host_does_not_keep_comes_from_the_daemon() -> None:
         assert resent == [seq for seq in range(30) if seq % 3 < 2 and seq % 2]
 
 
+def test_a_host_that_never_has_anything_is_not_asked_again() -> None:
+    with reading(lambda host, fetch: [(NotKept(fetch.seq), None)]) as (daemon, _, batches):
+        assert list(batches) == list(range(30))
+        assert Reaches(7, False) in daemon.got, "at its address may be another host"
+
+
 def test_what_a_silent_host_was_asked_for_comes_from_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fetching, "STALLED", 0.3)
 

@@ -366,3 +366,20 @@ def test_if_the_worker_is_retired_that_makes_the_first_samples_again_another_one
     assert not world.host.working
     world.worker_says(FIRST + 1, m.Compared(0))
     assert world.host.there == {FIRST + 1}
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "endpoint"),
+    [("10.0.0.5:41000", 7000, "tcp://10.0.0.5:7000"), ("fe80::5:41000", 7, "tcp://[fe80::5]:7")],
+)
+def test_consumers_fetch_at_the_address_from_which_a_host_joins(
+    world: World, address: str, port: int, endpoint: str
+) -> None:
+    world.host.address = address
+    world.host.join = msgspec.structs.replace(world.host.join, fetch_port=port)
+    assert not world.host.fetchable, "it was not checked"
+    world.works()
+    assert world.host.fetchable
+    assert world.host.endpoint == endpoint
+    world.says(m.Leaving())
+    assert not world.host.fetchable

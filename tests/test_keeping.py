@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from test_joined_host import FIRST
@@ -21,6 +22,8 @@ from penstock_server.coordinator import commands as do
 from penstock_server.joining.kept import KeptBatches
 from penstock_server.joining.serving import SlabServer
 from penstock_server.rate_limited_log import RateLimitedLog
+from penstock_server.session import Session
+from penstock_server.to_consumers import ToConsumers
 
 OTHER = bytes(16)
 """Nobody's secret."""
@@ -269,3 +272,22 @@ def test_who_waits_for_what_a_lost_host_kept_gets_it_when_it_is_made_again() -> 
     kept.freed(8)
     kept.freed(9)
     assert (host.told, other.told) == ([("send", 7)], [("release", 9)])
+
+
+@pytest.mark.parametrize(
+    ("consumer", "endpoint", "told"),
+    [
+        ("10.0.0.9:5", "tcp://10.0.0.5:7000", True),
+        ("10.0.0.9:5", "tcp://127.0.0.1:7000", False),
+        ("fe80::9:5", "tcp://[::1]:7000", False),
+        ("127.0.0.1:5", "tcp://127.0.0.1:7000", True),
+        ("::1:5", "tcp://[::1]:7000", True),
+        ("", "tcp://127.0.0.1:7000", False),
+    ],
+)
+def test_no_consumer_is_sent_to_its_own_machine_for_another(consumer: str, endpoint: str, told: bool) -> None:
+    sent: list[m.Message] = []
+    router = SimpleNamespace(address=lambda peer: consumer, send=lambda peer, message: sent.append(message) or True)
+    out = ToConsumers(None, lambda event: None, router, KeptBatches())  # type: ignore[arg-type]
+    out.host_at(Session(bytes(16), "feed", "client", b"id", 0.0), 3, endpoint)
+    assert sent == [m.HostAt(3, endpoint)] * told

@@ -26,6 +26,8 @@ CONNECT = 5.0
 """Seconds in which a host must answer."""
 STALLED = 5.0
 """Seconds without a byte after which what was to be fetched comes from the daemon."""
+_STRANGER = 4
+"""How often a host may not keep what it was asked for before it sends anything: at its address may be another one."""
 _AT_ONCE = 64 * 1024
 """Most bytes for which a poll waits."""
 
@@ -41,6 +43,8 @@ class _Host:
         self.dealer = dealer
         self.asked: dict[int, Arriving] = {}
         self.heard = 0.0
+        self.missed = 0
+        self.known = False
         self._unsent: collections.deque[bytes] = collections.deque()
         self._frames = Frames(dealer)
         self._landing = Landing()
@@ -159,6 +163,11 @@ class Fetches:
                         if slab is None or not slab.at_start:
                             raise ProtocolError(f"{came} came, and nobody asked for it")
                         instead.append(host.asked.pop(came.seq))
+                        host.missed += 1
+                        if host.missed == _STRANGER and not host.known:
+                            raise ConnectionLost("it keeps nothing, and may be another host")
+                    else:
+                        host.known = True
                 if host.asked and now - host.heard > STALLED:
                     raise ConnectionLost(f"nothing came for {STALLED:g} s")
             except (OSError, ProtocolError, ConnectionLost) as error:

@@ -285,13 +285,13 @@ class Sessions:
         """Tell consumers that they can fetch slabs from this host."""
         for session in self.table:
             if session.fetches:
-                self._out.send(session, m.HostAt(host, endpoint))
+                self._out.host_at(session, host, endpoint)
 
     def _tell_of_hosts(self, session: Session | None, opened: m.Open) -> None:
         if session is not None and session.opened and opened.fetches:
             session.fetches = True
             for host, endpoint in self._hosts():
-                self._out.send(session, m.HostAt(host, endpoint))
+                self._out.host_at(session, host, endpoint)
 
     def reach(self, stream: int, host: int) -> bool:
         """Whether all consumers of a stream reach the host, so that they can fetch slabs there."""

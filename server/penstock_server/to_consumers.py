@@ -8,7 +8,9 @@ are brought into their slot first. Whatever comes after such a slab waits behind
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from penstock_proto import PenstockError, ProtocolError
 from penstock_proto import messages as m
@@ -122,6 +124,12 @@ class ToConsumers:
         for start, stop in regions:
             self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
 
+    def host_at(self, session: Session, host: int, endpoint: str) -> None:
+        """Tell a consumer where it can fetch slabs of a host. The loopback address is its own only on this machine."""
+        consumer = self._router.address(session.routing_id).rpartition(":")[0]
+        if _is_loopback(consumer) or not _is_loopback(urlsplit(endpoint).hostname or ""):
+            self.send(session, m.HostAt(host, endpoint))
+
     def send(self, session: Session, message: m.Message) -> bool:
         """Send a message to a session. Return whether that was possible, or may be later."""
         if session.behind:
@@ -178,3 +186,10 @@ class ToConsumers:
 def failed(error: PenstockError) -> m.Failed:
     """Make the message that tells a client of an error."""
     return m.Failed(m.ErrorReport.of(error))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:  # the connection has just ended
+        return False

@@ -189,7 +189,8 @@ class Join(Message, frozen=True):
 
     `host` names it in status and logs. `process` is random, and stays the same when this process joins again.
     `penstock`, `python` and `numpy` are versions; they and the feeds' sources must be those of the daemon. `memory`:
-    bytes that the host allows for slots. `endpoint`: the `tcp://host:port` where consumers can fetch slabs, or empty.
+    bytes that the host allows for slots. `fetch_port`: where consumers can fetch slabs, at the
+    address from which the host joins; 0: nowhere.
     """
 
     version: Version
@@ -201,7 +202,7 @@ class Join(Message, frozen=True):
     python: Line
     numpy: Line
     sources: Annotated[tuple[Source, ...], Meta(max_length=256)]
-    endpoint: Line = ""
+    fetch_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
 ClientMessage: TypeAlias = (

@@ -203,13 +203,13 @@ class Agent:
             workers=self._count,
             memory=self._memory,
             sources=agreement.sources(self._feeds),
-            endpoint=self._endpoint(self._link.own_address),
+            fetch_port=self._listen(self._link.own_address),
             **agreement.versions(),
         )
         self._link.send(codec.encode(join))
 
-    def _endpoint(self, address: str) -> str:
-        """Return where consumers can fetch what is kept here: at the address by which the head knows this host. Empty
+    def _listen(self, address: str) -> int:
+        """Let consumers fetch what is kept here, at the address by which the head knows this host. Return the port; 0
         if they cannot: the head sends them everything. (With keys it always does.)"""
         if self._server is not None and self._server.address != address:
             self._server.close()
@@ -220,8 +220,8 @@ class Agent:
             except StartError as error:
                 text = "trainers cannot fetch batches from this host, so the head sends them all: %s"
                 log.warning(text, error.message, extra={"event": "no_fetching"})
-                return ""
-        return "" if self._server is None else self._server.endpoint
+                return 0
+        return 0 if self._server is None else self._server.port
 
     def _message(self, data: bytes) -> None:
         self._heard = time.monotonic()

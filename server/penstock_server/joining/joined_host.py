@@ -155,7 +155,13 @@ class JoinedHost:
     @property
     def fetchable(self) -> bool:
         """Whether consumers can be told to fetch from it."""
-        return self.working and not self.leaving and bool(self.join.endpoint)
+        return self.working and not self.leaving and self.join.fetch_port > 0
+
+    @property
+    def endpoint(self) -> str:
+        """Where they fetch. The address is that of its connection: a host cannot send consumers to others."""
+        host = self.address.rpartition(":")[0]
+        return f"tcp://[{host}]:{self.join.fetch_port}" if ":" in host else f"tcp://{host}:{self.join.fetch_port}"
 
     # --- what workers are told ---
 

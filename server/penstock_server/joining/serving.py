@@ -35,9 +35,9 @@ class SlabServer:
         self._router = Router(f"tcp://{host}:{port}", self._heard, lambda peer: None)
 
     @property
-    def endpoint(self) -> str:
-        """Where consumers connect: `tcp://host:port`."""
-        return self._router.endpoint
+    def port(self) -> int:
+        """The port at which consumers connect."""
+        return int(self._router.endpoint.rpartition(":")[2])
 
     @property
     def unsent_bytes(self) -> int:
