@@ -204,6 +204,21 @@ def test_what_a_host_that_ends_was_asked_for_comes_from_the_daemon() -> None:
         assert Resend(28) in daemon.got, "it was named a host that it has no connection to"
 
 
+def test_a_host_that_was_lost_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fetching, "STALLED", 0.2)
+    monkeypatch.setattr(_fetching, "AGAIN", 0.2)
+
+    def pauses(host: FakeHost, fetch: Fetch) -> list[tuple[Message, bytes | None]] | None:
+        return None if fetch.seq == 4 else host.chunks(fetch)
+
+    with reading(pauses, 60) as (daemon, _, batches):
+        seen = [next(batches) for _ in range(10)]
+        daemon.wait_for(lambda: [one.reached for one in daemon.got if isinstance(one, Reaches)] == [True, False, True])
+        seen += batches
+        assert seen == list(range(60))
+        assert max(one.seq for one in daemon.got if isinstance(one, Resend)) < 40, "later slabs were fetched"
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -230,6 +245,7 @@ def test_a_host_that_cannot_be_reached_is_not_named_and_nothing_waits_for_it() -
         daemon.say(HostAt(7, "tcp://127.0.0.1:1"))
         daemon.say(HostAt(8, "tcp://no.such.host.invalid:5"))
         daemon.say(HostAt(9, "nonsense"))
+        daemon.say(HostAt(10, "tcp://[::1:5"))
         assert [first(batch) for batch in connection.batches()] == list(range(20))
         assert not daemon.count(Reaches)
 

@@ -26,6 +26,8 @@ CONNECT = 5.0
 """Seconds in which a host must answer."""
 STALLED = 5.0
 """Seconds without a byte after which what was to be fetched comes from the daemon."""
+AGAIN, _TIMES = 10.0, 6
+"""Seconds after which a host is tried again that was lost, and how often. One that joins again has another number."""
 _STRANGER = 4
 """How often a host may not keep what it was asked for before it sends anything: at its address may be another one."""
 _AT_ONCE = 64 * 1024
@@ -37,9 +39,8 @@ logger = logging.getLogger("penstock")
 class _Host:
     """A connection to a host, and the slabs that were asked for over it."""
 
-    def __init__(self, number: int, endpoint: str, dealer: Dealer) -> None:
-        self.number = number
-        self.endpoint = endpoint
+    def __init__(self, where: HostAt, dealer: Dealer) -> None:
+        self.where = where
         self.dealer = dealer
         self.asked: dict[int, Arriving] = {}
         self.heard = 0.0
@@ -115,7 +116,7 @@ class Fetches:
         self._say = say
         self._wake = wake
         self._hosts: dict[int, _Host] = {}
-        self._found: collections.deque[tuple[HostAt, Dealer | None]] = collections.deque()
+        self._found: collections.deque[tuple[HostAt, Dealer]] = collections.deque()
         self._closed = threading.Event()
 
     def __bool__(self) -> bool:
@@ -124,7 +125,7 @@ class Fetches:
 
     def host_at(self, where: HostAt) -> None:
         """Connect to a host, on a thread."""
-        threading.Thread(target=self._connect, args=(where,), name="penstock-connector", daemon=True).start()
+        self._begin(where, again=False)
 
     def fetch(self, arriving: Arriving) -> bool:
         """Ask for a slab. Return False if there is no connection to its host any longer: then the daemon is asked."""
@@ -188,39 +189,46 @@ class Fetches:
         self._drop()
 
     def _drop(self) -> None:
-        for dealer in [host.dealer for host in self._hosts.values()] + [dealer for _, dealer in self._found if dealer]:
+        for dealer in [*(host.dealer for host in self._hosts.values()), *(dealer for _, dealer in self._found)]:
             dealer.forget()
         self._hosts.clear()
         self._found.clear()
 
     def _lose(self, host: _Host, error: Exception) -> None:
         said = "the connection to the host at %s has ended (%s); its batches come from the daemon"
-        logger.info(said, host.endpoint, error)
+        logger.info(said, host.where.endpoint, error)
         host.dealer.forget()
-        del self._hosts[host.number]
-        self._say(Reaches(host.number, False))
+        del self._hosts[host.where.host]
+        self._say(Reaches(host.where.host, False))
+        if host.known:
+            self._begin(host.where, again=True)
 
-    def _connected(self, where: HostAt, dealer: Dealer | None) -> None:
-        if dealer is not None:
-            self._hosts[where.host] = _Host(where.host, where.endpoint, dealer)
-            self._say(Reaches(where.host, True))
+    def _connected(self, where: HostAt, dealer: Dealer) -> None:
+        self._hosts[where.host] = _Host(where, dealer)
+        self._say(Reaches(where.host, True))
 
-    def _connect(self, where: HostAt) -> None:
-        """Connect to a host. (On a thread of its own.)"""
-        dealer = None
-        try:
-            place = urlsplit(where.endpoint)
-            dealer = connected(place.hostname or "", place.port or 0, CONNECT, self._give_up_if_closed)
-        except (OSError, PenstockError, ValueError) as error:
-            said = "the host at %s cannot be reached from here (%s); its batches come from the daemon"
-            if not self._closed.is_set():
-                logger.info(said, where.endpoint, error)
+    def _begin(self, where: HostAt, *, again: bool) -> None:
+        threading.Thread(target=self._connect, args=(where, again), name="penstock-connector", daemon=True).start()
+
+    def _connect(self, where: HostAt, again: bool) -> None:
+        """Connect to a host; or again to one that was lost, after a while. (On a thread of its own.)"""
+        for attempt in range(_TIMES if again else 1):
+            if again and self._closed.wait(AGAIN):
+                return
+            try:
+                place = urlsplit(where.endpoint)
+                dealer = connected(place.hostname or "", place.port or 0, CONNECT, self._give_up_if_closed)
+            except (OSError, PenstockError, ValueError) as error:
+                said = "the host at %s cannot be reached from here (%s); its batches come from the daemon"
+                if not (attempt or self._closed.is_set()):
+                    logger.info(said, where.endpoint, error)
+                continue
+            self._found.append((where, dealer))
+            if self._closed.is_set():
+                self._drop()
+            else:
+                self._wake()
             return
-        self._found.append((where, dealer))
-        if self._closed.is_set():
-            self._drop()
-        else:
-            self._wake()
 
     def _give_up_if_closed(self) -> None:
         if self._closed.is_set():
