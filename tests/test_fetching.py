@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 import signal
 import socket
 import time
@@ -12,6 +14,8 @@ from itertools import islice
 import pytest
 from conftest import Daemon, Join, Serve, wait_until
 from fault_proxy import DOWN, FaultProxy
+from free_ports import free_port
+from fuzzer import Fuzzer
 from one_stream import arrays, digests
 from test_join import state_of
 
@@ -186,3 +190,26 @@ def test_a_host_without_its_port_says_so_and_its_batches_pass_the_head(serve: Se
     (status,) = state_of(head)["hosts"]
     assert status["received_bytes"]
     assert not status["fetched_bytes"]
+
+
+def test_a_host_whose_port_is_attacked_goes_on(serve: Serve, join: Join) -> None:
+    """By messages of the wrong kind, damaged ones, noise, and fetches of what nobody was sent."""
+    expected = streams(serve, SLOW, "feed")["feed"]
+    head = serve(SLOW, workers=0)
+    port = free_port()
+    host = join(head, fetch_port=port)
+    fuzzer = Fuzzer({"tcp": ["127.0.0.1", port], "feeds": ["feed"]}, random.Random(1))
+    with penstock.connect(head.url, transport="tcp") as connection:
+        batches = connection.batches()
+        seen = digests(islice(batches, 10))
+        for _ in range(8):
+            for _ in range(15):
+                with contextlib.suppress(OSError):  # it was cut off
+                    fuzzer.tcp()
+            seen += digests(islice(batches, 10))
+        fuzzer.close()
+        seen += digests(batches)
+    assert seen == expected
+    assert fetched_from(head) > 0
+    assert "Traceback" not in host.log()
+    assert host.process.poll() is None
