@@ -18,6 +18,7 @@ from free_ports import free_port
 from fuzzer import Fuzzer
 from one_stream import arrays, digests
 from test_join import state_of
+from test_preview import preview
 
 import penstock
 
@@ -213,3 +214,16 @@ def test_a_host_whose_port_is_attacked_goes_on(serve: Serve, join: Join) -> None
     assert fetched_from(head) > 0
     assert "Traceback" not in host.log()
     assert host.process.poll() is None
+
+
+def test_samples_of_what_is_fetched_can_be_looked_at(serve: Serve, join: Join) -> None:
+    head = serve(SLOW.replace("range(12)", "range(1000)"), workers=0, http=0)
+    join(head)
+    with penstock.connect(head.url, transport="tcp") as connection:
+        batches = connection.batches()
+        wait_until(lambda: next(batches) and fetched_from(head))
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(preview, head, "feed")
+            wait_until(lambda: next(batches) and looking.done())
+        shown = looking.result()
+    assert shown["number"] == 1

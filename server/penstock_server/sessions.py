@@ -294,7 +294,10 @@ class Sessions:
                 self._out.host_at(session, host, endpoint)
 
     def reach(self, stream: int, host: int) -> bool:
-        """Whether all consumers of a stream reach the host, so that they can fetch slabs there."""
+        """Whether all consumers of a stream reach the host, so that they can fetch slabs there, while nobody looks at
+        what is sent."""
+        if self._out.look is not None:
+            return False
         reads = self._coordinator.streams.get(stream)
         sessions = [self.table.by_consumer.get(one.number) for one in reads.consumers] if reads is not None else []
         return bool(sessions) and all(session is not None and host in session.reached for session in sessions)
