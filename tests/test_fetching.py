@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import random
 import signal
@@ -10,6 +11,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from conftest import Daemon, Join, Serve, wait_until
@@ -21,6 +23,10 @@ from test_join import state_of
 from test_preview import preview
 
 import penstock
+from penstock_proto import KeyRefused, codec, libzmq
+from penstock_proto import messages as m
+from penstock_proto.keys import ClientKeys, client_keys, host_keys
+from penstock_server import control, keygen
 
 SOURCE = """
     import numpy as np
@@ -91,9 +97,10 @@ def test_batches_do_not_pass_the_head_and_are_the_same(serve: Serve, join: Join)
                 assert fetched_from(head) >= fetched + nbytes / 2, name
 
 
-def fetched_from(head: Daemon) -> int:
+def fetched_from(head: Daemon, keys: ClientKeys | None = None, field: str = "fetched_bytes") -> int:
     """Bytes that consumers have fetched from hosts, or are to fetch."""
-    return sum(host["fetched_bytes"] for host in state_of(head)["hosts"])
+    status = json.loads(control.status(next(iter(head.urls.values())), 60, keys))
+    return sum(int(host[field]) for host in status["hosts"])
 
 
 SLOW = """
@@ -227,3 +234,57 @@ def test_samples_of_what_is_fetched_can_be_looked_at(serve: Serve, join: Join) -
             wait_until(lambda: next(batches) and looking.done())
         shown = looking.result()
     assert shown["number"] == 1
+
+
+def test_with_keys_batches_are_fetched_encrypted_and_only_by_clients_that_are_admitted(
+    serve: Serve, join: Join, tmp_path: Path
+) -> None:
+    folder = tmp_path / "keys"
+    keygen.generate(folder, ["alice", "bob"], ["box"])
+    alice, bob = client_keys(folder / "clients/alice"), client_keys(folder / "clients/bob")
+    assert alice is not None
+    assert bob is not None
+    expected = streams(serve, SLOW, "feed")["feed"]
+    head = serve(SLOW, workers=0, keys=folder)
+    ports = [free_port(), free_port()]
+    hosts = [join(head, keys=folder / "hosts/box", fetch_port=port) for port in ports]
+    box = host_keys(folder / "hosts/box")
+    assert box is not None
+
+    def fetches(keys: ClientKeys | None, server: bytes) -> bool:
+        """Whether a client reaches a host, and is told that it keeps nothing of what it guesses."""
+        keys = None if keys is None else keys._replace(server=server)
+        dealer = libzmq.dealer(keys, "127.0.0.1", ports[1], 10, lambda: None)
+        try:
+            dealer.send(codec.encode(m.Fetch(3, 1 << 40, bytes(16), 0, 1)))
+            said = dealer.message(10)
+            return said is not None and codec.from_keeper(said) == m.NotKept(3)
+        finally:
+            dealer.close(0)
+
+    def is_refused(keys: ClientKeys | None, server: bytes) -> bool:
+        try:
+            return not fetches(keys, server)
+        except (KeyRefused, OSError):
+            return True
+
+    with penstock.connect(head.url, transport="tcp", keys=folder / "clients/alice") as connection:
+        batches = connection.batches()
+        seen = digests(islice(batches, 30))
+        while not fetched_from(head, alice):
+            seen += digests(islice(batches, 1))
+        before = [fetched_from(head, alice, field) for field in ("fetched_bytes", "received_bytes")]
+        seen += digests(islice(batches, 30))
+        after = [fetched_from(head, alice, field) for field in ("fetched_bytes", "received_bytes")]
+        assert after[0] - before[0] > 4 * (after[1] - before[1]), "nothing is asked for again"
+        assert fetches(bob, box.own.public)
+        assert is_refused(None, b"")
+        assert is_refused(bob, alice.own.public), "another host"
+        assert is_refused(box, box.own.public), "a host"
+        (folder / "server/clients/bob.key").unlink()
+        head.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: is_refused(bob, box.own.public))
+        hosts[0].process.kill()
+        seen += digests(batches)
+        assert connection.stats()["reconnects"] == 0
+    assert seen == expected

@@ -380,6 +380,6 @@ def test_consumers_fetch_at_the_address_from_which_a_host_joins(
     assert not world.host.fetchable, "it was not checked"
     world.works()
     assert world.host.fetchable
-    assert world.host.endpoint == endpoint
+    assert world.host.where == m.HostAt(1, endpoint)
     world.says(m.Leaving())
     assert not world.host.fetchable

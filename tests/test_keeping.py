@@ -145,7 +145,7 @@ class TestAtTheHost:
 class TestTheListener:
     def test_it_answers_nothing_but_what_may_be_fetched(self) -> None:
         async def play(world: AtHost) -> None:
-            server = SlabServer("127.0.0.1", 0, RateLimitedLog(logging.getLogger("test")))
+            server = SlabServer("127.0.0.1", 0, None, RateLimitedLog(logging.getLogger("test")))
             try:
                 heard: list[tuple[str, object]] = []
                 server._router.send = lambda peer, message: bool(heard.append(("said", message)))  # type: ignore[method-assign]
@@ -179,7 +179,7 @@ class TestTheListener:
     def test_a_port_in_use_is_refused(self) -> None:
         async def play() -> None:
             with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Exception, match="in use"):
-                SlabServer("127.0.0.1", taken.getsockname()[1], RateLimitedLog(logging.getLogger("test")))
+                SlabServer("127.0.0.1", taken.getsockname()[1], None, RateLimitedLog(logging.getLogger("test")))
 
         asyncio.run(play())
 
@@ -289,5 +289,5 @@ def test_no_consumer_is_sent_to_its_own_machine_for_another(consumer: str, endpo
     sent: list[m.Message] = []
     router = SimpleNamespace(address=lambda peer: consumer, send=lambda peer, message: sent.append(message) or True)
     out = ToConsumers(None, lambda event: None, router, KeptBatches())  # type: ignore[arg-type]
-    out.host_at(Session(bytes(16), "feed", "client", b"id", 0.0), 3, endpoint)
+    out.host_at(Session(bytes(16), "feed", "client", b"id", 0.0), m.HostAt(3, endpoint))
     assert sent == [m.HostAt(3, endpoint)] * told

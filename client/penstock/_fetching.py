@@ -8,10 +8,12 @@ the connection broke or nothing comes, the daemon is asked for (Resend).
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError
@@ -21,6 +23,10 @@ from penstock_proto.messages import Chunk, ClientMessage, Fetch, HostAt, NotKept
 from ._arriving import Arriving, Landing
 from ._frames import Frames
 from ._zmtp import Dealer, connected
+
+if TYPE_CHECKING:
+    from penstock_proto.keys import ClientKeys
+    from penstock_proto.libzmq import LibzmqDealer
 
 CONNECT = 5.0
 """Seconds in which a host must answer."""
@@ -39,7 +45,7 @@ logger = logging.getLogger("penstock")
 class _Host:
     """A connection to a host, and the slabs that were asked for over it."""
 
-    def __init__(self, where: HostAt, dealer: Dealer) -> None:
+    def __init__(self, where: HostAt, dealer: Dealer | LibzmqDealer) -> None:
         self.where = where
         self.dealer = dealer
         self.asked: dict[int, Arriving] = {}
@@ -108,15 +114,17 @@ class Fetches:
     """See the file's head. One thread at a time may use it.
 
     Args:
+        keys: the client's keys, or None.
         say: sends the daemon a message, now or later.
         wake: wakes the thread that waits for `filenos`.
     """
 
-    def __init__(self, say: Callable[[ClientMessage], None], wake: Callable[[], None]) -> None:
+    def __init__(self, keys: ClientKeys | None, say: Callable[[ClientMessage], None], wake: Callable[[], None]) -> None:
+        self._keys = keys
         self._say = say
         self._wake = wake
         self._hosts: dict[int, _Host] = {}
-        self._found: collections.deque[tuple[HostAt, Dealer]] = collections.deque()
+        self._found: collections.deque[tuple[HostAt, Dealer | LibzmqDealer]] = collections.deque()
         self._closed = threading.Event()
 
     def __bool__(self) -> bool:
@@ -142,8 +150,14 @@ class Fetches:
         """Return the descriptors to wait for."""
         for host in self._hosts.values():
             host.flush()
-            host.dealer.wake_at(min(host.dealer.left, _AT_ONCE))
-        return [host.dealer.fileno() for host in self._hosts.values()]
+            if isinstance(host.dealer, Dealer):
+                host.dealer.wake_at(min(host.dealer.left, _AT_ONCE))
+        return [fd for host in self._hosts.values() for fd in host.dealer.descriptors]
+
+    @property
+    def pending(self) -> bool:
+        """Whether something has come that no descriptor tells of."""
+        return any(host.dealer.pending for host in self._hosts.values())
 
     @property
     def unsent(self) -> bool:
@@ -182,28 +196,32 @@ class Fetches:
     def close(self) -> None:
         """Close all connections."""
         self._closed.set()
-        self._drop()
+        while self._hosts:
+            self._hosts.popitem()[1].dealer.close(0)
+        self._close_found()
 
     def forget(self) -> None:
         """In a forked child: leave the connections to the parent."""
-        self._drop()
-
-    def _drop(self) -> None:
-        for dealer in [*(host.dealer for host in self._hosts.values()), *(dealer for _, dealer in self._found)]:
-            dealer.forget()
+        for host in self._hosts.values():
+            host.dealer.forget()
         self._hosts.clear()
-        self._found.clear()
+
+    def _close_found(self) -> None:
+        """Close the connections that were made and not looked at. (On any thread.)"""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._found.pop()[1].close(0)
 
     def _lose(self, host: _Host, error: Exception) -> None:
         said = "the connection to the host at %s has ended (%s); its batches come from the daemon"
         logger.info(said, host.where.endpoint, error)
-        host.dealer.forget()
+        host.dealer.close(0)
         del self._hosts[host.where.host]
         self._say(Reaches(host.where.host, False))
         if host.known:
             self._begin(host.where, again=True)
 
-    def _connected(self, where: HostAt, dealer: Dealer) -> None:
+    def _connected(self, where: HostAt, dealer: Dealer | LibzmqDealer) -> None:
         self._hosts[where.host] = _Host(where, dealer)
         self._say(Reaches(where.host, True))
 
@@ -216,8 +234,7 @@ class Fetches:
             if again and self._closed.wait(AGAIN):
                 return
             try:
-                place = urlsplit(where.endpoint)
-                dealer = connected(place.hostname or "", place.port or 0, CONNECT, self._give_up_if_closed)
+                dealer = self._dealer(where)
             except (OSError, PenstockError, ValueError) as error:
                 said = "the host at %s cannot be reached from here (%s); its batches come from the daemon"
                 if not (attempt or self._closed.is_set()):
@@ -225,10 +242,20 @@ class Fetches:
                 continue
             self._found.append((where, dealer))
             if self._closed.is_set():
-                self._drop()
+                self._close_found()
             else:
                 self._wake()
             return
+
+    def _dealer(self, where: HostAt) -> Dealer | LibzmqDealer:
+        place = urlsplit(where.endpoint)
+        host, port = place.hostname or "", place.port or 0
+        if self._keys is None:
+            return connected(host, port, CONNECT, self._give_up_if_closed)
+        from penstock_proto import libzmq
+
+        keys = self._keys._replace(server=where.key)
+        return libzmq.dealer(keys, host, port, CONNECT, self._give_up_if_closed)
 
     def _give_up_if_closed(self) -> None:
         if self._closed.is_set():

@@ -39,12 +39,13 @@ class TcpConnection:
 
     Attributes:
         endpoint: the daemon's `tcp://host:port`.
+        keys: the client's keys, or None.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None = None) -> None:
         self.endpoint = address.endpoint
         self._address = address
-        self._keys = keys
+        self.keys = keys
         self._dealer: Dealer | LibzmqDealer | None = None
         self._frames: Frames | None = None
 
@@ -172,7 +173,7 @@ class TcpConnection:
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
-                return dealer_to(self._address, self._keys, min(left, _CONNECT), watch or (lambda: None))
+                return dealer_to(self._address, self.keys, min(left, _CONNECT), watch or (lambda: None))
             except OSError:
                 if left <= _AGAIN:
                     raise

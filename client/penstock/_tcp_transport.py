@@ -38,7 +38,6 @@ from ._mailbox import Mailbox
 from ._memory import Pool
 from ._slab_views import SlabViews
 from ._tcp_connection import TcpConnection
-from ._zmtp import Dealer
 
 _LOOK = 0.05
 """Longest wait in seconds while something waits to be sent to a host."""
@@ -89,15 +88,13 @@ class TcpTransport:
         """What has come, in the order of the stream, from the first slab on that is not whole."""
         self._landing = Landing()
         self._unsaid: deque[bytes] = deque()
-        self._fetches = Fetches(self._say, mailbox.wake)
+        self._fetches = Fetches(connection.keys, self._say, mailbox.wake)
         deadline = time.monotonic() + timeout
         try:
             for piece in start:
                 connection.say(PositionPart(welcome.session, piece), deadline)
             asked = opening(welcome.session, b"", CREDIT, CREDIT_BYTES, 0)
-            # With keys a host would have to know the client's: everything comes from the daemon.
-            asked = structs.replace(asked, fetches=isinstance(self._dealer, Dealer))
-            answer = connection.ask(asked, deadline, watch)
+            answer = connection.ask(structs.replace(asked, fetches=True), deadline, watch)
         except Silent:
             raise Unreachable(
                 f"the daemon at {connection.endpoint} did not open the session in {timeout:g} s"
@@ -129,6 +126,7 @@ class TcpTransport:
         if self._fetches:
             others += self._fetches.prepare()
             timeout = min(timeout, _LOOK) if self._fetches.unsent else timeout
+            timeout = 0.0 if self._fetches.pending else timeout
         came, ready = self._dealer.wait_beside(others, timeout, for_room or bool(self._unsaid))
         if wakeup is not None and wakeup.fileno() in ready:
             wakeup.clear()

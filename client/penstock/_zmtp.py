@@ -65,9 +65,13 @@ class Dealer:
         self._start += head.nbytes
         codec.parse_ready(self._waited_for(head.size, deadline, watch))
 
-    def fileno(self) -> int:
+    pending = False
+    """What has come makes the descriptor readable."""
+
+    @property
+    def descriptors(self) -> tuple[int]:
         """The descriptor to poll on: readable, and writable if `unsent`."""
-        return self._socket.fileno()
+        return (self._socket.fileno(),)
 
     def wake_at(self, count: int) -> None:
         """Make polls report the descriptor as readable when `count` bytes have come (at most 1 MiB, and what the kernel

@@ -93,6 +93,20 @@ class LibzmqDealer:
         return True
 
     @property
+    def own_address(self) -> str:
+        """The address of this end, without its port; "" if the connection has ended."""
+        try:
+            with socket.socket(fileno=os.dup(self._fd)) as connection:
+                return str(connection.getsockname()[0])
+        except OSError:
+            return ""
+
+    @property
+    def pending(self) -> bool:
+        """Whether a frame has come. The descriptors may not say so, if something was sent since they were looked at."""
+        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    @property
     def descriptors(self) -> tuple[int, int]:
         """Two descriptors that become readable once whenever something may have changed."""
         return int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))

@@ -9,6 +9,7 @@ from penstock_proto import StartError
 
 from .host.accepting import only_this_host
 from .host.network import Router
+from .joining.hosts import Hosts
 from .keys import ClientKey, ServerKeys, admitted, revoked, server_keys
 from .sessions import Sessions
 
@@ -60,7 +61,7 @@ class Access:
                 extra=_LISTENING,
             )
 
-    def read_again(self, sessions: Sessions, router: Router) -> None:
+    def read_again(self, sessions: Sessions, router: Router, hosts: Hosts) -> None:
         """Read again which clients and hosts may connect, and cut off those whose keys were removed."""
         assert self.keys is not None
         before = self.keys.admitted
@@ -74,6 +75,7 @@ class Access:
         log.info("read the keys again: %s", _names(now), extra={"event": "keys_read"})
         sessions.revoke([key.public for key in before.values() if revoked(key, now)])
         router.admit(now)
+        hosts.admit(now)
 
 
 def _names(admitted: Mapping[bytes, ClientKey]) -> str:

@@ -164,7 +164,9 @@ class Daemon:
             loop.add_signal_handler(signal.SIGTTIN, parts.scaling.scale_by, 1)
             loop.add_signal_handler(signal.SIGTTOU, parts.scaling.scale_by, -1)
             if self._access.keys is not None:
-                loop.add_signal_handler(signal.SIGHUP, self._access.read_again, parts.sessions, self._router)
+                loop.add_signal_handler(
+                    signal.SIGHUP, self._access.read_again, parts.sessions, self._router, parts.hosts
+                )
             if until_stdin_closes:
                 loop.add_reader(0, self._stdin)
             self.endpoint = self._router.endpoint

@@ -183,7 +183,7 @@ class Parts:
             requests=LocalRequests(lifecycle.stop_asked, self._scale, self.profiles),
             join=self.hosts.join,
             kept=self.kept,
-            hosts=lambda: [(host.number, host.endpoint) for host in self.hosts if host.fetchable],
+            hosts=lambda: [host.where for host in self.hosts if host.fetchable],
             bugs=self.bugs,
         )
         self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes, self.hosts.unfetched)
@@ -268,7 +268,7 @@ class Parts:
         self.feeds.look_at_workers()
         self.profiles.host_works(host)
         if host.fetchable:
-            self.sessions.host_at(host.number, host.endpoint)
+            self.sessions.host_at(host.where)
 
     def _all_ready(self) -> None:
         self.sessions.feeds_ready()

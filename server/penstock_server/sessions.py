@@ -59,7 +59,7 @@ class Sessions:
         requests: answers what programs on this host ask of the daemon.
         join: called with the id of a peer and its Join when a host wants to join; it may raise an error.
         kept: what other hosts keep.
-        hosts: returns the number and the endpoint of each host from which consumers can fetch.
+        hosts: returns where the hosts are from which consumers can fetch.
         bugs: notes unexpected errors.
 
     Attributes:
@@ -81,7 +81,7 @@ class Sessions:
         requests: LocalRequests,
         join: Callable[[bytes, m.Join], None],
         kept: KeptBatches,
-        hosts: Callable[[], Iterable[tuple[int, str]]],
+        hosts: Callable[[], Iterable[m.HostAt]],
         bugs: Bugs,
     ) -> None:
         self.table = SessionTable()
@@ -281,17 +281,17 @@ class Sessions:
         if session is not None:
             self._out.send(session, message)
 
-    def host_at(self, host: int, endpoint: str) -> None:
+    def host_at(self, where: m.HostAt) -> None:
         """Tell consumers that they can fetch slabs from this host."""
         for session in self.table:
             if session.fetches:
-                self._out.host_at(session, host, endpoint)
+                self._out.host_at(session, where)
 
     def _tell_of_hosts(self, session: Session | None, opened: m.Open) -> None:
         if session is not None and session.opened and opened.fetches:
             session.fetches = True
-            for host, endpoint in self._hosts():
-                self._out.host_at(session, host, endpoint)
+            for where in self._hosts():
+                self._out.host_at(session, where)
 
     def reach(self, stream: int, host: int) -> bool:
         """Whether all consumers of a stream reach the host, so that they can fetch slabs there, while nobody looks at
@@ -361,7 +361,7 @@ class Sessions:
                 while session.fetching and (seq := next(iter(session.fetching))) < message.handed:
                     del session.fetching[seq]
             case m.Reaches():
-                if message.reached and message.host in dict(self._hosts()):
+                if message.reached and any(message.host == where.host for where in self._hosts()):
                     session.reached.add(message.host)
                 else:
                     session.reached.discard(message.host)

@@ -124,11 +124,11 @@ class ToConsumers:
         for start, stop in regions:
             self._router.send_bytes(session.routing_id, slab.seq, start, memfd.view(start, stop))
 
-    def host_at(self, session: Session, host: int, endpoint: str) -> None:
+    def host_at(self, session: Session, where: m.HostAt) -> None:
         """Tell a consumer where it can fetch slabs of a host. The loopback address is its own only on this machine."""
         consumer = self._router.address(session.routing_id).rpartition(":")[0]
-        if _is_loopback(consumer) or not _is_loopback(urlsplit(endpoint).hostname or ""):
-            self.send(session, m.HostAt(host, endpoint))
+        if _is_loopback(consumer) or not _is_loopback(urlsplit(where.endpoint).hostname or ""):
+            self.send(session, where)
 
     def send(self, session: Session, message: m.Message) -> bool:
         """Send a message to a session. Return whether that was possible, or may be later."""

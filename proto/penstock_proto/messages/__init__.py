@@ -91,6 +91,7 @@ from .from_worker import (
 from .hosts import (
     MAX_WORKERS,
     Accepted,
+    AdmitClients,
     Beat,
     Doing,
     FromHead,
@@ -190,6 +191,7 @@ __all__ = [
     "Accepted",
     "Ack",
     "ActivityShown",
+    "AdmitClients",
     "Batches",
     "Beat",
     "Begin",

@@ -98,6 +98,13 @@ class Scale(Message, frozen=True):
     more: Annotated[int, Meta(ge=0, le=MAX_WORKERS)]
 
 
+class AdmitClients(Message, frozen=True):
+    """Only clients with these public keys (Z85) may fetch from the host. `more`: another message continues the list."""
+
+    keys: Annotated[tuple[Annotated[bytes, Meta(min_length=40, max_length=40)], ...], Meta(max_length=2048)]
+    more: bool = False
+
+
 class Retire(Message, frozen=True):
     """The worker has no work left, and gets none: end it. The last one ends the host."""
 
@@ -119,6 +126,7 @@ FromHead: TypeAlias = (
     | Say
     | SendKept
     | Release
+    | AdmitClients
     | SplitsPart
     | SplitsGone
     | Accepted

@@ -84,10 +84,11 @@ class LaneEnded(Message, frozen=True):
 
 class HostAt(Message, frozen=True):
     """Slabs may be kept by a host, which has this number, and can be fetched there. The client may connect, and says so
-    (Reaches). Otherwise all bytes come from the daemon."""
+    (Reaches). Otherwise all bytes come from the daemon. `key`: the host's public key (Z85), if keys are used."""
 
     host: Count
     endpoint: Line
+    key: Annotated[bytes, Meta(max_length=40)] = b""
 
 
 class Kept(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -153,6 +153,11 @@ class Router:
         connection = self._peers.get(peer)
         return None if connection is None else connection.key
 
+    @property
+    def admitted(self) -> Mapping[bytes, ClientKey] | None:
+        """The keys that may connect; None without keys."""
+        return None if self._curve is None else self._curve.admitted
+
     def admit(self, admitted: Mapping[bytes, ClientKey]) -> None:
         """From now on admit only these keys, and drop the connections with all others."""
         assert self._curve is not None

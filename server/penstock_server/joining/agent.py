@@ -210,13 +210,13 @@ class Agent:
 
     def _listen(self, address: str) -> int:
         """Let consumers fetch what is kept here, at the address by which the head knows this host. Return the port; 0
-        if they cannot: the head sends them everything. (With keys it always does.)"""
+        if they cannot: the head sends them everything."""
         if self._server is not None and self._server.address != address:
             self._server.close()
             self._server = None
         if self._server is None and address:
             try:
-                self._server = SlabServer(address, self._fetch_port, RateLimitedLog(log))
+                self._server = SlabServer(address, self._fetch_port, self._keys, RateLimitedLog(log))
             except StartError as error:
                 text = "trainers cannot fetch batches from this host, so the head sends them all: %s"
                 log.warning(text, error.message, extra={"event": "no_fetching"})
@@ -232,6 +232,9 @@ class Agent:
                     self._refused(message.error.error())
                 case m.Joined():
                     self._joined(message)
+                case m.AdmitClients():
+                    if self._server is not None and self._keys is not None:
+                        self._server.admit(message)
                 case _ if self._membership is not None:
                     self._membership.take(message)
         except ProtocolError as error:

@@ -21,6 +21,7 @@ from ..coordinator.budget import enough
 from ..coordinator.workers import REMOTE
 from ..host.arena import Memfd
 from ..host.network import Router
+from ..keys import ClientKey
 from ..opening import check_version
 from . import agreement
 from .joined_host import SILENT, JoinedHost
@@ -131,6 +132,11 @@ class Hosts:
         host = self._of(worker)
         return f"worker {worker}" if host is None else f"worker {host.numbers[worker]} of host {host.name}"
 
+    def admit(self, admitted: Mapping[bytes, ClientKey]) -> None:
+        """From now on only clients with these keys may fetch from hosts."""
+        for host in self:
+            host.admit(admitted)
+
     def unfetched(self, number: int) -> int:
         """Return how many bytes wait at a host until the connections of consumers take them."""
         reports = (host.report for host in self if host.number == number)
@@ -172,12 +178,14 @@ class Hosts:
             address=self._router.address(peer),
             numbers=numbers,
             channel=_Channel(self._router, peer),
+            key=b"" if (key := self._router.key(peer)) is None else key.public,
             head=self,
         )
         self._hosts[peer] = host
         self._by_worker.update(dict.fromkeys(numbers, host))
         self._router.receive_into(peer, lambda data: self._place(peer, data))
         host.joined()
+        host.admit(self._router.admitted)
         text = "host %s at %s joins with %d workers"
         log.info(text, host.name, host.address, join.workers, extra={"event": "host_joins", "host": host.name})
 

@@ -22,6 +22,7 @@ from .. import wire
 from ..activity import Activity
 from ..coordinator import commands as do
 from ..host.arena import Memfd
+from ..keys import ClientKey
 from .agreement import plan_differences
 from .host_view import HostView
 from .kept import KeptBatches
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 
 SILENT = 15.0
 """Seconds of silence after which a host is lost. It sends a report each second."""
+
+
+_KEYS = 2048
+"""Most keys of one message."""
 
 
 class Channel(Protocol):
@@ -99,6 +104,7 @@ class JoinedHost:
         numbers: those of its workers at first.
         channel: the connection to it.
         head: what it joins.
+        key: its public key; empty without keys.
 
     Attributes:
         numbers: all that its workers have had, each with the number that this worker has at its host.
@@ -115,12 +121,22 @@ class JoinedHost:
     """
 
     def __init__(
-        self, join: m.Join, number: int, *, name: str, address: str, numbers: range, channel: Channel, head: Head
+        self,
+        join: m.Join,
+        number: int,
+        *,
+        name: str,
+        address: str,
+        numbers: range,
+        channel: Channel,
+        head: Head,
+        key: bytes = b"",
     ) -> None:
         self.join = join
         self.number = number
         self.name = name
         self.address = address
+        self.key = key
         self.numbers = {number: worker for worker, number in enumerate(numbers)}
         self.workers = set(numbers)
         self._first = numbers.start
@@ -158,10 +174,11 @@ class JoinedHost:
         return self.working and not self.leaving and self.join.fetch_port > 0
 
     @property
-    def endpoint(self) -> str:
+    def where(self) -> m.HostAt:
         """Where they fetch. The address is that of its connection: a host cannot send consumers to others."""
         host = self.address.rpartition(":")[0]
-        return f"tcp://[{host}]:{self.join.fetch_port}" if ":" in host else f"tcp://{host}:{self.join.fetch_port}"
+        host = f"[{host}]" if ":" in host else host
+        return m.HostAt(self.number, f"tcp://{host}:{self.join.fetch_port}", self.key)
 
     # --- what workers are told ---
 
@@ -245,6 +262,14 @@ class JoinedHost:
     def joined(self) -> None:
         """Tell the host that it has joined."""
         self._channel.send(m.Joined(self._first))
+
+    def admit(self, admitted: Mapping[bytes, ClientKey] | None) -> None:
+        """Tell the host which clients may fetch there. None: no keys are used."""
+        clients = [key.public for key in (admitted or {}).values() if not key.host]
+        for start in range(0, max(1, len(clients)), _KEYS):
+            if admitted is not None:
+                more = start + _KEYS < len(clients)
+                self._channel.send(m.AdmitClients(tuple(clients[start : start + _KEYS]), more))
 
     def refuse(self, error: PenstockError) -> None:
         """Tell the host why it cannot go on."""

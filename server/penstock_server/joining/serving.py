@@ -6,8 +6,10 @@ import time
 
 from penstock_proto import ProtocolError, codec
 from penstock_proto import messages as m
+from penstock_proto.keys import ClientKeys
 
 from ..host.network import Router
+from ..keys import ClientKey, ServerKeys
 from ..rate_limited_log import RateLimitedLog
 from .built_slots import BuiltSlots
 
@@ -18,6 +20,7 @@ class SlabServer:
     Args:
         address: where to listen: that of this host by which the head knows it.
         port: the port; 0 takes a free one.
+        keys: this host's keys, or None. With keys nobody is admitted before `admit`.
         log: for what peers say that they may not say.
 
     Attributes:
@@ -27,12 +30,14 @@ class SlabServer:
         StartError: there is something at that port already.
     """
 
-    def __init__(self, address: str, port: int, log: RateLimitedLog) -> None:
+    def __init__(self, address: str, port: int, keys: ClientKeys | None, log: RateLimitedLog) -> None:
         self.slots: BuiltSlots | None = None
         self.address = address
         self._log = log
         host = f"[{address}]" if ":" in address else address
-        self._router = Router(f"tcp://{host}:{port}", self._heard, lambda peer: None)
+        own = None if keys is None else ServerKeys(keys.folder, keys.own, {})
+        self._admitted: dict[bytes, ClientKey] = {}
+        self._router = Router(f"tcp://{host}:{port}", self._heard, lambda peer: None, own)
 
     @property
     def port(self) -> int:
@@ -43,6 +48,15 @@ class SlabServer:
     def unsent_bytes(self) -> int:
         """How many bytes wait until the connections of consumers take them."""
         return self._router.all_unsent_bytes
+
+    def admit(self, message: m.AdmitClients) -> None:
+        """Admit clients with these keys, and no others when the list is complete."""
+        self._admitted.update(
+            (key, ClientKey(key, key[:8].decode("ascii", "replace"), host=False)) for key in message.keys
+        )
+        if not message.more:
+            self._router.admit(self._admitted)
+            self._admitted = {}
 
     def another_second(self) -> None:
         """A second has passed: log what was left out."""

@@ -153,7 +153,10 @@ class _Encrypted:
         """See ToHead."""
         return self._outgoing.nbytes
 
-    own_address = ""
+    @property
+    def own_address(self) -> str:
+        """See ToHead."""
+        return self._dealer.own_address
 
     def send(self, message: bytes, body: memoryview | None = None, *, done: Done | None = None) -> bool:
         """See ToHead."""
