@@ -964,7 +964,8 @@ class Consumer:
 
     @property
     def _unfetched(self) -> list[Slab]:
-        return [slab for slab in self._queue if any(not at.lost for at in map(slab.slot.kept.get, slab.batches) if at)]
+        unfetched = [slab for slab in self._queue if not slab.fetched]
+        return [slab for slab in unfetched if any(not at.lost for at in map(slab.slot.kept.get, slab.batches) if at)]
 
     def _fetch(self) -> None:
         """Fetch a slab from the host that keeps it. What it does not keep the daemon sends."""
