@@ -1,8 +1,8 @@
 """Fetches slabs from other hosts: from where they were made, and not through the daemon.
 
 The daemon says which hosts keep slabs (HostAt). A thread connects to each, since that may take seconds, and the daemon
-is told when there is a connection. Only then does it name this host in slabs. What cannot be fetched after all, since
-the connection broke or nothing comes, the daemon is asked for (Resend).
+is told when there is a connection. Only then does it name this host in slabs. If a slab cannot be fetched after all, as
+the connection broke or nothing comes, the daemon is asked to send it (Resend).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 CONNECT = 5.0
 """Seconds in which a host must answer."""
 STALLED = 5.0
-"""Seconds without a byte after which what was to be fetched comes from the daemon."""
+"""Seconds without a byte from a host after which the daemon is asked for its slabs."""
 AGAIN, _TIMES = 10.0, 6
-"""Seconds after which a host is tried again that was lost, and how often. One that joins again has another number."""
+"""Seconds before a lost host is tried again, and how often. (A host that joins again has another number.)"""
 _STRANGER = 4
-"""How often a host may not keep what it was asked for before it sends anything: at its address may be another one."""
+"""After so many NotKept and no slab, a host is left: another machine may have its address."""
 _AT_ONCE = 64 * 1024
 """Most bytes for which a poll waits."""
 
@@ -78,7 +78,7 @@ class _Host:
         return bool(self._unsent) or self.dealer.unsent
 
     def read(self) -> Iterator[NotKept | Arriving]:
-        """Receive what has come: slabs that are whole now, or are not kept.
+        """Receive. Yield each slab that is whole now, and each NotKept.
 
         Raises:
             OSError: the connection broke.
@@ -116,7 +116,7 @@ class Fetches:
     Args:
         keys: the client's keys, or None.
         say: sends the daemon a message, now or later.
-        wake: wakes the thread that waits for `filenos`.
+        wake: wakes the thread that waits for the descriptors.
     """
 
     def __init__(self, keys: ClientKeys | None, say: Callable[[ClientMessage], None], wake: Callable[[], None]) -> None:
@@ -165,7 +165,7 @@ class Fetches:
         return any(host.unsent for host in self._hosts.values())
 
     def read(self) -> list[Arriving]:
-        """Receive what has come. Return the slabs that the daemon was asked for instead: their bytes come from it."""
+        """Receive. Return the slabs that the daemon has now been asked to send, since their hosts did not."""
         while self._found:
             self._connected(*self._found.popleft())
         instead: list[Arriving] = []
@@ -202,9 +202,10 @@ class Fetches:
 
     def forget(self) -> None:
         """In a forked child: leave the connections to the parent."""
-        for host in self._hosts.values():
-            host.dealer.forget()
+        for dealer in [*(host.dealer for host in self._hosts.values()), *(dealer for _, dealer in self._found)]:
+            dealer.forget()
         self._hosts.clear()
+        self._found.clear()
 
     def _close_found(self) -> None:
         """Close the connections that were made and not looked at. (On any thread.)"""

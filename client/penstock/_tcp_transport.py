@@ -85,7 +85,7 @@ class TcpTransport:
         self._arriving: dict[int, Arriving] = {}
         """The slabs whose bytes come from the daemon, by number."""
         self._due: deque[Arriving | ServerMessage] = deque()
-        """What has come, in the order of the stream, from the first slab on that is not whole."""
+        """Slabs and messages in the order of the stream, from the first unfinished slab on."""
         self._landing = Landing()
         self._unsaid: deque[bytes] = deque()
         self._fetches = Fetches(connection.keys, self._say, mailbox.wake)
@@ -205,7 +205,7 @@ class TcpTransport:
         return True
 
     def _drop_unfinished(self) -> None:
-        """The stream has failed: what is still missing does not come. Slabs that came before it are good."""
+        """The stream has failed, so missing bytes will not come. Keep the slabs before the first unfinished one."""
         while not all(item.is_whole for item in self._due if isinstance(item, Arriving)):
             self._due.pop()
 

@@ -66,7 +66,7 @@ class Dealer:
         codec.parse_ready(self._waited_for(head.size, deadline, watch))
 
     pending = False
-    """What has come makes the descriptor readable."""
+    """Nothing comes without making the descriptor readable."""
 
     @property
     def descriptors(self) -> tuple[int]:

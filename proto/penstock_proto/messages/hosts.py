@@ -44,9 +44,9 @@ class Say(Message, frozen=True):
     """Give a worker this message. `process`: how many processes of this worker have ended, as far as the head knows. A
     message for one that has ended is dropped.
 
-    Fill and WriteRows name no memfd: the host finds memory of its own, and sends what is written there as Payload. But
-    with `keep` it keeps what it is to fill until Release, for consumers to fetch, and sends it only if it is asked to
-    (SendKept), needs the memory, or wants to leave.
+    Fill and WriteRows name no memfd: the host finds memory of its own, and sends the bytes as Payload. With `keep` it
+    keeps them until Release, so that consumers can fetch them. It then sends them only if the head asks (SendKept), if
+    it needs the memory, or before it leaves.
     """
 
     worker: Index
@@ -56,7 +56,7 @@ class Say(Message, frozen=True):
 
 
 class SendKept(Message, frozen=True):
-    """Send what is kept for this ticket, as Payload, and then KeptNoLonger."""
+    """Send the bytes that are kept for this ticket, as Payload, and then KeptNoLonger."""
 
     ticket: Count
 

@@ -79,8 +79,8 @@ class FindSlot(Struct, frozen=True):
 class Fill(Struct, frozen=True):
     """Have `worker` fill the ticket's slot from place `first` on with up to `batches` batches, from number `index`.
 
-    `may_stay`: the host of the worker may keep the bytes for those that are to read them, instead of sending them to
-    the slot. If it is lost with them they are made again (`BytesLost`).
+    `may_stay`: the worker's host may keep the bytes for consumers to fetch, and not send them to the slot. If that host
+    is lost, they are made again (`BytesLost`).
     """
 
     worker: int

@@ -1,10 +1,10 @@
-"""Makes again what was lost with a host: batches that were reported, whose bytes had not left the host.
+"""Makes batches again that were reported, and whose bytes were lost with their host.
 
 A batch is a function of the feed, the epoch, the lane and its number. So its slot keeps the restart record from which
 it was made (slots.Recipe), and another worker makes the same bytes from there, next to the run that makes the lane. No
 turn and no lane takes notice: consumers that were told of the batches wait for their bytes.
 
-What cannot be made again fails the stream as a broken connection does: clients connect again, with their positions.
+If that fails, the stream fails as after a broken connection: clients connect again, with their positions.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ class Remaking:
     def workers_gone(self, workers: Collection[int], how: str, *, lost: bool) -> None:
         """The processes of these workers are gone: others do what they were to do. `lost`: nobody is to blame."""
         for filler in [filler for filler in self._runs if filler[0] in workers]:
-            if lost:
-                self._runs[filler].failures -= 1
-            self._again(filler, f"a worker {how}")
+            self._again(filler, f"a worker {how}", failed=not lost)
 
     def uses(self, worker: int) -> bool:
         """Whether the worker makes something again."""
@@ -204,10 +202,10 @@ class Remaking:
         )
         self._do(do.Fill(worker, run, slot.lease.ticket, recipe.index, slot.lease.made, 0))
 
-    def _again(self, filler: tuple[int, int], why: str) -> None:
-        """The run is gone: let another one try, unless it has failed too often."""
+    def _again(self, filler: tuple[int, int], why: str, *, failed: bool = True) -> None:
+        """The run is gone: let another one try, unless runs have failed too often."""
         slot = self._runs.pop(filler)
-        slot.failures += 1
+        slot.failures += failed
         if not slot.unwanted and slot.failures < _ATTEMPTS:
             self._waiting.append(slot)
             return
@@ -221,7 +219,7 @@ class Remaking:
         self._slots.release(slot.lease)
 
     def _give_up(self, why: str) -> None:
-        """What was lost cannot be made again."""
+        """The lost batches cannot be made again."""
         self._fail(
             ConnectionLost(
                 f"batches were lost with their host, and could not be made again ({why}); the stream goes on from "

@@ -1,8 +1,8 @@
 """At a host: the memory in which its workers build slots of the head, from the first byte until nobody needs it.
 
-What a worker has made goes to the head at once, before the worker's message about it. Or the host keeps it, if the head
-says so: consumers fetch it from here until the head releases it. What is kept is sent after all when the head asks for
-it, when a worker waits for memory, and when this host leaves.
+Finished batches go to the head at once, before the worker's message about them. If the head says so, the host keeps
+them instead: consumers fetch them from here until the head releases them. Kept batches are still sent to the head when
+it asks for them, when a worker waits for memory, and when this host leaves.
 """
 
 from __future__ import annotations
@@ -204,6 +204,6 @@ class BuiltSlots:
     def _release_if_over(self, slot: BuiltSlot) -> None:
         if slot in self._in_use and slot.answered and not slot.unsent and not slot.secret:
             self._in_use.discard(slot)
-            # What a consumer was to get that is gone may still wait in its connection.
+            # If a consumer is gone, its connection may still refer to these bytes.
             slot.memfd.retired = slot.fetched > 0
             self._building.release(slot.memfd)

@@ -1,6 +1,6 @@
 """One connection of a host to the head, from Joined to its end: passes on what the head and the host's workers say.
 
-What belongs into a slot at the head a worker writes into memory of this host (built_slots.py).
+Workers write batches into memory of this host, and not into the slots at the head (built_slots.py).
 
 Each worker has a queue of messages. One that needs memory waits for it, and those behind it wait too. Memory that is in
 use waits for nothing but the worker or the network, so the queue always goes on.
