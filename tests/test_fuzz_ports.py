@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from conftest import Daemon, Serve
+from open_files import OpenFiles
 from test_http import address, get
 
 import penstock
@@ -109,12 +110,8 @@ class Watched:
         }
 
     def fds(self) -> int:
-        """How many descriptors it has open, without those of slots: `slots MiB` says how many of these there are."""
-        found = 0
-        for fd in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed in the meantime
-                found += not os.readlink(fd).startswith("/memfd:")
-        return found
+        """How many descriptors it has open, without those of slots."""
+        return OpenFiles.of(self.process.pid).others
 
     def cpu(self) -> float:
         """The CPU seconds that the daemon has used."""
