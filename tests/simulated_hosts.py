@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from simulation import Fill, Slot, World
 
 
+def machine_of(number: int) -> str:
+    """Return the machine of a host, or of a consumer: there are two beside the daemon's."""
+    return "ab"[number % 2]
+
+
 @dataclass(eq=False)
 class Host:
     """A host that has joined, with the numbers of its workers."""
@@ -64,7 +69,7 @@ class Hosts:
         self._next += count
         self.there.append(host)
         for number in host.workers:
-            self._world.add_worker(number)
+            self._world.add_worker(number, machine_of(len(self.there)))
 
     def leave(self) -> None:
         """A host wants to leave, or all do."""

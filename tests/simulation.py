@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace as replace_struct
 from reference import batches_of_index, batches_of_lanes, batches_of_pools
 from simulated_attacker import Attacker
-from simulated_hosts import Host, Hosts
+from simulated_hosts import Host, Hosts, machine_of
 
 from penstock._progress import EpochCheck, Progress
 from penstock_proto import (
@@ -1179,6 +1179,7 @@ class World:
             PenstockError: the coordinator refuses it.
         """
         self._last_consumer += 1
+        ask = replace(ask, machine=machine_of(self._last_consumer))
         self.handle(on.Open(self._last_consumer, feed, ask))
         return self.coordinator.consumers[self._last_consumer]
 
@@ -1469,11 +1470,11 @@ class World:
             number = self.random.choice(staying)
             self.handle(on.RetireWorkers((number,), now=self.random.random() < 0.2))
 
-    def add_worker(self, number: int) -> None:
+    def add_worker(self, number: int, machine: str = "") -> None:
         """Add a worker, which has yet to import the feeds."""
         self.workers[number] = Worker(self, number)
         self.workers[number].started = False
-        self.handle(on.WorkerAdded(number))
+        self.handle(on.WorkerAdded(number, machine))
 
     def _join(self) -> None:
         self._faults["join"] -= 1

@@ -478,7 +478,7 @@ def test_a_consumer_that_is_lost_gives_all_its_slots_back() -> None:
     ],
 )
 def test_a_lane_goes_through_rare_states(first: list[str], then: list[str], state: LaneState) -> None:
-    lane = Lane()
+    lane = Lane(0)
     calls: dict[str, Any] = {"drop": (0, 1), "start": (1, 2), "wait": 1, "fail": WorkerDied("again and again")}
     for name in [*first, *then]:
         getattr(lane, name)(*([calls[name]] if name in calls else []))

@@ -53,6 +53,11 @@ FEEDS = """
             time.sleep(NAP)
             yield sample
 
+    def long_scenes(split):
+        for i in range(4000):
+            time.sleep(NAP)
+            yield np.full((50, 3), i, np.int32), np.int64(split)
+
     def words(split, rng):
         for i in range(40 + split):
             time.sleep(NAP)
@@ -61,6 +66,8 @@ FEEDS = """
 
     mixed = Feed(scenes, splits=range(16), batch_size=8, lanes=8, turn=2, shuffle=32, seed=3)
     table = Feed(Table(), batch_size=8, shuffle=100)
+    by_index = Feed(Table(), batch_size=8, turn=1)
+    by_lane = Feed(long_scenes, splits=range(8), batch_size=8, turn=1)
     words = Feed(words, splits=range(12), batch_size=8, batching="ragged")
     ranked = Feed(slow_scenes, splits=range(15), batch_size=8, lanes=8, turn=1, epochs=1)
     grouped = Feed(slow_scenes, splits=range(16), batch_size=8, lanes=8, turn=1, epochs=1, seed=5)
@@ -143,7 +150,9 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
 
     def read(feed: str, count: int | None = None) -> list[str]:
         if not daemons:
-            feeds = [f"feeds.py:{name}" for name in ("mixed", "table", "words", "ranked", "grouped")]
+            feeds = [
+                f"feeds.py:{name}" for name in ("mixed", "table", "by_index", "by_lane", "words", "ranked", "grouped")
+            ]
             words = [*command({}), "serve", *feeds, "--bind", "tcp://127.0.0.1:0", "--workers", "2"]
             daemons.append(Daemon(words, tmp_path, tmp_path / "alone", {**os.environ, "NAP": "0"}))
             daemons[0].wait_ready(len(feeds))
@@ -268,6 +277,30 @@ def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_han
     for host in (last, new):
         assert host.wait_ended(30) == 0, host.log()
         cluster.wait_for(f"host {host.name} has left")
+
+
+@pytest.mark.parametrize("feed", ["by_index", "by_lane"])
+def test_ranks_read_what_their_own_machines_have_made(
+    cluster: Callable[..., Cluster], alone: Callable[..., list[str]], feed: str
+) -> None:
+    cluster = cluster()
+    cluster.serve(feed, workers=2)
+    cluster.join("a")
+    cluster.wait_for(" works: ")
+    ranks = [cluster.read(feed, at, rank=n, world_size=2) for n, at in enumerate(("head", "a"))]
+
+    def passed() -> tuple[int, int]:
+        """The bytes that the host has sent to the head, and those that trainers were told to fetch from it."""
+        for rank in ranks:
+            rank.wait_for(12)
+        host = cluster.status_of_hosts()["a"]
+        return int(host["received_bytes"]), int(host["fetched_bytes"])
+
+    before, after = passed(), passed()
+    assert after[0] == before[0]
+    assert after[1] >= before[1] + 6 * 8 * 600
+    dealt = [batch for one_round in zip(*(rank.digests[:24] for rank in ranks), strict=True) for batch in one_round]
+    assert chain(dealt) == chain(alone(feed, 48))
 
 
 def test_a_host_that_only_one_trainer_cannot_reach_sends_it_everything_through_the_head(

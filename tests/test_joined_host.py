@@ -86,7 +86,7 @@ class Head:
     def given_up(self, worker: int, how: str) -> None:
         self.heard.append((worker, "given up"))
 
-    def keeps(self, host: JoinedHost, ticket: int) -> bool:
+    def keeps(self, host: JoinedHost, ticket: int, reader: int | None) -> bool:
         return self.keeping
 
     def leaves(self, host: JoinedHost) -> None:

@@ -180,6 +180,7 @@ class Opening:
             pad=message.pad,
             identity=message.consumer,
             had=message.had,
+            machine="" if peer is not None else self._out.machine(session.routing_id),
         )
 
     def _take_the_place_of(self, message: m.Open) -> None:

@@ -143,7 +143,7 @@ class Parts:
             lost=lambda host, how: self.profiles.host_lost(host, how),
             sampled=lambda host, message: self.profiles.sampled(host, message),
             kept=self.kept,
-            reached=lambda stream, host: self.sessions.reach(stream, host.number),
+            reached=lambda stream, reader, host: self.sessions.reach(stream, reader, host.number),
             bugs=self.bugs,
         )
         self.to_workers = ToWorkers(self.supervisor, range(workers), self.hosts)

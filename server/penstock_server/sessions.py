@@ -293,13 +293,14 @@ class Sessions:
             for where in self._hosts():
                 self._out.host_at(session, where)
 
-    def reach(self, stream: int, host: int) -> bool:
-        """Whether all consumers of a stream reach the host, so that they can fetch slabs there, while nobody looks at
-        what is sent."""
+    def reach(self, stream: int, reader: int | None, host: int) -> bool:
+        """Whether this consumer of a stream, or (None) each, reaches the host, so that it can fetch slabs there, while
+        nobody looks at what is sent."""
         if self._out.look is not None:
             return False
         reads = self._coordinator.streams.get(stream)
-        sessions = [self.table.by_consumer.get(one.number) for one in reads.consumers] if reads is not None else []
+        readers = [one.number for one in reads.consumers] if reads is not None else []
+        sessions = [self.table.by_consumer.get(one) for one in (readers if reader is None else [reader])]
         return bool(sessions) and all(session is not None and host in session.reached for session in sessions)
 
     def refuse(self, consumer: int, error: PenstockError) -> None:

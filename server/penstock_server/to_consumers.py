@@ -8,7 +8,6 @@ are brought into their slot first. Whatever comes after such a slab waits behind
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from .host.local import LocalPeer
 from .host.network import Router
 from .joining.kept import KeptBatches
 from .keys import ClientKey
+from .machines import is_loopback, machine_at
 from .session import Session
 
 
@@ -127,7 +127,7 @@ class ToConsumers:
     def host_at(self, session: Session, where: m.HostAt) -> None:
         """Tell a consumer where it can fetch slabs of a host. The loopback address is its own only on this machine."""
         consumer = self._router.address(session.routing_id).rpartition(":")[0]
-        if _is_loopback(consumer) or not _is_loopback(urlsplit(where.endpoint).hostname or ""):
+        if is_loopback(consumer) or not is_loopback(urlsplit(where.endpoint).hostname or ""):
             self.send(session, where)
 
     def send(self, session: Session, message: m.Message) -> bool:
@@ -162,6 +162,10 @@ class ToConsumers:
         """Return the key with which a connection over ZeroMQ was made; None without keys."""
         return self._router.key(routing_id)
 
+    def machine(self, routing_id: bytes) -> str:
+        """Return the machine at the other end of a connection over ZeroMQ; "": this one."""
+        return machine_at(self._router.address(routing_id))
+
     def drop(self, session: Session) -> None:
         """Drop the bytes that still wait to be sent to the session: otherwise they would keep their slots."""
         session.behind.clear()
@@ -186,10 +190,3 @@ class ToConsumers:
 def failed(error: PenstockError) -> m.Failed:
     """Make the message that tells a client of an error."""
     return m.Failed(m.ErrorReport.of(error))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:  # the connection has just ended
-        return False

@@ -196,6 +196,7 @@ def _consumer(number: int, stream: Stream, ask: Ask) -> Consumer:
         holds_handed=ask.quota > 0,
         rank=ask.rank,
         identity=ask.identity,
+        machine=ask.machine,
     )
 
 

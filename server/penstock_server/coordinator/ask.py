@@ -22,6 +22,7 @@ class Ask:
             it shares the stream of the group, or, without a group, has its own.
         pad: as a rank: whether the last round of an epoch is filled up.
         identity: stays the same when the client comes back.
+        machine: the machine on which it runs; "": that of the daemon.
         had: in a group: the last slabs that it was handed.
     """
 
@@ -36,3 +37,4 @@ class Ask:
     pad: bool = False
     identity: bytes = b""
     had: tuple[Had, ...] = ()
+    machine: str = ""

@@ -80,7 +80,7 @@ class Fill(Struct, frozen=True):
     """Have `worker` fill the ticket's slot from place `first` on with up to `batches` batches, from number `index`.
 
     `may_stay`: the worker's host may keep the bytes for consumers to fetch, and not send them to the slot. If that host
-    is lost, they are made again (`BytesLost`).
+    is lost, they are made again (`BytesLost`). `reader`: the consumer that is likely to get them; None: each may.
     """
 
     worker: int
@@ -90,6 +90,7 @@ class Fill(Struct, frozen=True):
     batches: int
     first: int
     may_stay: bool = False
+    reader: int | None = None
 
 
 class Remade(Struct, frozen=True):

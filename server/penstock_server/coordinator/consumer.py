@@ -61,6 +61,7 @@ class Consumer:
         holds_handed: whether a handed slab stays in its slot until released (shared memory) or is free when handed.
         rank: its rank: the number of its batch in each round.
         identity: stays the same when the client comes back, as another consumer.
+        machine: the machine on which it runs; "": that of the daemon.
 
     Attributes:
         state: what it wants.
@@ -85,9 +86,11 @@ class Consumer:
         holds_handed: bool,
         rank: int = 0,
         identity: bytes = b"",
+        machine: str = "",
     ) -> None:
         self.number = number
         self.identity = identity
+        self.machine = machine
         self.stream = stream
         self.share = share
         self.rank = rank

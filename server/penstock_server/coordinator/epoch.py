@@ -51,6 +51,7 @@ class Epoch:
         error: why there are no splits.
         failing: whether a turn in the order has an error, so that nothing after it needs to be made.
         lane_sets: in fast order, the sets of lanes that are visited independently of each other.
+        lane_count: how many lanes there are; 1 for an indexable feed.
         moved: whether workers came or went, so that lanes may have to move.
         runs, loads: how many lanes each worker makes, and how many of these have not ended.
         live: how many lanes have not ended, as far as is known.
@@ -73,11 +74,12 @@ class Epoch:
     error: PenstockError | None = None
     failing: bool = False
     lane_sets: LaneSets | None = None
+    lane_count: int = 1
     moved: bool = False
     runs: Counter[int] = field(default_factory=Counter)
     loads: Counter[int] = field(default_factory=Counter)
     live: int = 0
-    _loads: Loads | None = None
+    _loads: list[Loads] = field(default_factory=list)
     skip: int = 0
     deaths: Counter[int] = field(default_factory=Counter)
     batches: int = 0
@@ -103,13 +105,14 @@ class Epoch:
             assert feed.info.batches is not None
             visits = RangeVisits(feed.info.batches, feed.turn, position.batches if position else 0)
         else:
-            lanes = min(plan.lanes, splits.count)
+            self.lane_count = lanes = min(plan.lanes, splits.count)
             self.live = lanes - (len(position.ended) if position else 0)
             visits = LaneVisits(lanes, feed.turn, lane_sets, position, feed.info.pool)
             for place in position.places if position else ():
-                self.lanes[place.lane] = Lane(index=place.index, record=place.record, ahead=place.ahead, border=False)
-            for lane in position.ended if position else ():
-                self.lanes[lane.lane] = Lane(index=lane.index, record=lane.record, ended=True)
+                lane = Lane(place.lane, index=place.index, record=place.record, ahead=place.ahead, border=False)
+                self.lanes[place.lane] = lane
+            for over in position.ended if position else ():
+                self.lanes[over.lane] = Lane(over.lane, index=over.index, record=over.record, ended=True)
             if feed.info.pool > 1:
                 self.order = PooledOrder(
                     visits,
@@ -132,7 +135,7 @@ class Epoch:
         """Return the lane with this number (for an indexable feed: of this worker)."""
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane()
+            lane = self.lanes[key] = Lane(key)
         return lane
 
     def start(self, lane: Lane, run: Filler) -> None:
@@ -140,14 +143,14 @@ class Epoch:
         lane.start(run)
         self.runs[run[0]] += 1
         self.loads[run[0]] += not lane.ended
-        self._loads = None
+        self._loads.clear()
 
     def stop(self, lane: Lane) -> Filler:
         """Take the lane from its run, and return that run."""
         run = lane.stop()
         self.runs[run[0]] -= 1
         self.loads[run[0]] -= not lane.ended
-        self._loads = None
+        self._loads.clear()
         return run
 
     def end(self, lane: Lane) -> None:
@@ -157,16 +160,18 @@ class Epoch:
         if lane.run is not None:
             self.loads[lane.run[0]] -= 1
         self.live -= 1
-        self._loads = None
+        self._loads.clear()
         lane.ended = True
 
-    def loads_of(self, workers: list[int]) -> Loads:
-        """Return how these workers share the lanes that have not ended. The list must not change."""
-        if self._loads is None or self._loads.workers is not workers:  # with many workers this takes long
-            loads = [self.loads[worker] for worker in workers]
-            lacking = sum(max(0, self.live // len(workers) - load) for load in loads)
-            self._loads = Loads(workers, min(loads), max(loads), self.live - self.loads.total(), lacking)
-        return self._loads
+    def loads_of(self, workers: list[int], of: int) -> Loads:
+        """Return how these workers, of so many, share the lanes that have not ended. The list must not change."""
+        for known in self._loads:  # with many workers the rest takes long
+            if known.workers is workers:
+                return known
+        loads = [self.loads[worker] for worker in workers]
+        lacking = sum(max(0, self.live // of - load) for load in loads)
+        self._loads.append(Loads(workers, min(loads), max(loads), self.live - self.loads.total(), lacking))
+        return self._loads[-1]
 
     def fault_at_end(self, feed: ServedFeed) -> PenstockError | None:
         """Return what is wrong with the epoch, now that all of it was delivered; None if nothing is."""

@@ -123,9 +123,10 @@ class WorkerDied(Struct, frozen=True):
 
 
 class WorkerAdded(Struct, frozen=True):
-    """Another worker was added. It gets work once it has imported the feeds."""
+    """Another worker was added. It gets work once it has imported the feeds. `machine`: as in `Ask`."""
 
     worker: int
+    machine: str = ""
 
 
 class RetireWorkers(Struct, frozen=True):

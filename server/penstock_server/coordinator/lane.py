@@ -68,6 +68,7 @@ class Lane:
     """A lane. (For an indexable feed: everything that one worker makes. The lane then has the worker's number.)
 
     Attributes:
+        number: its number.
         state: whether a run makes it, in one word.
         run: the run that makes it now, or None.
         dropped: the run that was told to drop it and still has turns to answer for.
@@ -86,6 +87,7 @@ class Lane:
         careful: how many batches after the record have to be reported one by one.
     """
 
+    number: int
     state: LaneState = FREE
     run: Filler | None = None
     dropped: Filler | None = None

@@ -26,6 +26,7 @@ from .feeds import ServedFeed, Skipped
 from .lane import Filler, Lane
 from .merging import Merging
 from .open_turns import OpenTurns
+from .placing import Placing
 from .pooling import Pooling
 from .remaking import can_be_made_again
 from .slots import Recipe, Slots
@@ -43,6 +44,7 @@ class Production(ABC):
         workers: the worker processes.
         ids: gives numbers to runs.
         singly: whether workers report each batch by itself.
+        placing: where the batches of ranks are made.
         may_stay: whether what remote workers make may stay at their hosts.
         later: called to try a run's work again after this many seconds.
         out: where commands go.
@@ -62,6 +64,7 @@ class Production(ABC):
         workers: Workers,
         ids: Iterator[int],
         singly: bool,
+        placing: Placing,
         may_stay: bool,
         later: Callable[[float, int], None],
         out: Callable[[do.Command], None],
@@ -73,6 +76,7 @@ class Production(ABC):
         self._workers = workers
         self._ids = ids
         self._singly = singly and feed.info.pool == 1
+        self._placing = placing
         self._may_stay = may_stay and can_be_made_again(feed)
         self._later = later
         self._do = out
@@ -325,8 +329,12 @@ class Production(ABC):
             turn.base = turn.made
             turn.become(FILLING)
             ticket, left = turn.slot.ticket, turn.batches - turn.made
-            stays = self._stays(worker, turn.base)
-            self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made, stays))
+            stays, reader = self._stays(worker, turn.base), self._placing.reader(self._visit(epoch, turn))
+            self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made, stays, reader))
+
+    def _visit(self, epoch: Epoch, turn: Turn) -> int:
+        """Return the number of the turn's visit in the epoch, if no lane has ended before it."""
+        return turn.index // self.feed.turn * epoch.lane_count + turn.lane
 
     def _stays(self, worker: int, base: int) -> bool:
         """Whether what the worker makes of a turn, from its batch `base` on, may stay at its host. (A turn that changes
@@ -374,10 +382,7 @@ class Production(ABC):
         """A run of the lane has finished with a turn."""
         if lane.dropped is not None and not lane.busy:
             lane.answered()
-            for key, other in epoch.lanes.items():
-                if other is lane:
-                    self._fill(epoch, key)
-                    break
+            self._fill(epoch, lane.number)
         elif epoch.moved:
             self._consider_moving(epoch, lane)
 

@@ -81,7 +81,7 @@ class Staffing:
 
     def added(self, event: on.WorkerAdded) -> None:
         """Another worker was added."""
-        self._workers.add(event.worker)
+        self._workers.add(event.worker, event.machine)
 
     def leave(self, event: on.RetireWorkers) -> None:
         """Workers are to leave. None of them gets lanes of another."""

@@ -35,6 +35,7 @@ from .memory import Share
 from .offering import Offering
 from .open_epochs import OpenEpochs
 from .outlet import Outlet
+from .placing import Placing
 from .production import Production
 from .range_production import RangeProduction
 from .remaking import Remaking
@@ -91,6 +92,8 @@ class Stream:
         self._delivery = delivery(self.outlet)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
         self._opening = OpenEpochs(feed, self._epochs, self._lists, workers)
+        exact_visits = feed.plan.order == "exact" and feed.turn == feed.info.pool == 1
+        self._placing = Placing(workers, foreseen=exact_visits and not self._delivery.shared)
         production = RangeProduction if feed.plan.length is not None else LaneProduction
         self.production: Production = production(
             feed,
@@ -99,6 +102,7 @@ class Stream:
             workers=workers,
             ids=ids,
             singly=self._delivery.singly,
+            placing=self._placing,
             may_stay=not self._delivery.shared,
             later=later,
             out=out,
@@ -123,6 +127,7 @@ class Stream:
         """All consumers are there: begin at the earliest of their positions (None: epoch 0). A consumer that is further
         on receives only what comes after its own position."""
         self.outlet.begin(consumers)
+        self._placing.begin(consumers)
         places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
         # Of two at the same batch, one may know already of lanes that end behind it, and be told of them again.
         known = [(place.batches, len(place.ended)) if place else (0, 0) for place in positions]

@@ -42,6 +42,7 @@ class Workers:
         self.leaving: set[int] = set()
         self.vacant = False
         self._idle = set(self.numbers) if idle else set()
+        self._machines: dict[int, str] = {}
         self._look()
 
     @property
@@ -83,9 +84,14 @@ class Workers:
             raise WorkerDied("no worker process of the daemon is left, and none can start: see the daemon's log")
         return self._local[place % len(self._local)]
 
-    def add(self, number: int) -> None:
-        """Add a worker. It is away until it is ready."""
+    def machine_of(self, number: int) -> str:
+        """Return the machine on which a worker runs; "": that of the daemon."""
+        return self._machines.get(number, "")
+
+    def add(self, number: int, machine: str = "") -> None:
+        """Add a worker, which runs on this machine. It is away until it is ready."""
         self.numbers = sorted({*self.numbers, number})
+        self._machines[number] = machine
         self.away.add(number)
         self._look()
 
@@ -112,6 +118,8 @@ class Workers:
     def gone(self, *numbers: int) -> None:
         """Remove these workers."""
         self.numbers = [number for number in self.numbers if number not in numbers]
+        for number in numbers:
+            self._machines.pop(number, None)
         for those in (self.away, self.leaving, self._idle):
             those.difference_update(numbers)
         self._look()

@@ -22,6 +22,7 @@ from ..coordinator.workers import REMOTE
 from ..host.arena import Memfd
 from ..host.network import Router
 from ..keys import ClientKey
+from ..machines import machine_at
 from ..opening import check_version
 from . import agreement
 from .joined_host import SILENT, JoinedHost
@@ -72,7 +73,8 @@ class Hosts:
         lost: called when a host is gone, and how that came.
         sampled: called with what a host has sampled of its workers' stacks.
         kept: what hosts keep.
-        reached: returns whether all consumers of a stream, by its number, reach the host.
+        reached: returns whether the consumers that may get a batch reach the host, so that they can fetch there: one of
+            a stream, or (None) all. All are given by their numbers.
         bugs: notes unexpected errors.
     """
 
@@ -94,7 +96,7 @@ class Hosts:
         lost: Callable[[JoinedHost, str], None],
         sampled: Callable[[JoinedHost, m.StacksSampled | m.SamplingEnded], None],
         kept: KeptBatches,
-        reached: Callable[[int, JoinedHost], bool],
+        reached: Callable[[int, int | None, JoinedHost], bool],
         bugs: Bugs,
     ) -> None:
         self.kept = kept
@@ -342,14 +344,14 @@ class Hosts:
     def came(self, worker: int, message: m.Imported) -> None:
         """A worker has imported the feeds."""
         if worker not in self._coordinator.workers.numbers:
-            self._tell(on.WorkerAdded(worker))
+            self._tell(on.WorkerAdded(worker, machine_at(self._by_worker[worker].address)))
         self.said(worker, message)
         if (host := self._by_worker[worker]).working and host.there == host.workers:
             self._grown()
 
-    def keeps(self, host: JoinedHost, ticket: int) -> bool:
+    def keeps(self, host: JoinedHost, ticket: int, reader: int | None) -> bool:
         """Whether the host is to keep what it makes for the ticket."""
-        return not host.leaving and self._reached(ticket // m.IDS_PER_STREAM, host)
+        return not host.leaving and self._reached(ticket // m.IDS_PER_STREAM, reader, host)
 
     def leaves(self, host: JoinedHost) -> None:
         """The host wants to leave: its workers hand over their lanes as soon as others can take them."""

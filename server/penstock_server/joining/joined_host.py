@@ -79,8 +79,9 @@ class Head(Protocol):
     def given_up(self, worker: int, how: str) -> None:
         """No further process takes the worker's place."""
 
-    def keeps(self, host: JoinedHost, ticket: int) -> bool:
-        """Whether the host is to keep what it makes for the ticket: all who read it can fetch it there."""
+    def keeps(self, host: JoinedHost, ticket: int, reader: int | None) -> bool:
+        """Whether the host is to keep what it makes for the ticket: this consumer of the stream, or (None) each, can
+        fetch it there."""
 
     @property
     def kept(self) -> KeptBatches:
@@ -190,7 +191,7 @@ class JoinedHost:
 
     def fill(self, command: do.Fill, memfd: Memfd) -> None:
         """Have a turn, or a part of it, filled into `memfd`."""
-        keep = command.may_stay and self._head.keeps(self, command.ticket)
+        keep = command.may_stay and self._head.keeps(self, command.ticket, command.reader)
         self._tickets.open(command.worker, command.run, command.ticket, memfd, keep=keep)
         self._say(command.worker, wire.fill(command, 0, memfd.nbytes), keep=keep)
 

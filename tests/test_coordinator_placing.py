@@ -1,0 +1,172 @@
+"""Where the batches of ranks are made, at the coordinator's door."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from test_coordinator_hosts import Daemon
+
+from penstock_server.coordinator import commands as do
+from penstock_server.coordinator import events as on
+from penstock_server.coordinator.ask import Ask
+from penstock_server.coordinator.workers import REMOTE
+
+
+class Job(Daemon):
+    """A daemon, hosts that have joined, and a job of ranks that reads an epoch.
+
+    Args:
+        ranks: the machine of each rank, a letter each; "." is that of the daemon.
+        hosts: the machine of each remote worker.
+        own: how many workers the daemon has that make batches.
+    """
+
+    def __init__(self, ranks: str, hosts: str, own: int = 0, **options: Any) -> None:
+        super().__init__(max(1, own), idle=not own, turn=options.pop("turn", 1), credit=4, **options)
+        self.tell(on.Close(1, 0))
+        self.tell(on.Lost(1, 0))
+        self.machine_of = dict.fromkeys(range(own), ".")
+        self.todo: deque[do.Command] = deque()
+        self.last: list[bool] = []
+        self.fills: dict[int, do.Fill] = {}
+        self.sent: list[tuple[int, do.Fill]] = []
+        """The rank that each batch was sent to, and how it was made."""
+        self.add(hosts)
+        self.ranks = len(ranks)
+        for rank, machine in enumerate(ranks):
+            ask = Ask(4, 1 << 40, 0, rank=rank, world_size=len(ranks), machine=machine.strip("."))
+            self.do(self.tell(on.Open(2 + rank, "train", ask)))
+
+    def add(self, hosts: str) -> None:
+        """These workers join."""
+        for machine in hosts:
+            worker = REMOTE + len(self.machine_of)
+            self.machine_of[worker] = machine
+            self.do(self.tell(on.WorkerAdded(worker, machine)))
+            self.do(self.tell(on.Imported(worker, (self.plan,))))
+
+    def lose(self, machine: str) -> None:
+        """The host on this machine is lost."""
+        lost = tuple(worker for worker, at in self.machine_of.items() if at == machine)
+        self.do(self.tell(on.WorkersLost(lost, "is lost")))
+
+    def do(self, commands: list[do.Command]) -> None:
+        self.todo.extend(commands)
+
+    def read(self, batches: int) -> list[tuple[int, do.Fill]]:
+        """Have so many more batches made, one by one, and hand each over at once."""
+        if not self.sent:
+            for rank in range(self.ranks):
+                self.do(self.tell(on.Begin(2 + rank, 0)))
+        before = len(self.sent)
+        while len(self.sent) < before + batches:
+            command = self.todo.popleft()
+            if isinstance(command, do.FindSlot):
+                self.do(self.tell(on.SlotFound(command.ticket)))
+            elif isinstance(command, do.Fill):
+                self.fills[command.ticket] = command
+                for place in range(command.batches):
+                    last = place == command.batches - 1
+                    border = command.index % 4 == 3
+                    self.do(self.made(command, first=place, last=last, record=b"r", border=border))
+            elif isinstance(command, do.SendSlab):
+                self.sent.append((command.consumer - 2, self.fills[command.ticket]))
+                self.do(self.tell(on.Acknowledge(command.consumer, command.seq + 1, (), 0)))
+        return self.sent[before : before + batches]
+
+    def near(self, ranks: str, batches: int = 24) -> list[bool]:
+        """Whether each of the next batches is made on the machine of the rank that gets it."""
+        return [self.machine_of[fill.worker] == ranks[rank] for rank, fill in self.read(batches)]
+
+
+@pytest.mark.parametrize("kind", [{"length": 10_000}, {"lanes": 8}])
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "own"),
+    [
+        ("ab", "aabb", 0),
+        ("ab", "bbaa", 0),
+        ("aabb", "abab", 0),
+        (".a", "aa", 2),
+        ("abcd", "aaabbbcccddd", 0),
+        ("ab", "aaaaabbbb", 0),  # four for one, and five for the other: nearly its share
+        pytest.param("a.b.", "ab", 2, id="ranks of one machine lie apart"),
+    ],
+)
+def test_each_rank_gets_what_its_own_machine_has_made(ranks: str, hosts: str, own: int, kind: dict[str, Any]) -> None:
+    job = Job(ranks, hosts, own, **kind)
+    assert all(job.near(ranks))
+    assert all(2 + rank == fill.reader for rank, fill in job.sent)
+    used = {fill.worker for _, fill in job.read(48)}
+    assert len(used) == min(len(hosts) + own, kind.get("lanes", 100))  # each has work
+
+
+@pytest.mark.parametrize("kind", [{"length": 10_000}, {"lanes": 8}])
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "own"),
+    [
+        pytest.param("ab", "aaab", 0, id="one machine has too few"),
+        pytest.param("ab", "aabbc", 0, id="a machine without ranks has some"),
+        pytest.param("ab", "aabb", 2, id="the daemon has some"),
+        pytest.param("ab", "aaaa", 0, id="one machine has none"),
+        pytest.param("aa", "aabb", 0, id="all ranks are on one machine"),
+    ],
+)
+def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: int, kind: dict[str, Any]) -> None:
+    job, elsewhere = Job(ranks, hosts, own, **kind), Job("yz", hosts, own, **kind)
+    assert job.read(48) == elsewhere.read(48)
+    assert not all(job.near(ranks))
+    assert all(2 + rank == fill.reader for rank, fill in job.sent)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"lanes": 8, "turn": 4}, id="turns of several batches"),
+        pytest.param({"length": 10_000, "order": "fast"}, id="fast order"),
+        pytest.param({"lanes": 8, "order": "fast"}, id="fast order of lanes"),
+    ],
+)
+def test_nobody_is_named_if_it_is_not_known_who_gets_a_batch(options: dict[str, Any]) -> None:
+    job = Job("ab", "aabb", **options)
+    assert all(fill.reader is None for _, fill in job.read(24))
+
+
+def test_lanes_that_several_ranks_read_in_turn_are_made_anywhere() -> None:
+    job, elsewhere = Job("ab", "aabb", lanes=5), Job("yz", "aabb", lanes=5)
+    assert job.read(40) == elsewhere.read(40)
+    assert all(2 + rank == fill.reader for rank, fill in job.sent)
+
+
+@pytest.mark.parametrize("kind", [{"length": 10_000}, {"lanes": 8}])
+def test_lanes_go_home_when_a_host_joins(kind: dict[str, Any]) -> None:
+    job = Job("ab", "aa", **kind)
+    job.read(16)
+    job.add("bb")
+    job.read(32)
+    assert all(job.near("ab"))
+
+
+@pytest.mark.parametrize("kind", [{"length": 10_000}, {"lanes": 20}])
+def test_when_a_worker_dies_others_on_its_machine_take_over(kind: dict[str, Any]) -> None:
+    job = Job("ab", "aaaaabbbbb", **kind)
+    for _ in range(20):  # wherever it is
+        died = job.read(7)[-1][1].worker
+        job.do(job.tell(on.WorkerDied(died, "was killed")))
+        assert all(job.near("ab"))
+        job.do(job.tell(on.Imported(died, (job.plan,))))
+        assert all(job.near("ab"))
+
+
+@pytest.mark.parametrize("kind", [{"length": 10_000}, {"lanes": 8}])
+def test_when_a_host_is_lost_the_other_makes_all_and_shares_again_when_it_is_back(kind: dict[str, Any]) -> None:
+    job = Job("ab", "aabb", **kind)
+    assert all(job.near("ab"))
+    job.lose("b")
+    job.read(32)
+    assert not all(job.near("ab"))
+    job.add("bb")
+    job.read(32)
+    assert all(job.near("ab"))
+    assert len({fill.worker for _, fill in job.read(24)}) == 4
