@@ -19,6 +19,8 @@ reads as fast as batches come, over shared memory. Measuring begins 3 s after it
   and the table says so.
 - **third**: trainers on a machine of their own, with a cable of 1000 Mbit/s, while the head's carries 200 Mbit/s, as
   much as that of one host. In each round a trainer at the head reads from the same hosts just before.
+- **ranks**: four machines train, each with two workers and a cable of 200 Mbit/s; one is the head. If the lanes are a
+  multiple of the ranks, each rank's batches are made on its own machine. With one lane less they are made anywhere.
 - **workers**: each sample sleeps for 50 ms, over 4 hosts. CPU-bound code cannot show how hosts scale here, since all
   of them share the CPUs of one machine.
 - **kill**: 4 hosts of 4 workers, samples of 10 ms in splits of 0.5 s. One host is killed with all its processes, or its
@@ -40,6 +42,7 @@ import signal
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -155,6 +158,32 @@ def third(repeats: int, seconds: float) -> list[dict[str, Any]]:
                             "head_ms_a_megabyte": reading.milliseconds_a_megabyte("head", PAYLOAD),
                         }
                     )
+    return found
+
+
+def ranks(repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """MB/s that four ranks read together, and what crosses the network for that."""
+    found: list[dict[str, Any]] = [{"lanes": lanes, "runs": []} for lanes in (15, 16)]
+    machines = ("head", *HOSTS[:3])
+    for round_ in range(repeats):
+        for case in found:
+            progress(f"ranks, round {round_ + 1} of {repeats}: {case['lanes']} lanes")
+            load = replace(PAYLOAD, lanes=case["lanes"])
+            with laid(*machines) as (network, stack):
+                for name in machines:
+                    network[name].limit(200)
+                cluster = Cluster(load, network, stack)
+                cluster.serve(WORKERS)
+                cluster.join(machines[1:], WORKERS)
+                trainers = cluster.read_as_ranks(seconds, machines)
+                for trainer in trainers:
+                    trainer.wait_until_warm()
+                before = sum(network[name].sent() for name in machines)
+                readings = [trainer.result(seconds) for trainer in trainers]
+                crossed = sum(network[name].sent() for name in machines) - before
+                read = sum(len(reading.times) for reading in readings) * load.batch_bytes
+                speed = sum(reading.megabytes_per_second(load) for reading in readings)
+                case["runs"].append({"megabytes_per_second": speed, "crossed": crossed / read})
     return found
 
 
@@ -328,6 +357,8 @@ def main() -> int:
                 report[name] = others(repeats, seconds, chosen.ray_python)
             case "third":
                 report[name] = third(repeats, seconds)
+            case "ranks":
+                report[name] = ranks(repeats, seconds)
             case "workers":
                 report[name] = workers(repeats, seconds)
             case "kill":

@@ -168,7 +168,7 @@ class Processes:
 
     def trainer(self, at: str, *words: str, watched: dict[str, psutil.Process] | None = None) -> Trainer:
         """Start a trainer of hosts_programs.py there."""
-        return Trainer(self.start(at, self.programs, *words, name="trainer"), watched or {})
+        return Trainer(self.start(at, self.programs, *words, name=f"trainer at {at}"), watched or {})
 
     def end(self) -> None:
         """Kill all that runs on the machines that were used."""
@@ -221,6 +221,14 @@ class Cluster(Processes):
         """Start a trainer that reads for `seconds` once it is warm, and watch the processes of head and hosts."""
         keys = [] if self.keys is None else [str(self.keys / "clients" / "trainer")]
         return self.trainer(at, "penstock", str(seconds), self.url, *keys, watched={"head": self.head, **self.hosts})
+
+    def read_as_ranks(self, seconds: float, machines: Sequence[str]) -> list[Trainer]:
+        """Start a rank on each of these machines."""
+        count = str(len(machines))
+        return [
+            self.trainer(at, "penstock-rank", str(seconds), self.url, str(rank), count)
+            for rank, at in enumerate(machines)
+        ]
 
     def kill(self, name: str) -> float:
         """Kill all processes of a host, and return when."""

@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 WARM = 3.0
@@ -32,9 +33,10 @@ def read(batches: Iterable[Any], seconds: float) -> None:
         next(iterator)
     print("warm", flush=True)
     until = time.monotonic() + seconds
-    while not times or times[-1] < until:
-        next(iterator)
+    for _ in iterator:
         times.append(time.monotonic())
+        if times[-1] >= until:
+            break
     print(json.dumps([round(one, 5) for one in times]), flush=True)
 
 
@@ -50,6 +52,18 @@ def penstock(seconds: str, url: str, keys: str | None = None) -> None:
 
     with penstock.connect(url, keys=keys) as connection:
         read(connection.batches(), float(seconds))
+
+
+def penstock_rank(seconds: str, url: str, rank: str, ranks: str) -> None:
+    """A rank of so many. All end when the first one has read for long enough."""
+    import penstock
+
+    def batches() -> Iterator[Any]:
+        with suppress(penstock.StreamClosed):
+            yield from connection.batches()
+
+    with penstock.connect(url, rank=int(rank), world_size=int(ranks)) as connection:
+        read(batches(), float(seconds))
 
 
 def tfdata_dispatcher(port: str, workers: str) -> None:
@@ -119,6 +133,7 @@ def ray_data(seconds: str, head: str, cpus: str) -> None:
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "penstock": penstock,
+    "penstock-rank": penstock_rank,
     "tfdata": tfdata,
     "tfdata-dispatcher": tfdata_dispatcher,
     "tfdata-worker": tfdata_worker,

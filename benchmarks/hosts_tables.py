@@ -126,6 +126,18 @@ def third_table(found: list[dict[str, Any]]) -> str:
     return "\n".join(aligned(rows))
 
 
+def ranks_table(found: list[dict[str, Any]]) -> str:
+    anywhere = [run["megabytes_per_second"] for run in found[0]["runs"]]
+    rows = [
+        ["4 ranks, 200 Mbit/s for each; median (least-greatest)", "MB/s", "of that of 15 lanes", "of it over cables"]
+    ]
+    for case in found:
+        speeds = [run["megabytes_per_second"] for run in case["runs"]]
+        crossed = [run["crossed"] for run in case["runs"]]
+        rows.append([f"{case['lanes']} lanes", spread(speeds), spread(over(speeds, anywhere)), spread(crossed)])
+    return "\n".join(aligned(rows))
+
+
 def keys_table(found: list[dict[str, Any]]) -> str:
     cases = {(case["batch_bytes"], case["keys"]): case["runs"] for case in found}
     rows = [
@@ -151,6 +163,7 @@ TABLES = {
     "links": links_table,
     "others": others_table,
     "third": third_table,
+    "ranks": ranks_table,
     "workers": workers_table,
     "kill": kill_table,
     "head": head_table,

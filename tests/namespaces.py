@@ -13,6 +13,7 @@ process removes them. Processes within them are up to whoever started them.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -67,6 +68,11 @@ class Machine:
     def pids(self) -> list[int]:
         """Return the processes that run within it."""
         return [int(pid) for pid in _run("ip", "netns", "pids", self.within[-1]).split()]
+
+    def sent(self) -> int:
+        """Return how many bytes it has sent over its cable."""
+        (device,) = json.loads(_run("ip", "-n", self._namespace, "-s", "-j", "link", "show", "eth0"))
+        return int(device["stats64"]["tx"]["bytes"])
 
     def limit(self, megabits: float) -> None:
         """Let its cable carry so many Mbit/s each way."""
