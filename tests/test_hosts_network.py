@@ -279,15 +279,16 @@ def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_han
         cluster.wait_for(f"host {host.name} has left")
 
 
-@pytest.mark.parametrize("feed", ["by_index", "by_lane"])
+@pytest.mark.parametrize(("feed", "transport"), [("by_index", "tcp"), ("by_lane", "auto")])
 def test_ranks_read_what_their_own_machines_have_made(
-    cluster: Callable[..., Cluster], alone: Callable[..., list[str]], feed: str
+    cluster: Callable[..., Cluster], alone: Callable[..., list[str]], feed: str, transport: str
 ) -> None:
     cluster = cluster()
     cluster.serve(feed, workers=2)
     cluster.join("a")
     cluster.wait_for(" works: ")
-    ranks = [cluster.read(feed, at, rank=n, world_size=2) for n, at in enumerate(("head", "a"))]
+    machines = ("head", "a")
+    ranks = [cluster.read(feed, at, rank=n, world_size=2, transport=transport) for n, at in enumerate(machines)]
 
     def passed() -> tuple[int, int]:
         """The bytes that the host has sent to the head, and those that trainers were told to fetch from it."""

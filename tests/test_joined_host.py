@@ -100,7 +100,14 @@ class World:
         self.network, self.head = Network(), Head()
         join = m.Join(m.VERSION, "b", bytes(16), 2, 1 << 20, "1", "3.11", "2", ())
         self.host = JoinedHost(
-            join, 1, name="b", address="b:1", numbers=range(FIRST, FIRST + 2), channel=self.network, head=self.head
+            join,
+            1,
+            name="b",
+            address="b:1",
+            machine="b",
+            numbers=range(FIRST, FIRST + 2),
+            channel=self.network,
+            head=self.head,
         )
         fd = os.memfd_create("slot")
         os.ftruncate(fd, 4096)

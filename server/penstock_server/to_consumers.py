@@ -18,12 +18,12 @@ from . import wire
 from .coordinator import Coordinator
 from .coordinator import events as on
 from .coordinator.commands import SendSlab
+from .host.addresses import is_loopback
 from .host.arena import Memfd
 from .host.local import LocalPeer
 from .host.network import Router
 from .joining.kept import KeptBatches
 from .keys import ClientKey
-from .machines import is_loopback, machine_at
 from .session import Session
 
 
@@ -163,8 +163,8 @@ class ToConsumers:
         return self._router.key(routing_id)
 
     def machine(self, routing_id: bytes) -> str:
-        """Return the machine at the other end of a connection over ZeroMQ; "": this one."""
-        return machine_at(self._router.address(routing_id))
+        """Return the machine at the other end of a connection over ZeroMQ, as Router.machine."""
+        return self._router.machine(routing_id)
 
     def drop(self, session: Session) -> None:
         """Drop the bytes that still wait to be sent to the session: otherwise they would keep their slots."""

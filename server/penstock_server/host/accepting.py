@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_proto import StartError
+
+from .addresses import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ def only_this_host(bind: str) -> bool:
         *_, address = _resolved(bind)
     except OSError as error:
         raise _cannot(bind, error) from None
-    return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+    return is_loopback(address[0])
 
 
 def _resolved(bind: str) -> tuple[socket.AddressFamily, socket.SocketKind, int, tuple[Any, ...]]:

@@ -123,6 +123,10 @@ class Router:
         """Return the address of a peer, HOST:PORT."""
         return self._peers[peer].address
 
+    def machine(self, peer: bytes) -> str:
+        """Return the machine of a peer: its address without the port; "" if it is this machine."""
+        return self._peers[peer].machine
+
     def piece(self, peer: bytes) -> int:
         """Return how many bytes a second frame may have."""
         return self._peers[peer].PIECE

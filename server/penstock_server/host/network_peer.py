@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from ..keys import ClientKey
+from .addresses import is_loopback
 from .incoming import Place
 from .outgoing import Outgoing, OutgoingMessages
 
@@ -100,6 +101,12 @@ class NetworkPeer(ABC):
             return str(self._tcp.getsockname()[0])
         except OSError:
             return ""
+
+    @property
+    def machine(self) -> str:
+        """The machine of the peer: its address without the port; "" if it is this machine."""
+        host = self.address.rpartition(":")[0]
+        return "" if is_loopback(host) or host == self.own_address else host
 
     @abstractmethod
     def receive_into(self, place: Place) -> None:

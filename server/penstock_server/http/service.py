@@ -8,7 +8,6 @@ browser on this host what only this host may see, so a server on a loopback addr
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import socket
@@ -20,6 +19,7 @@ from aiohttp import web
 
 from penstock_proto import StartError
 
+from ..host.addresses import is_loopback
 from ..rate_limited_log import RateLimitedLog
 from . import metrics
 from .files import HEADERS, File, files
@@ -103,7 +103,7 @@ class HttpService:
         self._live.start()
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = self._host, port
-        self._loopback = ipaddress.ip_address(host).is_loopback
+        self._loopback = is_loopback(host)
         if not self._loopback:
             log.warning(
                 "the HTTP server listens on %s: anyone who reaches it can read the names of feeds and splits, the "
@@ -213,12 +213,7 @@ def _is_local(host: str) -> bool:
     """Whether the Host header names this host by a loopback address or as localhost."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]")
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name.lower() == "localhost" or is_loopback(name)
 
 
 def _answer(file: File) -> web.Response:

@@ -22,7 +22,6 @@ from ..coordinator.workers import REMOTE
 from ..host.arena import Memfd
 from ..host.network import Router
 from ..keys import ClientKey
-from ..machines import machine_at
 from ..opening import check_version
 from . import agreement
 from .joined_host import SILENT, JoinedHost
@@ -178,6 +177,7 @@ class Hosts:
             self._last,
             name=self._new_name(join.host),
             address=self._router.address(peer),
+            machine=self._router.machine(peer),
             numbers=numbers,
             channel=_Channel(self._router, peer),
             key=b"" if (key := self._router.key(peer)) is None else key.public,
@@ -344,7 +344,7 @@ class Hosts:
     def came(self, worker: int, message: m.Imported) -> None:
         """A worker has imported the feeds."""
         if worker not in self._coordinator.workers.numbers:
-            self._tell(on.WorkerAdded(worker, machine_at(self._by_worker[worker].address)))
+            self._tell(on.WorkerAdded(worker, self._by_worker[worker].machine))
         self.said(worker, message)
         if (host := self._by_worker[worker]).working and host.there == host.workers:
             self._grown()

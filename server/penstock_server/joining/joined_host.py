@@ -101,7 +101,8 @@ class JoinedHost:
         join: what the host said of itself.
         number: its number, which is used once.
         name: its name, which no other host has.
-        address: where it is.
+        address: where it is, HOST:PORT.
+        machine: the machine on which it is, as Router.machine.
         numbers: those of its workers at first.
         channel: the connection to it.
         head: what it joins.
@@ -128,6 +129,7 @@ class JoinedHost:
         *,
         name: str,
         address: str,
+        machine: str,
         numbers: range,
         channel: Channel,
         head: Head,
@@ -137,6 +139,7 @@ class JoinedHost:
         self.number = number
         self.name = name
         self.address = address
+        self.machine = machine
         self.key = key
         self.numbers = {number: worker for worker, number in enumerate(numbers)}
         self.workers = set(numbers)
