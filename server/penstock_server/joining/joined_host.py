@@ -24,6 +24,7 @@ from ..coordinator import commands as do
 from ..host.arena import Memfd
 from ..keys import ClientKey
 from .agreement import plan_differences
+from .host_check import HostCheck
 from .host_view import HostView
 from .kept import KeptBatches
 from .open_tickets import OpenTickets
@@ -112,7 +113,6 @@ class JoinedHost:
         numbers: all that its workers have had, each with the number that this worker has at its host.
         workers: the numbers of its workers that were not retired.
         there: those of them that the coordinator knows.
-        working: whether it was checked, and gets work.
         leaving: whether it wants to leave.
         report: what it said of itself last.
         said: what it said of each worker last, and when that came, in monotonic seconds.
@@ -145,7 +145,6 @@ class JoinedHost:
         self.workers = set(numbers)
         self._first = numbers.start
         self.there: set[int] = set()
-        self.working = False
         self.leaving = False
         self.report: m.HostReport | None = None
         self.said: dict[int, tuple[m.WorkerReport, float]] = {}
@@ -155,13 +154,20 @@ class JoinedHost:
         self.view = HostView(self.numbers, channel.send)
         self._channel = channel
         self._head = head
-        self._imported: dict[int, m.Imported] = {}
-        self._asked = -1
-        """The worker that makes first samples again."""
-        self._compared = 0
+        self._check = HostCheck(
+            lambda: head.first_samples.values(),
+            compare=self._have_compared,
+            compared=lambda worker, message: head.said(worker, message),
+            admit=self._admit,
+        )
         self._processes = dict.fromkeys(self.workers, 0)
         self._tickets = OpenTickets()
         self._lists: set[int] = set()
+
+    @property
+    def working(self) -> bool:
+        """Whether it was checked, and gets work."""
+        return self._check.passed
 
     def name_of(self, worker: int) -> str:
         """Return the name of one of its workers, as the status has it: "b/3"."""
@@ -246,10 +252,8 @@ class JoinedHost:
         self.workers.discard(worker)
         self.there.discard(worker)
         self.said.pop(worker, None)
-        self._imported.pop(worker, None)
         self._channel.send(m.Retire(worker))
-        if worker == self._asked and not self.working:
-            self._ask()
+        self._check.gone(worker)
 
     def kill(self, worker: int) -> None:
         """Kill the worker's process. Another one takes its place."""
@@ -339,7 +343,7 @@ class JoinedHost:
                 self._ended(message)
             case m.GivenUp():
                 self._check_worker(message.worker)
-                self._imported.pop(message.worker, None)
+                self._check.gone(message.worker)
                 self.workers.discard(message.worker)
                 if message.worker in self.there:
                     self.there.discard(message.worker)
@@ -391,10 +395,8 @@ class JoinedHost:
                 self._head.said(worker, message)
             case m.Imported():
                 self._came(worker, message)
-            case m.Compared() if worker == self._asked and not self.working:
-                self._was_compared(message)
             case m.Compared():
-                pass  # its process was asked before it died
+                self._check.compared(worker, message)
             case m.StartFailed() if self.working:
                 self._head.said(worker, message)
             case m.StartFailed():
@@ -414,13 +416,11 @@ class JoinedHost:
         if worker not in self._processes:
             return
         self._processes[worker] += 1
-        self._imported.pop(worker, None)
         self._tickets.worker_ended(worker)
         if worker in self.there:
             doing = None if message.doing is None else Activity(**structs.asdict(message.doing))
             self._head.died(worker, message.how, doing)
-        elif worker == self._asked:
-            self._ask()
+        self._check.gone(worker)
 
     # --- the check ---
 
@@ -428,37 +428,13 @@ class JoinedHost:
         differs = plan_differences(message.feeds, self._head.plans)
         if differs:
             raise StartError(f"it cannot join: {differs}")
-        if worker not in self.workers:
-            return
-        self._imported[worker] = message
-        if self.working:
-            self._admit(worker)
-        elif self._asked < 0:
-            self._ask()
+        if worker in self.workers:
+            self._check.imported(worker, message)
 
-    def _ask(self) -> None:
-        """Have a worker make the first samples again, if one is there."""
-        self._asked, self._compared = next(iter(self._imported), -1), 0
-        if self._asked < 0:
-            return
-        for compare in self._head.first_samples.values():
-            self._show_list(compare.splits)
-            self._say(self._asked, wire.compare(compare))
-        self._begin_if_compared()
+    def _have_compared(self, worker: int, compare: do.Compare) -> None:
+        self._show_list(compare.splits)
+        self._say(worker, wire.compare(compare))
 
-    def _was_compared(self, message: m.Compared) -> None:
-        if message.unfit:
-            raise StartError(f"it cannot make the samples of the head: {message.unfit}")
-        self._head.said(self._asked, message)
-        self._compared += 1
-        self._begin_if_compared()
-
-    def _begin_if_compared(self) -> None:
-        if self._compared == len(self._head.first_samples):
-            self.working = True
-            for worker in list(self._imported):
-                self._admit(worker)
-
-    def _admit(self, worker: int) -> None:
+    def _admit(self, worker: int, message: m.Imported) -> None:
         self.there.add(worker)
-        self._head.came(worker, self._imported[worker])
+        self._head.came(worker, message)
