@@ -23,8 +23,12 @@ RAY_BLOCKS, RAY_ROWS = 1000, 256
 All together are more than is read."""
 
 
-def read(batches: Iterable[Any], seconds: float) -> None:
-    """Take batches as fast as they come. Print as the file's head says."""
+def read(batches: Iterable[Any], seconds: float, *, may_end: bool = False) -> None:
+    """Take batches as fast as they come. Print as the file's head says.
+
+    Raises:
+        RuntimeError: they have ended before, and may not.
+    """
     times: list[float] = []
     iterator = iter(batches)
     next(iterator)
@@ -37,6 +41,9 @@ def read(batches: Iterable[Any], seconds: float) -> None:
         times.append(time.monotonic())
         if times[-1] >= until:
             break
+    else:
+        if not may_end:
+            raise RuntimeError("there are no more batches")
     print(json.dumps([round(one, 5) for one in times]), flush=True)
 
 
@@ -63,7 +70,7 @@ def penstock_rank(seconds: str, url: str, rank: str, ranks: str) -> None:
             yield from connection.batches()
 
     with penstock.connect(url, rank=int(rank), world_size=int(ranks)) as connection:
-        read(batches(), float(seconds))
+        read(batches(), float(seconds), may_end=True)
 
 
 def tfdata_dispatcher(port: str, workers: str) -> None:

@@ -38,8 +38,10 @@ class Host:
 class Hosts:
     """The hosts of a world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, size: int | None) -> None:
         self.there: list[Host] = []
+        self._size = size
+        self._joined = 0
         self._world = world
         self._next = REMOTE
         self._eager = world.random.random() < 0.3
@@ -63,13 +65,14 @@ class Hosts:
                 yield (id(host), "sends"), partial(self._send, host)
 
     def join(self) -> None:
-        """A host joins, with one to three workers. Their numbers were never used before."""
-        count = self._world.random.randint(1, 3)
+        """A host joins. The numbers of its workers were never used before."""
+        count = self._size or self._world.random.randint(1, 3)
         host = Host(tuple(range(self._next, self._next + count)))
         self._next += count
         self.there.append(host)
         for number in host.workers:
-            self._world.add_worker(number, machine_of(len(self.there)))
+            self._world.add_worker(number, machine_of(self._joined))
+        self._joined += 1
 
     def leave(self) -> None:
         """A host wants to leave, or all do."""

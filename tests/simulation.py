@@ -1073,6 +1073,7 @@ class World:
         idle: the daemon has one worker of its own, which makes no batches. If no other is there and nothing else can
             happen, a host joins.
         hosts: so many hosts have joined at the beginning.
+        host_workers: how many workers each host has; None: one to three.
         joins, leaves, losses: so many times a host joins, wants to leave, and is lost. (Or all leave or are lost.)
     """
 
@@ -1092,6 +1093,7 @@ class World:
         fulls: int = 0,
         idle: bool = False,
         hosts: int = 0,
+        host_workers: int | None = None,
         joins: int = 0,
         leaves: int = 0,
         losses: int = 0,
@@ -1117,7 +1119,7 @@ class World:
         self._faults = {"kill": kills, "cut": cuts, "restart": restarts, "scale": scales, "full": fulls}
         if idle or hosts or joins:
             self._faults |= {"join": joins, "leave": leaves, "lose": losses}
-        self.hosts = Hosts(self)
+        self.hosts = Hosts(self, host_workers)
         self.forged: set[int] = set()
         """Streams that an attacker opened."""
         self.attackers: list[Attacker] = []

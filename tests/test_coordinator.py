@@ -624,7 +624,8 @@ def check_group(
 ) -> None:
     """With any faults, each batch of an epoch goes to exactly one consumer of the group. One of them may close or die
     at any place."""
-    world = replace(case, slots=case.slots + 16 * consumers).world(**{**faults, "restarts": 0})
+    members = consumers + (goes is not None)  # and each may be there twice for a while, after a cut
+    world = replace(case, slots=case.slots + 16 * members).world(**{**faults, "restarts": 0})
     asks = {**case.asks, "hoards": False}
     reads = [(0, None), (1, None)]
     group = [world.open(reads=reads, group="g", stays=True, **asks)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from test_coordinator_hosts import Daemon
 from penstock_server.coordinator import commands as do
 from penstock_server.coordinator import events as on
 from penstock_server.coordinator.ask import Ask
+from penstock_server.coordinator.epoch import Epoch
 from penstock_server.coordinator.workers import REMOTE
 
 
@@ -21,15 +23,20 @@ class Job(Daemon):
         ranks: the machine of each rank, a letter each; "." is that of the daemon.
         hosts: the machine of each remote worker.
         own: how many workers the daemon has that make batches.
+        ends: how many batches some lanes have; others have no end.
     """
 
-    def __init__(self, ranks: str, hosts: str, own: int = 0, **options: Any) -> None:
+    def __init__(
+        self, ranks: str, hosts: str, own: int = 0, ends: Mapping[int, int] | None = None, **options: Any
+    ) -> None:
         super().__init__(max(1, own), idle=not own, turn=options.pop("turn", 1), credit=4, **options)
         self.tell(on.Close(1, 0))
         self.tell(on.Lost(1, 0))
         self.machine_of = dict.fromkeys(range(own), ".")
         self.todo: deque[do.Command] = deque()
-        self.last: list[bool] = []
+        self.ends = ends or {}
+        self.lanes: dict[int, int] = {}
+        """The lane of each run."""
         self.fills: dict[int, do.Fill] = {}
         self.sent: list[tuple[int, do.Fill]] = []
         """The rank that each batch was sent to, and how it was made."""
@@ -65,8 +72,13 @@ class Job(Daemon):
             command = self.todo.popleft()
             if isinstance(command, do.FindSlot):
                 self.do(self.tell(on.SlotFound(command.ticket)))
+            elif isinstance(command, do.StartRun):
+                self.lanes[command.run] = command.lane
             elif isinstance(command, do.Fill):
                 self.fills[command.ticket] = command
+                if command.index >= self.ends.get(self.lanes[command.run], command.index + 1):
+                    self.do(self.made(command, batches=0, ended=True))
+                    continue
                 for place in range(command.batches):
                     last = place == command.batches - 1
                     border = command.index % 4 == 3
@@ -111,13 +123,36 @@ def test_each_rank_gets_what_its_own_machine_has_made(ranks: str, hosts: str, ow
         pytest.param("ab", "aabb", 2, id="the daemon has some"),
         pytest.param("ab", "aaaa", 0, id="one machine has none"),
         pytest.param("aa", "aabb", 0, id="all ranks are on one machine"),
+        pytest.param("aab", "abb", 0, id="two ranks have one worker"),
     ],
 )
 def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: int, kind: dict[str, Any]) -> None:
-    job, elsewhere = Job(ranks, hosts, own, **kind), Job("yz", hosts, own, **kind)
+    job, elsewhere = Job(ranks, hosts, own, **kind), Job("xyz"[: len(ranks)], hosts, own, **kind)
     assert job.read(48) == elsewhere.read(48)
     assert not all(job.near(ranks))
     assert all(2 + rank == fill.reader for rank, fill in job.sent)
+
+
+def test_no_worker_gets_more_lanes_because_workers_are_divided() -> None:
+    job = Job(".a", "a" * 9, own=7, lanes=16)
+    assert len({fill.worker for _, fill in job.read(64)}) == 16
+    assert not all(job.near(".a"))
+
+
+@pytest.mark.parametrize("ranks", ["ab", "abcd"])
+def test_readers_are_known_again_when_lanes_have_ended(ranks: str) -> None:
+    job = Job(ranks, ranks, lanes=8, ends={0: 2, 3: 5, 4: 5})
+    job.read(64)
+    assert all(2 + rank == fill.reader for rank, fill in job.read(64))
+
+
+def test_the_loads_of_each_machine_are_its_own() -> None:
+    epoch = Epoch(0, live=5)
+    epoch.loads.update({1: 2, 2: 1})
+    few, all_workers = [3], [1, 2, 3]
+    assert epoch.loads_of(few, 3) == epoch.loads_of(few, 3)
+    assert (epoch.loads_of(few, 3).most, epoch.loads_of(few, 3).lacking) == (0, 1)
+    assert (epoch.loads_of(all_workers, 3).most, epoch.loads_of(all_workers, 3).free) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +166,14 @@ def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: 
 def test_nobody_is_named_if_it_is_not_known_who_gets_a_batch(options: dict[str, Any]) -> None:
     job = Job("ab", "aabb", **options)
     assert all(fill.reader is None for _, fill in job.read(24))
+
+
+def test_nobody_is_named_if_lanes_mix_their_rows() -> None:
+    job = Job("ab", "aabb", lanes=8, shuffle=64)
+    found = job.find([*job.todo])
+    fills = [command for command in found if isinstance(command, do.Fill)]
+    assert fills
+    assert all(fill.reader is None for fill in fills)
 
 
 def test_lanes_that_several_ranks_read_in_turn_are_made_anywhere() -> None:

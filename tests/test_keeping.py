@@ -291,3 +291,24 @@ def test_no_consumer_is_sent_to_its_own_machine_for_another(consumer: str, endpo
     out = ToConsumers(None, lambda event: None, router, KeptBatches())  # type: ignore[arg-type]
     out.host_at(Session(bytes(16), "feed", "client", b"id", 0.0), m.HostAt(3, endpoint))
     assert sent == [m.HostAt(3, endpoint)] * told
+
+
+def test_all_slabs_that_wait_for_their_bytes_are_brought_at_once_and_sent_in_order() -> None:
+    kept, host = KeptBatches(), Keeper()
+    sent: list[int] = []
+    session = Session(bytes(16), "feed", "client", b"id", 0.0)
+    session.consumer = 4
+    layout = SimpleNamespace(regions=lambda first, batches: [])
+    coordinator = SimpleNamespace(feeds={"feed": SimpleNamespace(layout=lambda shapes: layout)})
+    router = SimpleNamespace(send=lambda peer, message: sent.append(message.seq) or True)
+    out = ToConsumers(coordinator, lambda event: None, router, kept)  # type: ignore[arg-type]
+    for seq, ticket in enumerate((7, 8, 9)):
+        if ticket != 8:  # which the daemon's own workers have made
+            kept.begin(ticket, host, b"secret")
+        slab = do.SendSlab(4, ticket, 0, 4096, seq, 0, 0, seq, 1, 4, (), b"")
+        out.slab(session, slab, None)  # type: ignore[arg-type]
+    assert host.told == [("send", 7), ("send", 9)]
+    kept.there(9)
+    assert sent == []
+    kept.there(7)
+    assert sent == [0, 1, 2]

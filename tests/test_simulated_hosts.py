@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation import SimFeed
 from test_coordinator import (
     Case,
     any_feeds,
@@ -44,6 +45,32 @@ faults = st.builds(lambda faults, hosts: {**faults, **hosts}, other_faults, host
 """Those of a daemon alone, and hosts."""
 
 
+placed_feeds = st.one_of(
+    st.builds(
+        SimFeed,
+        splits=st.lists(st.integers(0, 30), min_size=2, max_size=16).filter(lambda splits: sum(splits) > 5).map(tuple),
+        lanes=st.sampled_from((2, 4, 6, 8)),
+        batch_size=st.integers(1, 5),
+        turn=st.just(1),
+        dynamic=st.booleans(),
+    ),
+    st.builds(SimFeed, length=st.integers(1, 150), batch_size=st.integers(1, 5), turn=st.just(1)),
+)
+"""Feeds of which it is known which rank reads a batch."""
+even_hosts = st.fixed_dictionaries(
+    {
+        "idle": st.just(True),
+        "hosts": st.sampled_from((2, 2, 4, 1)),
+        "host_workers": st.integers(1, 3),
+        "joins": st.integers(0, 4),
+        "leaves": st.integers(0, 2),
+        "losses": st.integers(0, 3),
+    }
+)
+"""Hosts on the machines of ranks, mostly as many workers on each."""
+placed_faults = st.builds(lambda faults, hosts: {**faults, **hosts}, other_faults, even_hosts)
+
+
 def without_patience(case: Case, hosts: dict[str, Any]) -> None:
     """Hosts are lost, and a split that ended a single worker would fail the stream."""
     check_through_faults(replace(case, feed=replace(case.feed, attempts=1)), hosts)
@@ -74,6 +101,14 @@ def test_no_stream_fails_because_hosts_are_lost(case: Case, hosts: dict[str, Any
 @settings(quick, max_examples=30)
 @given(cases(pooled_feeds), st.integers(1, 4), faults)
 def test_ranks_see_the_same_stream_with_any_hosts(case: Case, world_size: int, faults: dict[str, Any]) -> None:
+    check_ranks(case, world_size, faults)
+
+
+@settings(quick, max_examples=50)
+@given(cases(placed_feeds), st.sampled_from((2, 4)), placed_faults)
+def test_ranks_see_the_same_stream_if_their_own_machines_make_it(
+    case: Case, world_size: int, faults: dict[str, Any]
+) -> None:
     check_ranks(case, world_size, faults)
 
 
@@ -116,6 +151,15 @@ def test_the_stream_is_the_same_with_any_hosts_in_thousands_of_worlds(case: Case
 @given(cases(st.one_of(any_feeds, any_feeds.map(fast))), hosts)
 def test_no_stream_fails_because_hosts_are_lost_in_thousands_of_worlds(case: Case, hosts: dict[str, Any]) -> None:
     without_patience(case, hosts)
+
+
+@pytest.mark.soak
+@soak
+@given(cases(placed_feeds), st.sampled_from((2, 4)), placed_faults)
+def test_ranks_see_the_same_stream_if_their_own_machines_make_it_in_thousands_of_worlds(
+    case: Case, world_size: int, faults: dict[str, Any]
+) -> None:
+    check_ranks(case, world_size, faults)
 
 
 @pytest.mark.soak

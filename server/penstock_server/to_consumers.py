@@ -56,6 +56,8 @@ class ToConsumers:
             session.behind.append((slab, memfd))
             if len(session.behind) == 1:
                 self._wait(session, slab)
+            elif self._must_wait(session, slab):
+                self._kept.bring(slab.ticket, lambda whole: None)  # so that it is there when its turn comes
         else:
             self._slab(session, slab, memfd)
 

@@ -164,7 +164,12 @@ class Epoch:
         lane.ended = True
 
     def loads_of(self, workers: list[int], of: int) -> Loads:
-        """Return how these workers, of so many, share the lanes that have not ended. The list must not change."""
+        """Return how workers share the lanes that have not ended.
+
+        Args:
+            workers: those that may make some of the lanes, or all; the list must not change.
+            of: how many workers make lanes; each is due the same number.
+        """
         for known in self._loads:  # with many workers the rest takes long
             if known.workers is workers:
                 return known

@@ -32,13 +32,8 @@ class LaneProduction(Production):
     def _worker_for(self, epoch: Epoch, key: int) -> int:
         """See Production: the lane's home, or, if workers came or went, the worker with the fewest lanes."""
         if epoch.moved:
-            return min(self._workers_for(epoch, key), key=epoch.loads.__getitem__)
-        return self._placing.pick(key) if self._placing.same_reader(epoch.lane_count) else self._workers.pick(key)
-
-    def _workers_for(self, epoch: Epoch, key: int) -> list[int]:
-        """The workers that may make the lane: those near its reader, if it has one, or all."""
-        near = self._placing.same_reader(epoch.lane_count)
-        return self._placing.workers(key) if near else self._workers.available
+            return min(self._placing.workers(key, epoch.lane_count), key=epoch.loads.__getitem__)
+        return self._placing.pick(key, epoch.lane_count)
 
     def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
         if not epoch.moved or lane.run is None:
@@ -49,7 +44,7 @@ class LaneProduction(Production):
             return
         if not lane.border:
             return
-        available, workers = self._workers.available, self._workers_for(epoch, lane.number)
+        available, workers = self._workers.available, self._placing.workers(lane.number, epoch.lane_count)
         loads = epoch.loads_of(workers, len(available))
         more = epoch.loads[lane.run[0]] - loads.least
         if lane.run[0] in workers and (more < 2 or loads.free >= loads.lacking > 0):

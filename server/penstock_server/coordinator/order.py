@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
+from itertools import takewhile
 
 from penstock_proto.layout import TAIL_LANE
 from penstock_proto.position import Position
@@ -61,6 +62,8 @@ class EpochOrder(ABC):
         self._accumulated = 0
         self._merged = 0
         self._flushed = False
+        self._before = position.batches if position is not None else 0
+        """Batches of turns that were taken out of the window."""
         self.more = not visits.exhausted
         self.ungranted: deque[Turn] = deque()
         self.dropped_rows = 0
@@ -100,6 +103,11 @@ class EpochOrder(ABC):
     @abstractmethod
     def drop(self) -> list[Turn]:
         """Take all turns out of the window."""
+
+    def number_of(self, turn: Turn) -> int:
+        """Return the number of the turn's first batch in the epoch, as far as that is known in exact order: visits
+        before it may still turn out to find nothing."""
+        return self._before + sum(_size(one) for one in takewhile(lambda one: one is not turn, self.window))
 
     @abstractmethod
     def _visited(self, turn: Turn) -> None:
@@ -181,6 +189,11 @@ class EpochOrder(ABC):
         self.ungranted.append(turn)
 
 
+def _size(turn: Turn) -> int:
+    """Return how many batches the turn has, as far as is known."""
+    return turn.made if turn.complete and not turn.merged else turn.batches
+
+
 class ExactOrder(EpochOrder):
     """Turns are delivered in the order of the visits, and leftovers are counted in that order."""
 
@@ -221,6 +234,7 @@ class ExactOrder(EpochOrder):
         """See EpochOrder."""
         assert turn is self.window[0]
         del self.window[0]
+        self._before += _size(turn)
         if self._resolved:
             self._resolved -= 1
         if not self.more:

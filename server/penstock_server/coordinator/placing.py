@@ -4,8 +4,9 @@ network.
 Ranks get one batch each in turn. If each visit makes one batch, and the order is exact, it is known which rank will
 read it. (When lanes have ended this is no longer right. Then batches cross the network as others do.)
 
-Ranks go on in step, so the rank with the fewest workers holds up all others. Workers are divided among the machines
-only if each machine with ranks has its share of them, and no other machine has any.
+Ranks go on in step, so the rank with the fewest workers holds up all others, and so does a worker with more lanes than
+others. Workers are divided among the machines only if each machine with ranks has its share of them, no other machine
+has any, and no worker gets more lanes by it.
 """
 
 from __future__ import annotations
@@ -47,44 +48,51 @@ class Placing:
         self._workers = workers
         self._foreseen = foreseen
         self._consumers: Sequence[Consumer] = ()
-        self._near: list[_Near] = []
-        self._of: list[int] | None = None
-        """The available workers when `_near` was found."""
+        self._near: dict[int, list[_Near]] = {}
+        """What was found, by the number of lanes."""
+        self._available: list[int] | None = None
+        """The available workers then."""
 
     def begin(self, consumers: Sequence[Consumer]) -> None:
         """These consumers read the stream, by rank."""
         if self._foreseen and len(consumers) > 1:
             self._consumers = consumers
 
-    def reader(self, visit: int) -> int | None:
-        """Return the consumer that gets the batch of this visit, counted from the start of the epoch; None if that is
-        not known."""
-        return self._consumers[visit % len(self._consumers)].number if self._consumers else None
+    @property
+    def foresees(self) -> bool:
+        """Whether readers are known beforehand."""
+        return bool(self._consumers)
 
-    def same_reader(self, lanes: int) -> bool:
-        """Whether all batches of a lane, of so many, have the same reader."""
-        return bool(self._consumers) and lanes % len(self._consumers) == 0
+    def reader(self, number: int) -> int:
+        """Return the consumer that gets batch `number` of an epoch."""
+        return self._consumers[number % len(self._consumers)].number
 
-    def pick(self, visit: int) -> int:
-        """Return the worker that makes this visit."""
-        if not (near := self._look()):
-            return self._workers.pick(visit)
-        one = near[visit % len(near)]
-        return one.workers[(visit // len(near) * one.ranks + one.place) % len(one.workers)]
+    def pick(self, place: int, lanes: int = 0) -> int:
+        """Return the worker that makes lane `place`, of so many; or visit `place`, if there are no lanes."""
+        if not (near := self._look(lanes)):
+            return self._workers.pick(place)
+        one = near[place % len(near)]
+        return one.workers[(place // len(near) * one.ranks + one.place) % len(one.workers)]
 
-    def workers(self, visit: int) -> list[int]:
-        """Return the workers that may make this visit: those near its reader, or all. The list does not change."""
-        near = self._look()
-        return near[visit % len(near)].workers if near else self._workers.available
+    def workers(self, lane: int, lanes: int) -> list[int]:
+        """Return the workers that may make this lane, of so many: those near its reader, or all. The list does not
+        change."""
+        near = self._look(lanes)
+        return near[lane % len(near)].workers if near else self._workers.available
 
-    def _look(self) -> list[_Near]:
+    def _look(self, lanes: int) -> list[_Near]:
         """Return the workers near each rank; nothing if all workers are for all ranks."""
-        available = self._workers.available
-        if self._consumers and self._of is not available:
-            self._of, self._near = available, self._find(available)
-        return self._near
+        if not self._consumers or lanes % len(self._consumers):
+            return []  # a lane has several readers
+        if self._available is not self._workers.available:
+            self._available = self._workers.available
+            self._near.clear()
+        near = self._near.get(lanes)
+        if near is None:
+            near = self._near[lanes] = self._find(self._available, lanes)
+        return near
 
-    def _find(self, available: list[int]) -> list[_Near]:
+    def _find(self, available: list[int], lanes: int) -> list[_Near]:
         ranks: dict[str, list[Consumer]] = {}
         for consumer in self._consumers:
             ranks.setdefault(consumer.machine, []).append(consumer)
@@ -93,10 +101,19 @@ class Placing:
             workers.setdefault(self._workers.machine_of(worker), []).append(worker)
         if len(ranks) == 1 or ranks.keys() != workers.keys():
             return []
-        equal = len(available) / len(self._consumers)
-        if any(len(workers[machine]) < _FAIR * equal * len(there) for machine, there in ranks.items()):
-            return []
+        all_ranks = len(self._consumers)
+        for machine, there in ranks.items():
+            here = len(workers[machine])
+            if here * all_ranks < _FAIR * len(available) * len(there):
+                return []
+            if _most(lanes * len(there) // all_ranks, here) > _most(lanes, len(available)):
+                return []
         return [
             _Near(workers[one.machine], len(ranks[one.machine]), ranks[one.machine].index(one))
             for one in self._consumers
         ]
+
+
+def _most(lanes: int, workers: int) -> int:
+    """Return how many lanes the worker with the most has."""
+    return -(-lanes // workers)

@@ -290,7 +290,7 @@ class Production(ABC):
 
     @abstractmethod
     def _consider_moving(self, epoch: Epoch, lane: Lane) -> None:
-        """Move the lane if its worker is to leave, or has two lanes more than another one."""
+        """Move the lane if its worker is to leave, has two lanes more than another one, or is not near its reader."""
 
     @abstractmethod
     def _move(self, epoch: Epoch, lane: Lane) -> None:
@@ -329,12 +329,14 @@ class Production(ABC):
             turn.base = turn.made
             turn.become(FILLING)
             ticket, left = turn.slot.ticket, turn.batches - turn.made
-            stays, reader = self._stays(worker, turn.base), self._placing.reader(self._visit(epoch, turn))
+            stays, reader = self._stays(worker, turn.base), self._reader(epoch, turn)
             self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made, stays, reader))
 
-    def _visit(self, epoch: Epoch, turn: Turn) -> int:
-        """Return the number of the turn's visit in the epoch, if no lane has ended before it."""
-        return turn.index // self.feed.turn * epoch.lane_count + turn.lane
+    def _reader(self, epoch: Epoch, turn: Turn) -> int | None:
+        """The consumer that is likely to get the turn's batch, if that can be foreseen."""
+        if not self._placing.foresees or epoch.order is None:
+            return None
+        return self._placing.reader(epoch.order.number_of(turn))
 
     def _stays(self, worker: int, base: int) -> bool:
         """Whether what the worker makes of a turn, from its batch `base` on, may stay at its host. (A turn that changes

@@ -21,7 +21,7 @@ class RangeProduction(Production):
         if sets is None:
             turn = order.visit()
             if turn is not None:
-                turn.key = self._placing.pick(self._visit(epoch, turn))
+                turn.key = self._placing.pick(turn.index // self.feed.turn)
             return turn
         sets.grow(len(self._workers.available))
         number = sets.least(max(1, most // sets.count))
@@ -55,7 +55,7 @@ class RangeProduction(Production):
             handed.extend(lane.turns)
             lane.turns.clear()
         for turn in handed:
-            turn.key = self._placing.pick(self._visit(epoch, turn))
+            turn.key = self._placing.pick(turn.index // self.feed.turn)
             epoch.lane(turn.key).turns.append(turn)
         for turn, error in failed:
             self.turns.fail(epoch, turn, error)
