@@ -110,6 +110,7 @@ def test_each_rank_gets_what_its_own_machine_has_made(ranks: str, hosts: str, ow
     job = Job(ranks, hosts, own, **kind)
     assert all(job.near(ranks))
     assert all(2 + rank == fill.reader for rank, fill in job.sent)
+    assert job.coordinator.streams[2].made_near
     used = {fill.worker for _, fill in job.read(48)}
     assert len(used) == min(len(hosts) + own, kind.get("lanes", 100))  # each has work
 
@@ -130,6 +131,7 @@ def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: 
     job, elsewhere = Job(ranks, hosts, own, **kind), Job("xyz"[: len(ranks)], hosts, own, **kind)
     assert job.read(48) == elsewhere.read(48)
     assert not all(job.near(ranks))
+    assert not job.coordinator.streams[2].made_near
     assert all(2 + rank == fill.reader for rank, fill in job.sent)
 
 

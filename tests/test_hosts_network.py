@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -129,10 +130,14 @@ class Cluster:
         """Wait until the head's log has these words so many times."""
         wait_until(lambda: self.head.stderr().count(said) >= times, timeout, self.head.stderr)
 
-    def status_of_hosts(self) -> dict[str, dict[str, object]]:
+    def status(self) -> dict[str, Any]:
         words = [*self.network["head"].within, *command({}), "status", self.address, "--json"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
-        return {host["name"]: host for host in json.loads(done.stdout)["hosts"]}
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def status_of_hosts(self) -> dict[str, dict[str, Any]]:
+        return {host["name"]: host for host in self.status()["hosts"]}
 
 
 @pytest.fixture
@@ -294,7 +299,9 @@ def test_ranks_read_what_their_own_machines_have_made(
         """The bytes that the host has sent to the head, and those that trainers were told to fetch from it."""
         for rank in ranks:
             rank.wait_for(12)
-        host = cluster.status_of_hosts()["a"]
+        status = cluster.status()
+        assert all(stream["made_near"] for stream in status["streams"])
+        (host,) = status["hosts"]
         return int(host["received_bytes"]), int(host["fetched_bytes"])
 
     before, after = passed(), passed()

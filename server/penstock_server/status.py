@@ -249,6 +249,7 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
         "production": {"slots": stream.share.production, "used": stream.production.turns.held},
         "slot_bytes": stream.slots.slot_nbytes,
         "rank": consumer.rank if stream.share.consumers > 1 else None,
+        "made_near": stream.made_near,
         "error": _short(stream.error),
     }
 

@@ -117,6 +117,8 @@ def _stream(stream: dict[str, Any]) -> str:
     elif stream["epoch"] is not None:
         words[0] += " is over"
     words.append(count(stream.get("slots", 0), "slot"))
+    if stream.get("made_near"):
+        words.append("made on its own machine")
     if stream.get("error"):
         words.append(f"FAILED: {_word(stream['error'])}")
     key = f" with the key {_word(stream['key'])}" if stream.get("key") else ""

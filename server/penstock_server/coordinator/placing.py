@@ -63,6 +63,10 @@ class Placing:
         """Whether readers are known beforehand."""
         return bool(self._consumers)
 
+    def divides(self, lanes: int) -> bool:
+        """Whether each rank's batches are made on its own machine if there are so many lanes. (Ranges have 0.)"""
+        return bool(self._look(lanes))
+
     def reader(self, number: int) -> int:
         """Return the consumer that gets batch `number` of an epoch."""
         return self._consumers[number % len(self._consumers)].number

@@ -206,6 +206,12 @@ class Stream:
         return self._epochs[0].batches if self._epochs and self.outlet.reading(self._epochs[0]) else 0
 
     @property
+    def made_near(self) -> bool:
+        """Whether batches of the current epoch are made on the machines of the ranks that read them."""
+        lanes = 0 if self.feed.plan.length is not None or not self._epochs else self._epochs[0].lane_count
+        return bool(self._epochs) and self._placing.divides(lanes)
+
+    @property
     def holding_up(self) -> list[Consumer]:
         """The consumers for which the others wait now, though their batches are made: slow ranks."""
         return self._delivery.holding_up(self._epochs[0]) if self._epochs and self.outlet.live else []
