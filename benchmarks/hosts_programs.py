@@ -62,7 +62,7 @@ def penstock(seconds: str, url: str, keys: str | None = None) -> None:
 
 
 def penstock_rank(seconds: str, url: str, rank: str, ranks: str) -> None:
-    """A rank of so many. All end when the first one has read for long enough."""
+    """A trainer that is a rank. All ranks end when the first one has read for long enough."""
     import penstock
 
     def batches() -> Iterator[Any]:

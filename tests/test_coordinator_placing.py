@@ -63,7 +63,7 @@ class Job(Daemon):
         self.todo.extend(commands)
 
     def read(self, batches: int) -> list[tuple[int, do.Fill]]:
-        """Have so many more batches made, one by one, and hand each over at once."""
+        """Have more batches made, one by one. Hand each over at once."""
         if not self.sent:
             for rank in range(self.ranks):
                 self.do(self.tell(on.Begin(2 + rank, 0)))

@@ -56,7 +56,7 @@ placed_feeds = st.one_of(
     ),
     st.builds(SimFeed, length=st.integers(1, 150), batch_size=st.integers(1, 5), turn=st.just(1)),
 )
-"""Feeds of which it is known which rank reads a batch."""
+"""Feeds for which the reader of a batch is known before it is made."""
 even_hosts = st.fixed_dictionaries(
     {
         "idle": st.just(True),

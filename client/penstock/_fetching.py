@@ -35,7 +35,7 @@ STALLED = 5.0
 AGAIN, _TIMES = 10.0, 6
 """Seconds before a lost host is tried again, and how often. (A host that joins again has another number.)"""
 _STRANGER = 4
-"""After so many NotKept and no slab, a host is left: another machine may have its address."""
+"""A host that answers this often with NotKept, and has sent no slab, is left: its address may be another machine's."""
 _AT_ONCE = 64 * 1024
 """Most bytes for which a poll waits."""
 

@@ -294,8 +294,8 @@ class Sessions:
                 self._out.host_at(session, where)
 
     def reach(self, stream: int, reader: int | None, host: int) -> bool:
-        """Whether this consumer of a stream, or (None) each, reaches the host, so that it can fetch slabs there, while
-        nobody looks at what is sent."""
+        """Whether this consumer of a stream, or (None) each of them, can fetch slabs from the host. Nobody can while
+        samples are being looked at."""
         if self._out.look is not None:
             return False
         reads = self._coordinator.streams.get(stream)

@@ -2,7 +2,8 @@
 network.
 
 Ranks get one batch each in turn. If each visit makes one batch, and the order is exact, it is known which rank will
-read it. (When lanes have ended this is no longer right. Then batches cross the network as others do.)
+read it. (Once a lane has ended, the other lanes have other readers, and stay where they are. Then batches cross the
+network.)
 
 Ranks go on in step, so the rank with the fewest workers holds up all others, and so does a worker with more lanes than
 others. Workers are divided among the machines only if each machine with ranks has its share of them, no other machine
@@ -64,7 +65,7 @@ class Placing:
         return bool(self._consumers)
 
     def divides(self, lanes: int) -> bool:
-        """Whether each rank's batches are made on its own machine if there are so many lanes. (Ranges have 0.)"""
+        """Whether each rank's batches are made on its own machine. `lanes`: how many there are; 0 for ranges."""
         return bool(self._look(lanes))
 
     def reader(self, number: int) -> int:
@@ -72,14 +73,14 @@ class Placing:
         return self._consumers[number % len(self._consumers)].number
 
     def pick(self, place: int, lanes: int = 0) -> int:
-        """Return the worker that makes lane `place`, of so many; or visit `place`, if there are no lanes."""
+        """Return the worker that makes lane `place` of `lanes`. If there are no lanes, `place` counts the visits."""
         if not (near := self._look(lanes)):
             return self._workers.pick(place)
         one = near[place % len(near)]
         return one.workers[(place // len(near) * one.ranks + one.place) % len(one.workers)]
 
     def workers(self, lane: int, lanes: int) -> list[int]:
-        """Return the workers that may make this lane, of so many: those near its reader, or all. The list does not
+        """Return the workers that may make `lane` of `lanes`: those near its reader, or all. The list does not
         change."""
         near = self._look(lanes)
         return near[lane % len(near)].workers if near else self._workers.available
