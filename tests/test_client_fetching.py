@@ -14,7 +14,7 @@ from fake_daemon import FakeDaemon, Made, _Session, numbers
 from test_client_delivery import first
 
 import penstock
-from penstock import _fetching
+from penstock import _fetching, _host_over_tcp
 from penstock_proto import GeneratorError, ProtocolError
 from penstock_proto.codec import encode, from_fetcher
 from penstock_proto.messages import (
@@ -296,7 +296,7 @@ def test_closing_while_a_connection_is_being_made_leaves_nothing_behind(monkeypa
             watch()
             time.sleep(0.01)
 
-    monkeypatch.setattr(_fetching, "connected", slow)
+    monkeypatch.setattr(_host_over_tcp, "connected", slow)
     info, epoch = numbers(20, batches=20)
     with KeepingDaemon(info, epoch) as daemon, penstock.connect(daemon.url, transport="tcp") as connection:
         daemon.say(HostAt(7, "tcp://127.0.0.1:1"))

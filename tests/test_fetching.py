@@ -1,4 +1,7 @@
-"""Consumers over the network fetch batches from the hosts that made them, and not through the head."""
+"""Consumers over the network fetch batches from the hosts that made them, and not through the head.
+
+Here all are on one machine, so the clients of these tests are kept from borrowing (test_lending.py).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from test_join import state_of
 from test_preview import preview
 
 import penstock
+from penstock import _fetching
 from penstock_proto import KeyRefused, codec, libzmq
 from penstock_proto import messages as m
 from penstock_proto.keys import ClientKeys, client_keys, host_keys
@@ -53,6 +57,16 @@ SOURCE = """
     pooled = Feed(images, splits=list(range(10)), batch_size=8, shuffle=150)
 """
 NAMES = ["plain", "ragged", "items", "pooled"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts are on other machines, as far as clients of this process know."""
+
+    def refused(where: m.HostAt, timeout: float) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(_fetching, "HostHere", refused)
 
 
 def through(proxy: FaultProxy, daemon: Daemon, feed: str = "") -> str:

@@ -297,18 +297,20 @@ def test_ranks_read_what_their_own_machines_have_made(
     machines = ("head", "a")
     ranks = [cluster.read(feed, at, rank=n, world_size=2, transport=transport) for n, at in enumerate(machines)]
 
-    def passed() -> tuple[int, int]:
-        """The bytes that the host has sent to the head, and those that trainers were told to fetch from it."""
+    def passed() -> tuple[int, int, int]:
+        """The bytes that the host has sent to the head, those that trainers were told to fetch from it, and those of
+        them that were mapped there."""
         for rank in ranks:
             rank.wait_for(12)
         status = cluster.status()
         assert all(stream["made_near"] for stream in status["streams"])
         (host,) = status["hosts"]
-        return int(host["received_bytes"]), int(host["fetched_bytes"])
+        return int(host["received_bytes"]), int(host["fetched_bytes"]), int(host["lent_bytes"])
 
     before, after = passed(), passed()
     assert after[0] == before[0]
     assert after[1] >= before[1] + 6 * 8 * 600
+    wait_until(lambda: passed()[2] > before[2])
     dealt = [batch for one_round in zip(*(rank.digests[:24] for rank in ranks), strict=True) for batch in one_round]
     assert chain(dealt) == chain(alone(feed, 48))
 
@@ -330,6 +332,7 @@ def test_a_host_that_only_one_trainer_cannot_reach_sends_it_everything_through_t
     cluster.network["trainer"].block(cluster.network["b"])  # in the middle
     for reader in readers.values():
         reader.wait_for(30)
+    assert not any(status["lent_bytes"] for status in cluster.status_of_hosts().values())
     for feed, reader in readers.items():
         found = reader.stop()
         assert chain(found) == chain(alone(feed, len(found))), feed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from test_joined_host import FIRST
@@ -16,10 +18,12 @@ from test_joined_host import made as reported
 from test_membership import SLOT, made, played, settle
 from test_membership import World as AtHost
 
-from penstock_proto import ProtocolError, codec
+from penstock_proto import ProtocolError, codec, seqpacket
 from penstock_proto import messages as m
 from penstock_server.coordinator import commands as do
 from penstock_server.joining.kept import KeptBatches
+from penstock_server.joining.lending import MOST_LENT
+from penstock_server.joining.listeners import Listeners
 from penstock_server.joining.serving import SlabServer
 from penstock_server.rate_limited_log import RateLimitedLog
 from penstock_server.session import Session
@@ -182,6 +186,230 @@ class TestTheListener:
                 SlabServer("127.0.0.1", taken.getsockname()[1], None, RateLimitedLog(logging.getLogger("test")))
 
         asyncio.run(play())
+
+
+class Borrower:
+    """A consumer on the host's machine."""
+
+    def __init__(self, host: Listeners) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect("\0" + host.unix)
+        self.socket.setblocking(False)
+        self.fds: dict[int, int] = {}
+
+    async def says(self, *messages: m.Message) -> list[m.Message]:
+        """Say something, and return the answers."""
+        for message in messages:
+            self.socket.send(codec.encode(message))
+        await settle()
+        heard: list[m.Message] = []
+        with contextlib.suppress(BlockingIOError):
+            while (came := seqpacket.receive(self.socket))[0]:
+                heard.append(codec.from_lender(came[0]))
+                if isinstance(heard[-1], m.Map):
+                    assert came[1] is not None
+                    self.fds[heard[-1].memfd] = came[1]
+                elif came[1] is not None:
+                    os.close(came[1])
+                if isinstance(heard[-1], m.Unmap):
+                    os.close(self.fds.pop(heard[-1].memfd))
+        return heard
+
+    async def borrows(self, world: AtHost, seq: int = 3, ticket: int = 7, first: int = 0) -> int:
+        """Borrow a batch, and return the memfd."""
+        (lent,) = (
+            one
+            for one in await self.says(m.Fetch(seq, ticket, secret_of(world, ticket), first, 1))
+            if isinstance(one, m.Lent)
+        )
+        assert lent.seq == seq
+        return lent.memfd
+
+    async def ends(self) -> None:
+        self.close()
+        await settle()
+
+    def close(self) -> None:
+        self.socket.close()
+        for fd in self.fds.values():
+            os.close(fd)
+        self.fds.clear()
+
+
+def secret_of(world: AtHost, ticket: int) -> bytes:
+    """The secret of a ticket for which a worker has reported."""
+    said = [one for one in world.link.sent if isinstance(one, m.Said)]
+    return next(one.secret for one in said if _ticket(one) == ticket)
+
+
+def _ticket(said: m.Said) -> int:
+    reported = codec.from_worker(said.data)
+    assert isinstance(reported, m.Made)
+    return reported.ticket
+
+
+class TestLending:
+    """At the host, to consumers on its machine."""
+
+    def test_memory_is_used_again_when_it_was_given_back(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            await self.keeps(world, 7)
+            (fill,) = world.told(0, m.Fill)
+            os.pwrite(world.workers.fds[fill.memfd], bytes(at % 251 for at in range(SLOT)), 0)
+            memfd = await borrower.borrows(world)
+            assert os.pread(borrower.fds[memfd], SLOT, 0) == bytes(at % 251 for at in range(SLOT))
+            assert host.lent_bytes == 64 + 32
+            world.membership.take(m.Release(7))
+            assert world.used == 1
+            await self.keeps(world, 8)
+            assert world.told(0, m.Fill)[1].memfd != fill.memfd
+            assert await borrower.says(m.GivenBack(3), m.GivenBack(3), m.Ping()) == [m.Pong()]
+            assert world.used == 1
+            await self.keeps(world, 9)
+            assert world.told(0, m.Fill)[2].memfd == fill.memfd
+            assert await borrower.borrows(world, 4, 9) == memfd, "it knows this memory"
+
+        self.play(play)
+
+    def test_each_slab_of_a_slot_must_come_back_and_the_head_must_release_it(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            other = Borrower(host)
+            await self.keeps(world, 7)
+            assert await borrower.borrows(world, 3) == await borrower.borrows(world, 4, first=1)
+            await other.borrows(world, 3, first=1)
+            await borrower.says(m.GivenBack(3), m.GivenBack(4))
+            assert await borrower.borrows(world, 5), "the head has not released it"
+            world.membership.take(m.Release(7))
+            await borrower.says(m.GivenBack(5))
+            assert world.used == 1
+            await other.says(m.GivenBack(3))
+            assert world.used == 0
+            other.close()
+
+        self.play(play)
+
+    def test_what_a_consumer_that_ends_had_borrowed_is_not_used_again(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            for ticket in (7, 8):
+                await self.keeps(world, ticket)
+            await borrower.borrows(world, 3, 7)
+            await borrower.borrows(world, 4, 8)
+            world.membership.take(m.Release(7))
+            await borrower.ends()
+            assert world.used == 1
+            world.membership.take(m.Release(8))
+            assert world.used == 0
+            before = {fill.memfd for fill in world.told(0, m.Fill)}
+            await self.keeps(world, 9)
+            assert world.told(0, m.Fill)[-1].memfd not in before
+            assert {memfd.number for memfd in world.gone} == before
+
+        self.play(play)
+
+    @pytest.mark.parametrize("released", ["before", "while it waits"])
+    def test_a_worker_that_waits_for_memory_gets_other_memory_than_what_is_lent(self, released: str) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            for ticket in (7, 8):
+                await self.keeps(world, ticket)
+            lent = [await borrower.borrows(world, ticket, ticket) for ticket in (7, 8)]
+            if released == "before":
+                world.membership.take(m.Release(8))
+            await world.fill(ticket=9, keep=True)
+            if released == "while it waits":
+                assert [one.ticket for one in world.link.sent if isinstance(one, m.KeptNoLonger)] == [7]
+                world.membership.take(m.Release(8))
+                await settle()
+            fill = world.told(0, m.Fill)[-1]
+            assert fill.ticket == 9
+            assert fill.memfd not in lent
+            assert await borrower.says() == [m.Unmap(lent[1])]
+            await borrower.says(m.GivenBack(8))
+            world.link.send_all()
+            await borrower.says(m.GivenBack(7))
+            assert world.used == (2 if released == "before" else 1), "that of ticket 9, and of 7 if it is still kept"
+
+        self.play(play, slots=2)
+
+    def test_what_is_not_kept_is_not_lent(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            await self.keeps(world, 7)
+            secret = secret_of(world, 7)
+            host.serve(None)
+            assert (await borrower.says(m.Fetch(3, 7, secret, 0, 1)))[-1] == m.NotKept(3)
+            host.serve(world.membership.slots)
+            for wrong in (m.Fetch(3, 7, OTHER, 0, 1), m.Fetch(3, 8, secret, 0, 1), m.Fetch(3, 7, secret, 1, 2)):
+                assert await borrower.says(wrong) == [m.NotKept(3)]
+            for seq in range(MOST_LENT):
+                await borrower.borrows(world, seq)
+            assert await borrower.says(m.Fetch(MOST_LENT, 7, secret, 0, 1)) == [m.NotKept(MOST_LENT)]
+            await borrower.says(m.GivenBack(0))
+            assert await borrower.says(m.Fetch(1, 7, secret, 0, 1)) == [m.NotKept(1)], "it has this one"
+            await borrower.borrows(world, MOST_LENT)
+
+        self.play(play)
+
+    def test_what_was_lent_before_the_host_joined_again_may_come_back_at_any_time(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            for ticket in (7, 8):
+                await self.keeps(world, ticket)
+                await borrower.borrows(world, ticket, ticket)
+            for memfd in world.membership.slots.in_use:  # the connection to the head has ended
+                host.gone(memfd)
+            host.serve(None)
+            *gone, answer = await borrower.says(m.GivenBack(7), m.Fetch(9, 7, secret_of(world, 7), 0, 1))
+            assert {type(one) for one in gone} == {m.Unmap}
+            assert len(gone) == 2
+            assert answer == m.NotKept(9)
+            again = AtHost()
+            try:
+                await self.keeps(again, 7)
+                host.serve(again.membership.slots)
+                await borrower.says(m.GivenBack(7))
+                await borrower.borrows(again, 7)
+                await borrower.borrows(again, 8)
+            finally:
+                again.close()
+
+        self.play(play)
+
+    @pytest.mark.parametrize("said", [b"nonsense", codec.encode(m.Begin(0)), codec.encode(m.Lent(1, 1))])
+    def test_a_consumer_that_breaks_the_rules_is_cut_off_and_keeps_what_it_has(self, said: bytes) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            await self.keeps(world, 7)
+            await borrower.borrows(world)
+            world.membership.take(m.Release(7))
+            borrower.socket.send(said)
+            await settle()
+            assert world.used == 0
+            await self.keeps(world, 8)
+            first, second = world.told(0, m.Fill)
+            assert first.memfd != second.memfd
+            with contextlib.suppress(ConnectionResetError):
+                assert borrower.socket.recv(100) == b""
+
+        self.play(play)
+
+    async def keeps(self, world: AtHost, ticket: int) -> None:
+        """Two batches are made and kept."""
+        if not world.told(0, m.StartRun):
+            await world.start()
+        await world.fill(ticket=ticket, keep=True)
+        world.says(0, made(0, 2, last=True, ticket=ticket))
+
+    def play(self, play: Callable[[AtHost, Listeners, Borrower], Coroutine[Any, Any, None]], slots: int = 8) -> None:
+        async def run(world: AtHost) -> None:
+            host = Listeners(0, None, ())
+            world.unlend = host.gone
+            host.serve(world.membership.slots)
+            borrower = Borrower(host)
+            try:
+                await play(world, host, borrower)
+            finally:
+                borrower.close()
+                host.close()
+                await asyncio.sleep(0)
+
+        played(run, slots)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from test_joined_host import PLAN, SPEC
 
 from penstock_proto import PenstockError, ProtocolError, codec
 from penstock_proto import messages as m
+from penstock_server.host.arena import Memfd
 from penstock_server.host.local_workers import LocalWorkers
 from penstock_server.host.supervisor import Supervisor
 from penstock_server.joining.membership import Membership
@@ -91,6 +92,8 @@ class World:
         self.link, self.workers = Link(), Workers(2)
         self.failed: list[PenstockError] = []
         self.scaled: list[int] = []
+        self.gone: list[Memfd] = []
+        self.unlend: Callable[[Memfd], None] = lambda memfd: None
         supervisor = cast(Supervisor, self.workers)
         self.local = LocalWorkers(supervisor, range(2))
         self.membership = Membership(
@@ -104,7 +107,12 @@ class World:
             fail=self.failed.append,
             scaled=self.scaled.append,
             retired=lambda worker: None,
+            memory_gone=self._gone,
         )
+
+    def _gone(self, memfd: Memfd) -> None:
+        self.gone.append(memfd)
+        self.unlend(memfd)
 
     def close(self) -> None:
         self.membership.end()

@@ -1,4 +1,6 @@
-"""Slabs on their way over the network: each arrives in chunks, which land in the slab's aligned memory."""
+"""Slabs on their way to this process: each arrives in chunks, which land in the slab's aligned memory; or it lies in
+memory of a host on this machine.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from penstock_proto.codec import MAX_CHUNK
 from penstock_proto.messages import Chunk
 
 from ._consumer_state import Received
+from ._memory import Root
 from ._zmtp import Dealer
 
 if TYPE_CHECKING:
@@ -34,6 +37,20 @@ class Arriving:
         self.at, self.stop = next(self._regions)
         self._start = self.at
         self.is_whole = False
+
+    def lies_at(self, root: Root) -> None:
+        """It is whole, and lies in this memory."""
+        self.received.root = root
+        self.slot = memoryview(b"")
+        self.is_whole = True
+
+    def copy_from(self, root: Root) -> None:
+        """It is whole, and lies in this memory, from which it is to be copied."""
+        slab = self.received.slab
+        source = np.asarray(root).data
+        for start, stop in self.received.layout.regions(slab.first, slab.batches):
+            self.slot[start:stop] = source[start:stop]
+        self.is_whole = True
 
     @property
     def at_start(self) -> bool:

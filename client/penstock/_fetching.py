@@ -1,8 +1,9 @@
 """Fetches slabs from other hosts: from where they were made, and not through the daemon.
 
-The daemon says which hosts keep slabs (HostAt). A thread connects to each, since that may take seconds, and the daemon
-is told when there is a connection. Only then does it name this host in slabs. If a slab cannot be fetched after all, as
-the connection broke or nothing comes, the daemon is asked to send it (Resend).
+The daemon says which hosts keep slabs (HostAt). A thread connects to each, since that may take seconds: over unix if
+the host is on this machine (_host_here.py), and otherwise over the network (_host_over_tcp.py). The daemon is told when
+there is a connection. Only then does it name this host in slabs. If a slab cannot be fetched after all, as the
+connection broke or nothing comes, the daemon is asked to send it (Resend).
 """
 
 from __future__ import annotations
@@ -12,21 +13,19 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError
-from penstock_proto.codec import encode, from_keeper
-from penstock_proto.messages import Chunk, ClientMessage, Fetch, HostAt, NotKept, Reaches, Resend
+from penstock_proto.messages import ClientMessage, HostAt, NotKept, Reaches, Resend
 
-from ._arriving import Arriving, Landing
-from ._frames import Frames
-from ._zmtp import Dealer, connected
+from ._arriving import Arriving
+from ._host_connection import HostConnection
+from ._host_here import HostHere
+from ._host_over_tcp import HostOverTcp
 
 if TYPE_CHECKING:
     from penstock_proto.keys import ClientKeys
-    from penstock_proto.libzmq import LibzmqDealer
 
 CONNECT = 5.0
 """Seconds in which a host must answer."""
@@ -36,78 +35,8 @@ AGAIN, _TIMES = 10.0, 6
 """Seconds before a lost host is tried again, and how often. (A host that joins again has another number.)"""
 _STRANGER = 4
 """A host that answers this often with NotKept, and has sent no slab, is left: its address may be another machine's."""
-_AT_ONCE = 64 * 1024
-"""Most bytes for which a poll waits."""
 
 logger = logging.getLogger("penstock")
-
-
-class _Host:
-    """A connection to a host, and the slabs that were asked for over it."""
-
-    def __init__(self, where: HostAt, dealer: Dealer | LibzmqDealer) -> None:
-        self.where = where
-        self.dealer = dealer
-        self.asked: dict[int, Arriving] = {}
-        self.heard = 0.0
-        self.missed = 0
-        self.known = False
-        self._unsent: collections.deque[bytes] = collections.deque()
-        self._frames = Frames(dealer)
-        self._landing = Landing()
-
-    def ask(self, arriving: Arriving) -> None:
-        """Ask for a slab."""
-        slab = arriving.received.slab
-        assert slab.kept is not None
-        if not self.asked:
-            self.heard = time.monotonic()
-        self.asked[slab.seq] = arriving
-        fetch = Fetch(slab.seq, slab.kept.ticket, slab.kept.secret, slab.first, slab.batches)
-        self._unsent.append(encode(fetch))
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what waits, as far as there is room."""
-        while self._unsent and self.dealer.send(self._unsent[0]):
-            self._unsent.popleft()
-
-    @property
-    def unsent(self) -> bool:
-        """Whether something waits until there is room."""
-        return bool(self._unsent) or self.dealer.unsent
-
-    def read(self) -> Iterator[NotKept | Arriving]:
-        """Receive. Yield each slab that is whole now, and each NotKept.
-
-        Raises:
-            OSError: the connection broke.
-            ProtocolError: the host sent something that it must not send.
-        """
-        while True:
-            if self._landing:
-                left = self.dealer.left
-                slab = self._landing.go_on(self.dealer)
-                if self.dealer.left != left:
-                    self.heard = time.monotonic()
-                if slab is not None:
-                    self.asked.pop(slab.received.slab.seq, None)
-                    yield slab
-                elif self._landing:
-                    return
-                continue
-            data = self._frames.next()
-            if data is None:
-                return
-            self.heard = time.monotonic()
-            message = from_keeper(data)
-            if isinstance(message, Chunk):
-                slab = self.asked.get(message.seq)
-                if slab is None:
-                    raise ProtocolError(f"{message} came, and nobody asked for it")
-                self._landing.begin(message, slab, self._frames.more)
-            elif isinstance(message, NotKept):
-                yield message
 
 
 class Fetches:
@@ -123,8 +52,8 @@ class Fetches:
         self._keys = keys
         self._say = say
         self._wake = wake
-        self._hosts: dict[int, _Host] = {}
-        self._found: collections.deque[tuple[HostAt, Dealer | LibzmqDealer]] = collections.deque()
+        self._hosts: dict[int, HostConnection] = {}
+        self._found: collections.deque[HostConnection] = collections.deque()
         self._closed = threading.Event()
 
     def __bool__(self) -> bool:
@@ -148,16 +77,12 @@ class Fetches:
 
     def prepare(self) -> list[int]:
         """Return the descriptors to wait for."""
-        for host in self._hosts.values():
-            host.flush()
-            if isinstance(host.dealer, Dealer):
-                host.dealer.wake_at(min(host.dealer.left, _AT_ONCE))
-        return [fd for host in self._hosts.values() for fd in host.dealer.descriptors]
+        return [fd for host in self._hosts.values() for fd in host.prepare()]
 
     @property
     def pending(self) -> bool:
         """Whether something has come that no descriptor tells of."""
-        return any(host.dealer.pending for host in self._hosts.values())
+        return any(host.pending for host in self._hosts.values())
 
     @property
     def unsent(self) -> bool:
@@ -167,7 +92,9 @@ class Fetches:
     def read(self) -> list[Arriving]:
         """Receive. Return the slabs that the daemon has now been asked to send, since their hosts did not."""
         while self._found:
-            self._connected(*self._found.popleft())
+            host = self._found.popleft()
+            self._hosts[host.where.host] = host
+            self._say(Reaches(host.where.host, True))
         instead: list[Arriving] = []
         now = time.monotonic()
         for host in list(self._hosts.values()):
@@ -197,13 +124,13 @@ class Fetches:
         """Close all connections."""
         self._closed.set()
         while self._hosts:
-            self._hosts.popitem()[1].dealer.close(0)
+            self._hosts.popitem()[1].close()
         self._close_found()
 
     def forget(self) -> None:
         """In a forked child: leave the connections to the parent."""
-        for dealer in [*(host.dealer for host in self._hosts.values()), *(dealer for _, dealer in self._found)]:
-            dealer.forget()
+        for host in [*self._hosts.values(), *self._found]:
+            host.forget()
         self._hosts.clear()
         self._found.clear()
 
@@ -211,20 +138,16 @@ class Fetches:
         """Close the connections that were made and not looked at. (On any thread.)"""
         with contextlib.suppress(IndexError):
             while True:
-                self._found.pop()[1].close(0)
+                self._found.pop().close()
 
-    def _lose(self, host: _Host, error: Exception) -> None:
+    def _lose(self, host: HostConnection, error: Exception) -> None:
         said = "the connection to the host at %s has ended (%s); its batches come from the daemon"
         logger.info(said, host.where.endpoint, error)
-        host.dealer.close(0)
+        host.close()
         del self._hosts[host.where.host]
         self._say(Reaches(host.where.host, False))
         if host.known:
             self._begin(host.where, again=True)
-
-    def _connected(self, where: HostAt, dealer: Dealer | LibzmqDealer) -> None:
-        self._hosts[where.host] = _Host(where, dealer)
-        self._say(Reaches(where.host, True))
 
     def _begin(self, where: HostAt, *, again: bool) -> None:
         threading.Thread(target=self._connect, args=(where, again), name="penstock-connector", daemon=True).start()
@@ -235,28 +158,25 @@ class Fetches:
             if again and self._closed.wait(AGAIN):
                 return
             try:
-                dealer = self._dealer(where)
+                host = self._connection(where)
             except (OSError, PenstockError, ValueError) as error:
                 said = "the host at %s cannot be reached from here (%s); its batches come from the daemon"
                 if not (attempt or self._closed.is_set()):
                     logger.info(said, where.endpoint, error)
                 continue
-            self._found.append((where, dealer))
+            self._found.append(host)
             if self._closed.is_set():
                 self._close_found()
             else:
                 self._wake()
             return
 
-    def _dealer(self, where: HostAt) -> Dealer | LibzmqDealer:
-        place = urlsplit(where.endpoint)
-        host, port = place.hostname or "", place.port or 0
-        if self._keys is None:
-            return connected(host, port, CONNECT, self._give_up_if_closed)
-        from penstock_proto import libzmq
-
-        keys = self._keys._replace(server=where.key)
-        return libzmq.dealer(keys, host, port, CONNECT, self._give_up_if_closed)
+    def _connection(self, where: HostAt) -> HostConnection:
+        """Connect to a host. Raises as HostOverTcp."""
+        if where.unix:
+            with contextlib.suppress(OSError, ProtocolError):  # it is on another machine, or does not admit this user
+                return HostHere(where, CONNECT)
+        return HostOverTcp(where, self._keys, CONNECT, self._give_up_if_closed)
 
     def _give_up_if_closed(self) -> None:
         if self._closed.is_set():

@@ -9,10 +9,12 @@ import msgspec
 from .errors import ProtocolError
 from .messages import (
     ClientMessage,
+    FromBorrower,
     FromFetcher,
     FromHead,
     FromHost,
     FromKeeper,
+    FromLender,
     FromWorker,
     Message,
     ServerMessage,
@@ -96,3 +98,5 @@ from_host: Decoder[FromHost] = Decoder(FromHost)
 from_head: Decoder[FromHead] = Decoder(FromHead)
 from_fetcher: Decoder[FromFetcher] = Decoder(FromFetcher)
 from_keeper: Decoder[FromKeeper] = Decoder(FromKeeper)
+from_borrower: Decoder[FromBorrower] = Decoder(FromBorrower)
+from_lender: Decoder[FromLender] = Decoder(FromLender)

@@ -30,6 +30,7 @@ from .parameters import (
     HttpAddress,
     Variable,
     Workers,
+    allow_uid_option,
     client_keys_option,
     hang_timeout_option,
     log_format_option,
@@ -83,14 +84,7 @@ def main() -> None:
 @click.option(
     "--insecure", is_flag=True, help="Let other hosts connect without keys, when --bind is more than this host."
 )
-@click.option(
-    "--allow-uid",
-    "allow_uids",
-    type=click.IntRange(0),
-    multiple=True,
-    metavar="UID",
-    help="Let trainers of this user, on this host, share memory with the daemon; they can then change its batches.",
-)
+@allow_uid_option
 @click.option(
     "--advertise",
     type=Advertised(),

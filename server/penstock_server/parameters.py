@@ -17,6 +17,14 @@ client_keys_option = click.option(
     help="A client's folder of keys, for a daemon with --keys.",
 )
 
+allow_uid_option = click.option(
+    "--allow-uid",
+    "allow_uids",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="UID",
+    help="Let trainers of this user, on this host, share memory with Penstock; they can then change its batches.",
+)
 
 hang_timeout_option = click.option(
     "--hang-timeout",

@@ -201,6 +201,7 @@ def of_host(host: JoinedHost) -> dict[str, object]:
         "slots": host.slots,
         "received_bytes": host.received,
         "fetched_bytes": host.fetched,
+        "lent_bytes": 0 if report is None else report.lent,
         "silent_seconds": round(time.monotonic() - host.heard, 1),
         "memory": None if report is None else {"used": report.memory, "allowed": report.allowed},
         "unsent_bytes": None if report is None else report.unsent,

@@ -74,7 +74,8 @@ def _host(host: dict[str, Any]) -> str:
         words.append(f"{used} of {allowed} in use")
     words.append(f"{size(host['received_bytes'])} received")
     if host["fetched_bytes"]:
-        words.append(f"{size(host['fetched_bytes'])} fetched by consumers")
+        mapped = f" ({size(host['lent_bytes'])} mapped)" if host["lent_bytes"] else ""
+        words.append(f"{size(host['fetched_bytes'])} fetched by consumers{mapped}")
     if host["unsent_bytes"]:
         words.append(f"{size(host['unsent_bytes'])} wait for the network")
     if host["silent_seconds"] >= 3:

@@ -68,8 +68,12 @@ from .feeds import (
 )
 from .fetching import (
     Fetch,
+    FromBorrower,
     FromFetcher,
     FromKeeper,
+    FromLender,
+    GivenBack,
+    Lent,
     NotKept,
 )
 from .from_worker import (
@@ -219,11 +223,14 @@ __all__ = [
     "Fill",
     "FirstSample",
     "ForgetSplits",
+    "FromBorrower",
     "FromFetcher",
     "FromHead",
     "FromHost",
     "FromKeeper",
+    "FromLender",
     "FromWorker",
+    "GivenBack",
     "GivenUp",
     "Greeting",
     "Had",
@@ -244,6 +251,7 @@ __all__ = [
     "LastActivity",
     "Leave",
     "Leaving",
+    "Lent",
     "Line",
     "ListSplits",
     "Made",

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from .. import errors
 from ..reprs import printable
 
-VERSION = 10
+VERSION = 11
 """The protocol's version. Both ends must have the same."""
 
 IDS_PER_STREAM = 1 << 40
@@ -24,6 +24,8 @@ MAX_WORLD = 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Line = Annotated[str, Meta(max_length=1024)]
+UnixName = Annotated[str, Meta(pattern=r"\A(penstock-[0-9a-f]{32})?\Z")]
+"""An abstract unix address that a daemon or a host listens at. A host may name no other, as clients will connect."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Epoch = Annotated[int, Meta(ge=0, le=2**53)]

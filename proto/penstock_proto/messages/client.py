@@ -6,7 +6,21 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from .base import MAX_WORLD, Batches, Count, Digest, Epoch, Lane, Line, Message, Name, Progress, Token, Version
+from .base import (
+    MAX_WORLD,
+    Batches,
+    Count,
+    Digest,
+    Epoch,
+    Lane,
+    Line,
+    Message,
+    Name,
+    Progress,
+    Token,
+    UnixName,
+    Version,
+)
 from .watching import MAX_PROFILE_SECONDS
 
 
@@ -190,7 +204,7 @@ class Join(Message, frozen=True):
     `host` names it in status and logs. `process` is random, and stays the same when this process joins again.
     `penstock`, `python` and `numpy` are versions; they and the feeds' sources must be those of the daemon. `memory`:
     bytes that the host allows for slots. `fetch_port`: where consumers can fetch slabs, at the
-    address from which the host joins; 0: nowhere.
+    address from which the host joins; 0: nowhere. `unix`: where those on the host's machine can.
     """
 
     version: Version
@@ -203,6 +217,7 @@ class Join(Message, frozen=True):
     numpy: Line
     sources: Annotated[tuple[Source, ...], Meta(max_length=256)]
     fetch_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    unix: UnixName = ""
 
 
 ClientMessage: TypeAlias = (

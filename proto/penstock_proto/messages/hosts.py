@@ -242,7 +242,8 @@ class HostReport(Message, frozen=True):
 
     `workers`: some of its workers, in turn if there are many. `memory`: bytes of its slots, of the `allowed` ones.
     `unsent`: bytes that wait for the connection. `unfetched`: bytes that consumers fetch, and that wait for their
-    connections. `cpus`: how many its processes may use.
+    connections. `lent`: bytes that consumers on the host's machine have borrowed since it joined. `cpus`: how many its
+    processes may use.
     """
 
     workers: Annotated[tuple[WorkerReport, ...], Meta(max_length=64)]
@@ -251,6 +252,7 @@ class HostReport(Message, frozen=True):
     unsent: Count
     cpus: Count
     unfetched: Count = 0
+    lent: Count = 0
 
 
 FromHost: TypeAlias = (

@@ -19,6 +19,7 @@ from .base import (
     Record,
     Shapes,
     Token,
+    UnixName,
     Version,
 )
 from .feeds import MAX_POOLED, FeedInfo
@@ -84,11 +85,13 @@ class LaneEnded(Message, frozen=True):
 
 class HostAt(Message, frozen=True):
     """Slabs may be kept by a host, which has this number, and can be fetched there. The client may connect, and says so
-    (Reaches). Otherwise all bytes come from the daemon. `key`: the host's public key (Z85), if keys are used."""
+    (Reaches). Otherwise all bytes come from the daemon. `key`: the host's public key (Z85), if keys are used. `unix`:
+    the host's abstract unix address for clients on its machine, or "" if it has none."""
 
     host: Count
     endpoint: Line
     key: Annotated[bytes, Meta(max_length=40)] = b""
+    unix: UnixName = ""
 
 
 class Kept(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

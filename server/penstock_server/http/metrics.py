@@ -57,6 +57,7 @@ METRICS: dict[str, str] = {
     "penstock_host_memory_used_bytes": "Bytes of these that batches take now.",
     "penstock_host_received_bytes_total": "Bytes of batches that the host has sent to the head since it joined.",
     "penstock_host_fetched_bytes_total": "Bytes of batches that consumers were to fetch from the host since it joined.",
+    "penstock_host_lent_bytes_total": "Bytes of these that consumers on the host's machine have mapped.",
     "penstock_host_unsent_bytes": "Bytes of batches that the network has not taken from the host yet.",
     "penstock_host_silent_seconds": "Seconds since anything was heard of the host.",
 }
@@ -190,6 +191,7 @@ def _hosts(hosts: list[dict[str, Any]]) -> Iterator[Metric]:
     yield _gauges("penstock_host_memory_used_bytes", ["host"], of(memory("used")))
     yield _counters("penstock_host_received_bytes_total", ["host"], of(lambda host: host["received_bytes"]))
     yield _counters("penstock_host_fetched_bytes_total", ["host"], of(lambda host: host["fetched_bytes"]))
+    yield _counters("penstock_host_lent_bytes_total", ["host"], of(lambda host: host["lent_bytes"]))
     yield _gauges("penstock_host_unsent_bytes", ["host"], of(lambda host: host["unsent_bytes"]))
     yield _gauges("penstock_host_silent_seconds", ["host"], of(lambda host: host["silent_seconds"]))
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Collection
 from typing import Any
 
 from penstock_proto import (
@@ -30,11 +31,10 @@ from ..activity import Activity
 from ..host import descriptors
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
-from ..rate_limited_log import RateLimitedLog
 from . import agreement
 from .joined_host import SILENT
+from .listeners import Listeners
 from .membership import Membership
-from .serving import SlabServer
 from .to_head import ToHead, connect
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class Agent:
         grace: seconds in which the workers hand over their work when this host is to leave.
         patience: seconds to wait for the head.
         fetch_port: where trainers can fetch batches; 0: any free port.
+        allow_uids: users, besides our own and root, whose trainers on this host may map its memory.
         until_stdin_closes: end at the end of standard input, too: whoever started this host is gone.
     """
 
@@ -78,6 +79,7 @@ class Agent:
         grace: float = 25.0,
         patience: float = PATIENCE,
         fetch_port: int = 0,
+        allow_uids: Collection[int] = (),
         until_stdin_closes: bool = False,
     ) -> None:
         self._feeds = feeds
@@ -88,8 +90,7 @@ class Agent:
         self._keys = keys
         self._grace = grace
         self._patience = patience
-        self._fetch_port = fetch_port
-        self._server: SlabServer | None = None
+        self._listeners = Listeners(fetch_port, keys, allow_uids)
         self._ending: asyncio.Task[None] | None = None
         self._until_stdin_closes = until_stdin_closes
         self._process = secrets.token_bytes(16)
@@ -131,8 +132,7 @@ class Agent:
         await self._supervisor.stop(codec.encode(m.Shutdown()))
         if self._link is not None:
             self._link.close()
-        if self._server is not None:
-            self._server.close()
+        self._listeners.close()
         for task in done:
             task.result()
         if self._error is not None:
@@ -203,25 +203,11 @@ class Agent:
             workers=self._count,
             memory=self._memory,
             sources=agreement.sources(self._feeds),
-            fetch_port=self._listen(self._link.own_address),
+            fetch_port=self._listeners.listen(self._link.own_address),
+            unix=self._listeners.unix,
             **agreement.versions(),
         )
         self._link.send(codec.encode(join))
-
-    def _listen(self, address: str) -> int:
-        """Let consumers fetch what is kept here, at the address by which the head knows this host. Return the port; 0
-        if they cannot: the head sends them everything."""
-        if self._server is not None and self._server.address != address:
-            self._server.close()
-            self._server = None
-        if self._server is None and address:
-            try:
-                self._server = SlabServer(address, self._fetch_port, self._keys, RateLimitedLog(log))
-            except StartError as error:
-                text = "trainers cannot fetch batches from this host, so the head sends them all: %s"
-                log.warning(text, error.message, extra={"event": "no_fetching"})
-                return 0
-        return 0 if self._server is None else self._server.port
 
     def _message(self, data: bytes) -> None:
         self._heard = time.monotonic()
@@ -233,8 +219,7 @@ class Agent:
                 case m.Joined():
                     self._joined(message)
                 case m.AdmitClients():
-                    if self._server is not None and self._keys is not None:
-                        self._server.admit(message)
+                    self._listeners.admit(message)
                 case _ if self._membership is not None:
                     self._membership.take(message)
         except ProtocolError as error:
@@ -259,9 +244,9 @@ class Agent:
             fail=self._fail,
             scaled=self._scaled,
             retired=self._retired,
+            memory_gone=self._listeners.gone,
         )
-        if self._server is not None:
-            self._server.slots = self._membership.slots
+        self._listeners.serve(self._membership.slots)
         log.info("joined the head at tcp://%s:%d", *self._place, extra={"event": "host_joins"})
         for worker, data in self._imported.items():
             self._membership.said(worker, codec.from_worker(data), data)
@@ -285,8 +270,7 @@ class Agent:
         if self._membership is not None:
             self._membership.end()
             self._membership = None
-            if self._server is not None:
-                self._server.slots = None
+            self._listeners.serve(None)
             for worker in list(self._supervisor.workers):
                 self._supervisor.kill(worker)
             if not self._leaving:
@@ -329,13 +313,12 @@ class Agent:
     async def _each_second(self) -> None:
         while True:
             await asyncio.sleep(1)
+            self._listeners.another_second()
             if self._link is None:
                 continue
             self._link.tick()
-            if self._server is not None:
-                self._server.another_second()
             if self._membership is not None:
-                self._membership.report(0 if self._server is None else self._server.unsent_bytes)
+                self._membership.report(self._listeners.unsent_bytes, self._listeners.lent_bytes)
                 if time.monotonic() - self._heard > SILENT:
                     self._link.close()
 

@@ -26,7 +26,8 @@ class Building:
     Attributes:
         allowed: as given.
         used: bytes in use.
-        wanted: called while somebody waits for memory.
+        is_short: whether somebody waits for memory.
+        wanted: called while somebody does.
     """
 
     wanted: Callable[[], None] = staticmethod(lambda: None)
@@ -34,6 +35,7 @@ class Building:
     def __init__(self, allowed: int, gone: Callable[[Memfd], None]) -> None:
         self.allowed = allowed
         self.used = 0
+        self.is_short = False
         self._gone = gone
         self._arena = Arena()
         self._in_order = asyncio.Lock()
@@ -53,9 +55,11 @@ class Building:
         async with self._in_order:
             while self.used + nbytes > self.allowed:
                 self._released.clear()
+                self.is_short = True
                 self.wanted()
                 if self.used + nbytes > self.allowed:
                     await self._released.wait()
+            self.is_short = False
             memfd = self._arena.reuse(nbytes)
             if memfd is None:
                 for old in self._arena.trim(self.allowed - nbytes, 1 << 40):

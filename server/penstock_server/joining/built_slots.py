@@ -3,6 +3,9 @@
 Finished batches go to the head at once, before the worker's message about them. If the head says so, the host keeps
 them instead: consumers fetch them from here until the head releases them. Kept batches are still sent to the head when
 it asks for them, when a worker waits for memory, and when this host leaves.
+
+Consumers on this machine borrow the memory itself (lending.py). What they still use when the head has released it
+waits for them. If a worker needs memory before, it is left to them, and counts no longer: as if they had copied it.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class BuiltSlot:
         parts: of a slot that is kept: what was reported, as (first, batches, shapes).
         unsent: how many pieces wait to be sent to the head.
         fetched: how many wait to be sent to consumers.
+        lent: how many slabs of it consumers on this machine have borrowed.
         answered: whether the worker writes there no longer.
     """
 
@@ -47,6 +51,7 @@ class BuiltSlot:
     parts: list[tuple[int, int, m.Shapes]] = field(default_factory=list)
     unsent: int = 0
     fetched: int = 0
+    lent: int = 0
     answered: bool = False
 
     def find(self, first: int, batches: int) -> list[tuple[int, int]] | None:
@@ -58,6 +63,11 @@ class BuiltSlot:
         if first + batches > reported:
             return None
         return self.regions.of_batches(first, batches, ())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether neither a worker nor the head needs it any longer."""
+        return self.answered and not self.unsent and not self.secret
 
     def was_fetched(self) -> None:
         """A piece that was fetched is sent."""
@@ -167,17 +177,28 @@ class BuiltSlots:
         found = slot.find(fetch.first, fetch.batches)
         return None if found is None else (slot, found)
 
+    def given_back(self, slot: BuiltSlot) -> None:
+        """A consumer uses a slab of the slot, which it had borrowed, no longer."""
+        slot.lent -= 1
+        self._release_if_over(slot)
+
     @property
     def in_use(self) -> Iterator[Memfd]:
         """The memory of all slots."""
         return (slot.memfd for slot in self._in_use)
 
     def _make_room(self) -> None:
-        """A worker waits for memory: send what was kept for the longest time, unless memory comes back anyway."""
-        if not any(slot.answered and slot.unsent for slot in self._in_use):
-            ticket = next((ticket for ticket, slot in self._kept.items() if slot.parts), None)
-            if ticket is not None:
-                self.send_kept(ticket)
+        """A worker waits for memory: leave what only consumers use to them, or else send what was kept for the longest
+        time, unless memory comes back anyway."""
+        if any(slot.answered and slot.unsent for slot in self._in_use):
+            return
+        left = next((slot for slot in self._in_use if slot.is_over), None)
+        if left is not None:
+            self._release_if_over(left)
+            return
+        ticket = next((ticket for ticket, slot in self._kept.items() if slot.parts), None)
+        if ticket is not None:
+            self.send_kept(ticket)
 
     def _stop_keeping(self, slot: BuiltSlot) -> None:
         if slot.secret:
@@ -202,8 +223,8 @@ class BuiltSlots:
         self._release_if_over(slot)
 
     def _release_if_over(self, slot: BuiltSlot) -> None:
-        if slot in self._in_use and slot.answered and not slot.unsent and not slot.secret:
+        if slot in self._in_use and slot.is_over and (not slot.lent or self._building.is_short):
             self._in_use.discard(slot)
-            # If a consumer is gone, its connection may still refer to these bytes.
-            slot.memfd.retired = slot.fetched > 0
+            # Consumers may still use these bytes; or one is gone, and its connection may refer to them.
+            slot.memfd.retired |= slot.lent > 0 or slot.fetched > 0
             self._building.release(slot.memfd)

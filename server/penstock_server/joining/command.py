@@ -17,7 +17,7 @@ from .. import log_format
 from ..command_group import complete_files
 from ..file_options import file_options, targets_of
 from ..host import cpus
-from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option, log_level_option
+from ..parameters import Bytes, Variable, allow_uid_option, hang_timeout_option, log_format_option, log_level_option
 
 
 @click.command()
@@ -78,6 +78,7 @@ from ..parameters import Bytes, Variable, hang_timeout_option, log_format_option
     show_default="any free port",
     help="Port at which trainers fetch batches from this host. Those that cannot reach it get them from the head.",
 )
+@allow_uid_option
 @hang_timeout_option
 @click.option(
     "--env",
@@ -102,6 +103,7 @@ def join(
     grace: float,
     patience: float,
     fetch_port: int,
+    allow_uids: tuple[int, ...],
     hang_timeout: float | None,
     environment: tuple[tuple[str, str | None], ...],
     log_level: str,
@@ -146,6 +148,7 @@ def join(
             grace=grace,
             patience=patience,
             fetch_port=fetch_port,
+            allow_uids=allow_uids,
             until_stdin_closes=until_stdin_closes,
         )
     except PenstockError as error:

@@ -188,7 +188,7 @@ class JoinedHost:
         """Where they fetch. The address is that of its connection: a host cannot send consumers to others."""
         host = self.address.rpartition(":")[0]
         host = f"[{host}]" if ":" in host else host
-        return m.HostAt(self.number, f"tcp://{host}:{self.join.fetch_port}", self.key)
+        return m.HostAt(self.number, f"tcp://{host}:{self.join.fetch_port}", self.key, self.join.unix)
 
     # --- what workers are told ---
 

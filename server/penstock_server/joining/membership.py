@@ -26,6 +26,7 @@ from .. import status
 from ..activity import Activity
 from ..bugs import Bugs
 from ..host import cpus, descriptors
+from ..host.arena import Memfd
 from ..host.local_workers import LocalWorkers
 from ..host.supervisor import Supervisor
 from .building import Building, Regions
@@ -54,6 +55,7 @@ class Membership:
         fail: called with the error that keeps this host from going on.
         scaled: called with the number of workers that this host is to have.
         retired: called when the head has retired a worker.
+        memory_gone: called with memory that was given back to the system.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Membership:
         fail: Callable[[PenstockError], None],
         scaled: Callable[[int], None],
         retired: Callable[[int], None],
+        memory_gone: Callable[[Memfd], None],
     ) -> None:
         self._link = link
         self._supervisor = supervisor
@@ -77,7 +80,8 @@ class Membership:
         self._fail = fail
         self._scaled = scaled
         self._retired = retired
-        self._building = Building(memory, workers.forget_memfd)
+        self._memory_gone = memory_gone
+        self._building = Building(memory, self._gone)
         self._numbers: dict[int, int] = {}
         """The head's number of each worker. Here they have other numbers, which are used once for each connection."""
         self._here: dict[int, int] = {}
@@ -109,6 +113,10 @@ class Membership:
         self._sampling.end()
         self._workers.forget_lists()
         self._building.close(self.slots.in_use)
+
+    def _gone(self, memfd: Memfd) -> None:
+        self._workers.forget_memfd(memfd)
+        self._memory_gone(memfd)
 
     # --- what the head says ---
 
@@ -304,8 +312,9 @@ class Membership:
         self.slots.leave()
         self._link.send(codec.encode(m.Leaving()))
 
-    def report(self, unfetched: int = 0) -> None:
-        """Tell the head how the workers are, and how many bytes wait for the connections of consumers."""
+    def report(self, unfetched: int = 0, lent: int = 0) -> None:
+        """Tell the head how the workers are, how many bytes wait for the connections of consumers, and how many were
+        lent to them."""
         workers = sorted(self._supervisor.workers.values(), key=lambda worker: worker.number)
         first = self._reported % max(1, len(workers))
         told = workers[first : first + _MOST_REPORTED]
@@ -324,6 +333,7 @@ class Membership:
             unsent=self._link.unsent_bytes,
             cpus=cpus.usable(),
             unfetched=unfetched,
+            lent=lent,
         )
         self._link.send(codec.encode(report))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from penstock_proto import ProtocolError, codec
 from penstock_proto import messages as m
 from penstock_proto.keys import ClientKeys
@@ -57,10 +55,6 @@ class SlabServer:
         if not message.more:
             self._router.admit(self._admitted)
             self._admitted = {}
-
-    def another_second(self) -> None:
-        """A second has passed: log what was left out."""
-        self._log.look_at_the_clock(time.monotonic())
 
     def close(self) -> None:
         """Close all connections."""

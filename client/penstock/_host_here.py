@@ -1,0 +1,148 @@
+"""A connection to a host on this machine: it lends the memory in which slabs lie, and they are not copied.
+
+A slab is given back when the last array over it is gone. When the connection ends, the host never writes again to what
+was not given back, so arrays may outlive it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+
+from penstock_proto import VERSION, ConnectionLost, ProtocolError, seqpacket
+from penstock_proto.codec import encode, from_lender
+from penstock_proto.messages import GivenBack, Greeting, HostAt, Lent, Map, NotKept, Ping, Unmap
+
+from ._arriving import Arriving
+from ._host_connection import HostConnection
+from ._memory import Gone, Mapping
+
+MOST_BORROWED = 24
+"""Most slabs that are borrowed at a time: 16 that wait to be handed over, and 8 in use, as at the head. Any more are
+copied, so that a program that collects batches does not use up the host's memory."""
+
+
+class HostHere(HostConnection):
+    """See the file's head."""
+
+    def __init__(self, where: HostAt, timeout: float) -> None:
+        """Connect.
+
+        Args:
+            where: the host.
+            timeout: seconds that the host has to answer.
+
+        Raises:
+            OSError: the host is on another machine, or does not admit this user.
+            ProtocolError: it is no host that speaks this version.
+        """
+        super().__init__(where)
+        if not hasattr(socket, "AF_UNIX"):
+            raise OSError("this system has no unix sockets")
+        self._memfds: dict[int, Mapping] = {}
+        self._gone: collections.deque[Gone] = collections.deque()
+        self._borrowed = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.settimeout(timeout)
+            self._socket.connect("\0" + where.unix)
+            self._greeted()
+            seqpacket.send(self._socket, encode(Ping()))  # the host closes connections that say nothing
+            self._socket.setblocking(False)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _greeted(self) -> None:
+        data, fd = seqpacket.receive(self._socket)
+        if fd is not None:
+            os.close(fd)
+        if not data:
+            raise ConnectionRefusedError("the host does not admit this user")
+        greeting = from_lender(data)
+        if not isinstance(greeting, Greeting) or greeting.version != VERSION:
+            raise ProtocolError(f"the host greeted with {greeting}, but this client speaks version {VERSION}")
+
+    def prepare(self) -> Sequence[int]:
+        """See HostConnection."""
+        self._give_back()
+        return (self._socket.fileno(),)
+
+    def read(self) -> Iterator[NotKept | Arriving]:
+        """See HostConnection."""
+        self._give_back()
+        while True:
+            try:
+                data, fd = seqpacket.receive(self._socket)
+            except BlockingIOError:
+                return
+            if not data:
+                raise ConnectionLost("the host has ended it")
+            self.heard = time.monotonic()
+            try:
+                came = self._take(data, fd)
+            finally:
+                if fd is not None:
+                    os.close(fd)
+            if came is not None:
+                yield came
+
+    def close(self) -> None:
+        """Close the connection. What is borrowed stays mapped while arrays lie over it."""
+        self._memfds.clear()
+        self._socket.close()
+
+    def forget(self) -> None:
+        """See HostConnection."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _take(self, data: bytes, fd: int | None) -> NotKept | Arriving | None:
+        message = from_lender(data)
+        match message:
+            case Map():
+                if fd is None or message.memfd in self._memfds:
+                    raise ProtocolError(f"{message} came {'without its fd' if fd is None else 'twice'}")
+                try:
+                    self._memfds[message.memfd] = Mapping(fd, message.nbytes)
+                except (ValueError, OverflowError) as error:
+                    raise ProtocolError(f"{message} cannot be mapped: {error}") from None
+            case Unmap():
+                self._memfds.pop(message.memfd, None)
+            case Lent():
+                return self._lent(message)
+            case NotKept():
+                return message
+        return None
+
+    def _lent(self, lent: Lent) -> Arriving:
+        slab, memfd = self.asked.get(lent.seq), self._memfds.get(lent.memfd)
+        if slab is None or memfd is None or slab.received.layout.nbytes > memfd.nbytes:
+            raise ProtocolError(f"{lent} came, and nobody asked for it, or it is not in memory that was sent")
+        del self.asked[lent.seq]
+        root = memfd.root(slab.received.layout.nbytes, self._gone.append, lent.seq)
+        self._borrowed += 1
+        if self._borrowed > MOST_BORROWED:
+            slab.copy_from(root)
+        else:
+            slab.lies_at(root)
+        return slab
+
+    def _give_back(self) -> None:
+        while self._gone:
+            self._borrowed -= 1
+            self._unsent.append(encode(GivenBack(self._gone.popleft().token)))
+        self._flush()
+
+    def _send(self, data: bytes) -> bool:
+        try:
+            self._socket.send(data)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # `read` reports it, after the messages that came before
+        return True

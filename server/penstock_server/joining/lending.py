@@ -1,0 +1,110 @@
+"""At a host: the unix listener at which consumers on its machine borrow what the host keeps (built_slots.py).
+
+They map the memory, so nothing is copied. A slab that is lent comes back when its consumer says so. When a consumer's
+connection ends, tensors of it may live on: what was lent to it is never written again, and its memory goes back to the
+system with the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock_proto import ProtocolError, codec
+from penstock_proto import messages as m
+
+from ..host.arena import Memfd
+from ..host.local import Listener, LocalPeer
+from ..rate_limited_log import RateLimitedLog
+from .built_slots import BuiltSlot, BuiltSlots
+
+MOST = 256
+"""Connections of consumers."""
+MOST_LENT = 64
+"""Slabs that one consumer may have borrowed. Penstock's client borrows fewer."""
+
+
+class Lender:
+    """See the file's head.
+
+    Args:
+        log: for what peers say that they may not say.
+        uids: users who may borrow, besides our own and root.
+
+    Attributes:
+        lent_bytes: how many bytes were lent since this host joined.
+    """
+
+    def __init__(self, log: RateLimitedLog, uids: Collection[int] = ()) -> None:
+        self.lent_bytes = 0
+        self._log = log
+        self._slots: BuiltSlots | None = None
+        self._lent: dict[LocalPeer, dict[int, BuiltSlot]] = {}
+        """What each consumer has borrowed, by the number of its slab."""
+        self._listener = Listener(self._heard, self._forget, MOST, uids)
+
+    @property
+    def name(self) -> str:
+        """The abstract unix address."""
+        return self._listener.name
+
+    def lend_from(self, slots: BuiltSlots | None) -> None:
+        """Lend what these slots hold, and nothing else; None: nothing. Their memory was not used again, or never will
+        be."""
+        self.lent_bytes = 0
+        self._slots = slots
+        self._lent.clear()
+
+    def gone(self, memfd: Memfd) -> None:
+        """This memory was given back to the system: consumers will hear no more of it."""
+        for peer in self._listener.peers:
+            peer.gone(memfd)
+
+    def look_at_the_clock(self, now: float) -> None:
+        """Close connections that say nothing."""
+        self._listener.look_at_the_clock(now)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._listener.close()
+
+    def _heard(self, peer: LocalPeer, data: bytes) -> None:
+        try:
+            message = codec.from_borrower(data)
+        except ProtocolError as error:
+            text = "a connection of a program on this machine, which borrows batches, is closed: %s"
+            self._log.warning(text, error.message, event="message_refused")
+            self._listener.drop(peer)
+            self._forget(peer)
+            return
+        peer.opened()
+        match message:
+            case m.Ping():
+                peer.send(m.Pong())
+            case m.Fetch():
+                self._lend(peer, message)
+            case m.GivenBack():
+                slot = self._lent.get(peer, {}).pop(message.seq, None)
+                if slot is not None and self._slots is not None:  # else it was lent before the host joined again
+                    self._slots.given_back(slot)
+
+    def _lend(self, peer: LocalPeer, fetch: m.Fetch) -> None:
+        lent = self._lent.setdefault(peer, {})
+        found = None
+        if self._slots is not None and len(lent) < MOST_LENT and fetch.seq not in lent:
+            found = self._slots.fetch(fetch)
+        if found is None:
+            peer.send(m.NotKept(fetch.seq))
+            return
+        slot, regions = found
+        self.lent_bytes += sum(stop - start for start, stop in regions)
+        slot.lent += 1
+        lent[fetch.seq] = slot
+        peer.show(slot.memfd)
+        peer.send(m.Lent(fetch.seq, slot.memfd.number))
+
+    def _forget(self, peer: LocalPeer) -> None:
+        """A consumer's connection has ended."""
+        for slot in self._lent.pop(peer, {}).values():
+            slot.memfd.retired = True
+            if self._slots is not None:
+                self._slots.given_back(slot)

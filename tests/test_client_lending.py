@@ -1,0 +1,294 @@
+"""A client that borrows slabs from a host on its machine: what it gives back, and what it does when the host fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_daemon import Made, numbers
+from test_client_delivery import first
+from test_client_fetching import KeepingDaemon
+
+import penstock
+from penstock import _fetching
+from penstock._arriving import Arriving
+from penstock._consumer_state import Received
+from penstock._host_here import MOST_BORROWED
+from penstock._memory import Pool
+from penstock._slab_views import SlabViews
+from penstock_proto import VERSION, seqpacket
+from penstock_proto.codec import encode, from_borrower
+from penstock_proto.messages import (
+    Begin,
+    Chunk,
+    Fetch,
+    GivenBack,
+    Greeting,
+    HostAt,
+    Lent,
+    Map,
+    Message,
+    NotKept,
+    Ping,
+    Reaches,
+    Resend,
+    Slab,
+    Unmap,
+)
+
+Answer = list[tuple[Message, int | None]] | None
+
+
+class FakeLender:
+    """A host that answers each Fetch as `answer` says: called with the Fetch, it returns what to send, or None to say
+    nothing. A context manager.
+
+    Args:
+        answer: as above.
+        greeting: what it greets with.
+    """
+
+    def __init__(self, answer: Callable[[FakeLender, Fetch], Answer], greeting: Message | None = None) -> None:
+        self.slabs: dict[int, Made] = {}
+        self.fetches: list[Fetch] = []
+        self.given_back: list[int] = []
+        self.name = f"penstock-{secrets.token_hex(16)}"
+        self._answer = answer
+        self._greeting = greeting or Greeting(VERSION)
+        self._fds: list[int] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("\0" + self.name)
+        self._listener.listen()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fake-lender")
+        self._thread.start()
+
+    def __enter__(self) -> FakeLender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for fd in self._fds:
+            os.close(fd)
+
+    def memfd(self, made: Made) -> int:
+        """A memfd with a slot."""
+        fd = os.memfd_create("penstock-test")
+        self._fds.append(fd)
+        os.pwrite(fd, bytes(made.data), 0)
+        return fd
+
+    def lends(self, fetch: Fetch) -> Answer:
+        """The slab, in a memfd of its own."""
+        made = self.slabs[fetch.ticket]
+        fd = self.memfd(made)
+        return [(Map(fetch.seq, os.fstat(fd).st_size), fd), (Lent(fetch.seq, fetch.seq), None)]
+
+    def stop(self) -> None:
+        """Close all connections, and accept no new ones."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        connections: list[socket.socket] = []
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(self._listener)
+            while not self._stop.is_set():
+                ready = select.select([self._listener, *connections], [], [], 0.02)[0]
+                for connection in ready:
+                    if connection is self._listener:
+                        connections.append(closing.enter_context(self._listener.accept()[0]))
+                        seqpacket.send(connections[-1], encode(self._greeting))
+                    elif not self._heard(connection):
+                        connections.remove(connection)
+
+    def _heard(self, connection: socket.socket) -> bool:
+        try:
+            data, _ = seqpacket.receive(connection)
+        except ConnectionResetError:  # the client has left this host, and not read everything
+            data = b""
+        if not data:
+            return False
+        match from_borrower(data):
+            case GivenBack(seq):
+                self.given_back.append(seq)
+            case Fetch() as fetch:
+                self.fetches.append(fetch)
+                with contextlib.suppress(OSError):  # the client has left this host
+                    for said, fd in self._answer(self, fetch) or []:
+                        seqpacket.send(connection, encode(said), fd)
+        return True
+
+
+@contextlib.contextmanager
+def reading(
+    answer: Callable[[FakeLender, Fetch], Answer], count: int = 30
+) -> Iterator[tuple[KeepingDaemon, FakeLender, Iterator[Any]]]:
+    """A client that reads while a host lends slabs."""
+    info, epoch = numbers(count, batches=count)
+    with (
+        FakeLender(answer) as host,
+        KeepingDaemon(info, epoch) as daemon,
+        penstock.connect(daemon.url, transport="tcp") as connection,
+    ):
+        daemon.say(HostAt(7, "tcp://127.0.0.1:1", unix=host.name))
+        daemon.wait_for(lambda: Reaches(7, True) in daemon.got)
+        daemon.host = host  # type: ignore[assignment]
+        yield daemon, host, connection.batches()
+
+
+def test_slabs_are_handed_over_in_order_whichever_comes_first_and_each_is_given_back_once() -> None:
+    waiting: list[tuple[Message, int | None]] = []
+
+    def late(host: FakeLender, fetch: Fetch) -> Answer:
+        """Answer two Fetches at a time, the later one first."""
+        waiting[:0] = host.lends(fetch) or []
+        if len(host.fetches) % 2:
+            return []
+        said, waiting[:] = list(waiting), []
+        return said
+
+    with reading(late) as (daemon, host, batches):
+        assert list(map(first, batches)) == list(range(30))
+        asked = [fetch.seq for fetch in host.fetches]
+        assert asked == [seq for seq in range(30) if seq % 3 < 2]
+        assert not daemon.count(Resend)
+        daemon.wait_for(lambda: len(host.given_back) == len(asked))
+        assert sorted(host.given_back) == asked
+
+
+def test_what_is_held_is_not_given_back_and_what_is_too_much_is_copied() -> None:
+    with reading(FakeLender.lends, 90) as (daemon, host, batches):
+        held = list(batches)
+        asked = [fetch.seq for fetch in host.fetches]
+        assert len(asked) == 60
+        daemon.wait_for(lambda: len(host.given_back) == 60 - MOST_BORROWED)
+        assert host.given_back == asked[MOST_BORROWED:]
+        assert list(map(first, held)) == list(range(90))
+        del held
+        daemon.wait_for(lambda: sorted(host.given_back) == asked)
+
+
+def test_of_a_part_of_a_slot_that_part_is_copied() -> None:
+    info, epoch = numbers(3, turn=3)
+    (made,) = epoch(0)
+    slab = Slab(0, 0, 0, 1, 1, 4, made.layout.nbytes_of(1), first=1)
+    slot, pool = np.frombuffer(made.data, np.uint8).copy(), Pool(keep=1)
+    source, target = pool.take(len(slot)), pool.take(len(slot))
+    np.asarray(source)[:] = slot
+    np.asarray(target)[:] = 0
+    arriving = Arriving(Received(slab, made.layout, target))
+    arriving.copy_from(source)
+    assert arriving.is_whole
+    regions = made.layout.regions(1, 1)
+    assert len(regions) > 1
+    for start, stop in regions:
+        assert bytes(np.asarray(target)[start:stop]) == bytes(slot[start:stop])
+        slot[start:stop] = 0
+        np.asarray(target)[start:stop] = 0
+    assert not np.asarray(target).any(), "and nothing else"
+    assert first(next(SlabViews(info).batches(slab, made.layout, np.asarray(source)))) == 1
+
+
+def test_what_was_borrowed_outlives_the_memfd_the_connection_and_the_stream() -> None:
+    def unmaps(host: FakeLender, fetch: Fetch) -> Answer:
+        return [*(host.lends(fetch) or []), (Unmap(fetch.seq), None)]
+
+    with reading(unmaps) as (_, _, batches):
+        held = list(batches)
+    assert list(map(first, held)) == list(range(30))
+
+
+def test_what_a_host_does_not_keep_comes_from_the_daemon() -> None:
+    def forgets(host: FakeLender, fetch: Fetch) -> Answer:
+        return [(NotKept(fetch.seq), None)] if fetch.seq % 2 else host.lends(fetch)
+
+    with reading(forgets) as (daemon, _, batches):
+        assert list(map(first, batches)) == list(range(30))
+        resent = [one.seq for one in daemon.got if isinstance(one, Resend)]
+        assert resent == [seq for seq in range(30) if seq % 3 < 2 and seq % 2]
+
+
+@pytest.mark.parametrize("how", ["is silent", "ends"])
+def test_what_a_host_that_fails_was_asked_for_comes_from_the_daemon(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fetching, "STALLED", 0.3)
+
+    def fails(host: FakeLender, fetch: Fetch) -> Answer:
+        if fetch.seq < 6:
+            return host.lends(fetch)
+        if how == "ends":
+            host.stop()
+        return None
+
+    with reading(fails) as (daemon, _, batches):
+        assert list(map(first, batches)) == list(range(30))
+        assert Reaches(7, False) in daemon.got
+        assert Resend(6) in daemon.got
+
+
+def _too_small(host: FakeLender, fetch: Fetch) -> Answer:
+    fd = host.memfd(host.slabs[fetch.ticket])
+    return [(Map(fetch.seq, 8), fd), (Lent(fetch.seq, fetch.seq), None)]
+
+
+def _larger_than_it_is(host: FakeLender, fetch: Fetch) -> Answer:
+    fd = host.memfd(host.slabs[fetch.ticket])
+    return [(Map(fetch.seq, os.fstat(fd).st_size + 1), fd), (Lent(fetch.seq, fetch.seq), None)]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        lambda host, fetch: [(Lent(fetch.seq, 5), None)],
+        lambda host, fetch: [*(host.lends(fetch) or [])[:1], (Lent(500, fetch.seq), None)],
+        lambda host, fetch: [*(host.lends(fetch) or []), (Lent(fetch.seq, fetch.seq), None)],
+        lambda host, fetch: [(Map(5, 64), None)],
+        lambda host, fetch: [(host.lends(fetch) or [])[0]] * 2,
+        lambda host, fetch: [(NotKept(500), None)],
+        lambda host, fetch: [*(host.lends(fetch) or []), (NotKept(fetch.seq), None)],
+        lambda host, fetch: [(Chunk(fetch.seq, 0), None)],
+        lambda host, fetch: [(Begin(0), None)],
+        _too_small,
+        _larger_than_it_is,
+    ],
+    ids=[
+        "unknown memory",
+        "unasked",
+        "twice",
+        "no fd",
+        "mapped twice",
+        "not asked for",
+        "too late",
+        "bytes",
+        "another message",
+        "too small",
+        "larger than it is",
+    ],
+)
+def test_a_host_that_breaks_the_rules_is_left_and_the_daemon_sends_everything(nonsense: Any) -> None:
+    with reading(nonsense) as (daemon, host, batches):
+        assert list(map(first, batches)) == list(range(30))
+        assert Reaches(7, False) in daemon.got
+        assert host.fetches
+
+
+@pytest.mark.parametrize("greeting", [Greeting(VERSION + 1), Ping()])
+def test_another_program_at_the_address_is_not_used(greeting: Message) -> None:
+    info, epoch = numbers(20, batches=20)
+    with (
+        FakeLender(lambda host, fetch: None, greeting) as host,
+        KeepingDaemon(info, epoch) as daemon,
+        penstock.connect(daemon.url, transport="tcp") as connection,
+    ):
+        daemon.say(HostAt(7, "tcp://127.0.0.1:1", unix=host.name))
+        assert [first(batch) for batch in connection.batches()] == list(range(20))
+        assert not daemon.count(Reaches)
+        assert not host.fetches
