@@ -111,6 +111,7 @@ def test_each_rank_gets_what_its_own_machine_has_made(ranks: str, hosts: str, ow
     assert all(job.near(ranks))
     assert all(2 + rank == fill.reader for rank, fill in job.sent)
     assert job.coordinator.streams[2].made_near
+    assert not job.coordinator.streams[2].why_made_anywhere
     used = {fill.worker for _, fill in job.read(48)}
     assert len(used) == min(len(hosts) + own, kind.get("lanes", 100))  # each has work
 
@@ -133,6 +134,57 @@ def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: 
     assert not all(job.near(ranks))
     assert not job.coordinator.streams[2].made_near
     assert all(2 + rank == fill.reader for rank, fill in job.sent)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "options", "why"),
+    [
+        ("ab", "aaab", {}, "b has 1 of 4 workers and 1 of 2 ranks, and needs 2 workers"),
+        ("aab", "abb", {"lanes": 12}, "a has 1 of 3 workers and 2 of 3 ranks, and needs 2 workers"),
+        ("ab", "aabbc", {}, "c has workers, and no rank"),
+        ("ab", "aabb", {"own": 2}, "the head's machine has workers, and no rank"),
+        (".b", "bb", {}, "the head's machine has a rank, and no worker"),
+        ("ab", "aaa", {}, "b has a rank, and no worker"),
+        ("ab", "aabb", {"lanes": 5}, "5 lanes are not a multiple of 2 ranks"),
+        (
+            ".a",
+            "a" * 9,
+            {"own": 7},
+            "a worker of the head's machine would have 2 lanes, and only 1 if all workers share them",
+        ),
+        ("ab", "aabb", {"turn": 4}, "a turn has 4 batches: set Feed(turn=1)"),
+        ("ab", "aabb", {"order": "fast"}, 'the order is "fast", and not "exact"'),
+        ("ab", "cc", {}, ""),  # nobody expects it
+        ("ab", "", {"own": 2}, ""),
+        ("aa", "aabb", {}, ""),
+        ("a", "aabb", {}, ""),
+    ],
+)
+def test_it_is_said_why_batches_are_made_anywhere(ranks: str, hosts: str, options: dict[str, Any], why: str) -> None:
+    job = Job(ranks, hosts, **{"lanes": 16, **options})
+    job.read(16)
+    assert not job.coordinator.streams[2].made_near
+    assert job.coordinator.streams[2].why_made_anywhere == why
+
+
+def test_it_is_said_that_lanes_shuffle() -> None:
+    job = Job("ab", "aabb", lanes=8, shuffle=64)
+    assert job.coordinator.streams[2].why_made_anywhere == "lanes shuffle their samples"
+
+
+def test_of_a_group_nothing_is_said() -> None:
+    daemon = Daemon(1, idle=True, turn=1, credit=4, lanes=16)
+    daemon.tell(on.Close(1, 0))
+    daemon.tell(on.Lost(1, 0))
+    for worker, machine in ((REMOTE, "a"), (REMOTE + 1, "b")):
+        daemon.tell(on.WorkerAdded(worker, machine))
+        daemon.tell(on.Imported(worker, (daemon.plan,)))
+    for consumer, machine in ((2, "a"), (3, "b")):
+        daemon.tell(on.Open(consumer, "train", Ask(4, 1 << 40, 0, group="team", machine=machine)))
+        daemon.tell(on.Begin(consumer, 0))
+    (stream,) = {id(one): one for one in daemon.coordinator.streams.values()}.values()
+    assert len(stream.consumers) == 2
+    assert not stream.why_made_anywhere
 
 
 def test_no_worker_gets_more_lanes_because_workers_are_divided() -> None:

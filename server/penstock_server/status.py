@@ -251,6 +251,7 @@ def _stream(session: Session, consumer: Consumer, stream: Stream) -> dict[str, o
         "slot_bytes": stream.slots.slot_nbytes,
         "rank": consumer.rank if stream.share.consumers > 1 else None,
         "made_near": stream.made_near,
+        "made_anywhere_because": stream.why_made_anywhere,
         "error": _short(stream.error),
     }
 

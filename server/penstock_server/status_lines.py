@@ -120,6 +120,8 @@ def _stream(stream: dict[str, Any]) -> str:
     words.append(count(stream.get("slots", 0), "slot"))
     if stream.get("made_near"):
         words.append("made on its own machine")
+    if stream.get("made_anywhere_because"):
+        words.append(f"made on any machine ({_word(stream['made_anywhere_because'])})")
     if stream.get("error"):
         words.append(f"FAILED: {_word(stream['error'])}")
     key = f" with the key {_word(stream['key'])}" if stream.get("key") else ""

@@ -35,7 +35,7 @@ from .memory import Share
 from .offering import Offering
 from .open_epochs import OpenEpochs
 from .outlet import Outlet
-from .placing import Placing
+from .placing import Placing, unforeseen
 from .production import Production
 from .range_production import RangeProduction
 from .remaking import Remaking
@@ -92,8 +92,7 @@ class Stream:
         self._delivery = delivery(self.outlet)
         self._lists = SplitLists(feed, self._epochs, workers=workers, ids=ids, later=later, out=out)
         self._opening = OpenEpochs(feed, self._epochs, self._lists, workers)
-        exact_visits = feed.plan.order == "exact" and feed.turn == feed.info.pool == 1
-        self._placing = Placing(workers, foreseen=exact_visits and not self._delivery.shared)
+        self._placing = Placing(workers, unforeseen(feed))
         production = RangeProduction if feed.plan.length is not None else LaneProduction
         self.production: Production = production(
             feed,
@@ -127,7 +126,8 @@ class Stream:
         """All consumers are there: begin at the earliest of their positions (None: epoch 0). A consumer that is further
         on receives only what comes after its own position."""
         self.outlet.begin(consumers)
-        self._placing.begin(consumers)
+        if not self._delivery.shared:
+            self._placing.begin(consumers)
         places = [(place.epoch, place.batches + place.skip) if place else (0, 0) for place in positions]
         # Of two at the same batch, one may know already of lanes that end behind it, and be told of them again.
         known = [(place.batches, len(place.ended)) if place else (0, 0) for place in positions]
@@ -208,8 +208,17 @@ class Stream:
     @property
     def made_near(self) -> bool:
         """Whether batches of the current epoch are made on the machines of the ranks that read them."""
-        lanes = 0 if self.feed.plan.length is not None or not self._epochs else self._epochs[0].lane_count
-        return bool(self._epochs) and self._placing.divides(lanes)
+        return bool(self._epochs) and self._placing.divides(self._lanes)
+
+    @property
+    def why_made_anywhere(self) -> str:
+        """Why they are not, though a host has joined from such a machine; empty if they are, or none has."""
+        return self._placing.why_anywhere(self._lanes) if self._epochs else ""
+
+    @property
+    def _lanes(self) -> int:
+        """How many lanes the current epoch has; 0 if it is made in ranges."""
+        return 0 if self.feed.plan.length is not None else self._epochs[0].lane_count
 
     @property
     def holding_up(self) -> list[Consumer]:
