@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from penstock_proto import VERSION, PenstockError, ProtocolError, UnknownFeed, ledger, seqpacket
+from penstock_proto import VERSION, PenstockError, ProtocolError, UnknownFeed, ledger, seqpacket, unix_address
 from penstock_proto.codec import encode, from_client
 from penstock_proto.inferring import infer
 from penstock_proto.layout import SlotLayout, fixed_layout, is_fixed, lay_out
@@ -301,7 +301,7 @@ class FakeDaemon:
         self._context = zmq.Context()
         self._router, self.port = self._bound(port)
         self.url = f"tcp://127.0.0.1:{self.port}/feed"
-        self.unix = f"penstock-fake-{secrets.token_hex(8)}"
+        self.unix = unix_address.unused()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if unix:
             self._listener.bind("\0" + self.unix)

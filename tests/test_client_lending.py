@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import socket
 import threading
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_daemon import Made, numbers
+from fake_daemon import FakeDaemon, Made, numbers
 from test_client_delivery import first
-from test_client_fetching import KeepingDaemon
+from test_client_fetching import FakeHost, KeepingDaemon
 
 import penstock
 from penstock import _fetching
@@ -24,7 +23,7 @@ from penstock._consumer_state import Received
 from penstock._host_here import MOST_BORROWED
 from penstock._memory import Pool
 from penstock._slab_views import SlabViews
-from penstock_proto import VERSION, seqpacket
+from penstock_proto import VERSION, seqpacket, unix_address
 from penstock_proto.codec import encode, from_borrower
 from penstock_proto.messages import (
     Begin,
@@ -54,13 +53,17 @@ class FakeLender:
     Args:
         answer: as above.
         greeting: what it greets with.
+        name: its address.
     """
 
-    def __init__(self, answer: Callable[[FakeLender, Fetch], Answer], greeting: Message | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[FakeLender, Fetch], Answer], greeting: Message | None = None, name: str = ""
+    ) -> None:
         self.slabs: dict[int, Made] = {}
         self.fetches: list[Fetch] = []
         self.given_back: list[int] = []
-        self.name = f"penstock-{secrets.token_hex(16)}"
+        self.name = name or unix_address.unused()
+        self.connections: list[socket.socket] = []
         self._answer = answer
         self._greeting = greeting or Greeting(VERSION)
         self._fds: list[int] = []
@@ -98,7 +101,7 @@ class FakeLender:
         self._stop.set()
 
     def _run(self) -> None:
-        connections: list[socket.socket] = []
+        connections = self.connections
         with contextlib.ExitStack() as closing:
             closing.enter_context(self._listener)
             while not self._stop.is_set():
@@ -106,7 +109,8 @@ class FakeLender:
                 for connection in ready:
                     if connection is self._listener:
                         connections.append(closing.enter_context(self._listener.accept()[0]))
-                        seqpacket.send(connections[-1], encode(self._greeting))
+                        with contextlib.suppress(OSError):  # the client does not like this address
+                            seqpacket.send(connections[-1], encode(self._greeting))
                     elif not self._heard(connection):
                         connections.remove(connection)
 
@@ -175,6 +179,17 @@ def test_what_is_held_is_not_given_back_and_what_is_too_much_is_copied() -> None
         assert list(map(first, held)) == list(range(90))
         del held
         daemon.wait_for(lambda: sorted(host.given_back) == asked)
+
+
+def test_what_is_lent_briefly_is_copied_and_given_back_at_once() -> None:
+    def briefly(host: FakeLender, fetch: Fetch) -> Answer:
+        return [*(host.lends(fetch) or [])[:1], (Lent(fetch.seq, fetch.seq, brief=True), None)]
+
+    with reading(briefly) as (daemon, host, batches):
+        held = list(batches)
+        asked = [fetch.seq for fetch in host.fetches]
+        daemon.wait_for(lambda: host.given_back == asked)
+        assert list(map(first, held)) == list(range(30))
 
 
 def test_of_a_part_of_a_slot_that_part_is_copied() -> None:
@@ -278,6 +293,66 @@ def test_a_host_that_breaks_the_rules_is_left_and_the_daemon_sends_everything(no
         assert list(map(first, batches)) == list(range(30))
         assert Reaches(7, False) in daemon.got
         assert host.fetches
+
+
+def test_a_host_that_fails_here_before_it_has_lent_anything_is_tried_over_the_network() -> None:
+    with (
+        FakeHost(lambda host, fetch: host.chunks(fetch)) as there,
+        FakeLender(lambda host, fetch: [(Lent(fetch.seq, 5), None)]) as here,
+    ):
+        info, epoch = numbers(60, batches=60)
+        with KeepingDaemon(info, epoch) as daemon, penstock.connect(daemon.url, transport="tcp") as connection:
+            there.slabs = here.slabs
+            daemon.say(HostAt(7, f"tcp://127.0.0.1:{there.port}", unix=here.name))
+            daemon.wait_for(lambda: Reaches(7, True) in daemon.got)
+            daemon.host = here  # type: ignore[assignment]
+            batches = connection.batches()
+            seen = [first(next(batches)) for _ in range(5)]
+            daemon.wait_for(
+                lambda: [one.reached for one in daemon.got if isinstance(one, Reaches)] == [True, False, True]
+            )
+            seen += map(first, batches)
+            assert seen == list(range(60))
+            assert there.fetches
+
+
+def test_when_a_host_has_joined_again_the_connection_from_before_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fetching, "STALLED", 600)
+    with reading(lambda host, fetch: None) as (daemon, host, batches):
+        seen: list[int] = []
+        reader = threading.Thread(target=lambda: seen.extend(map(first, batches)))
+        reader.start()
+        daemon.wait_for(lambda: host.fetches)
+        daemon.say(HostAt(8, "tcp://127.0.0.1:1", unix=host.name))
+        reader.join()
+        assert seen == list(range(30))
+        assert Reaches(8, True) in daemon.got
+        daemon.wait_for(lambda: len(host.connections) == 1)
+
+
+def test_an_address_at_which_another_user_listens_is_not_used() -> None:
+    name = unix_address.unused().replace(f"-{os.geteuid()}-", f"-{os.geteuid() + 1}-")
+    info, epoch = numbers(20, batches=20)
+    with (
+        FakeLender(lambda host, fetch: None, name=name),
+        KeepingDaemon(info, epoch) as daemon,
+        penstock.connect(daemon.url, transport="tcp") as connection,
+    ):
+        daemon.say(HostAt(7, "tcp://127.0.0.1:1", unix=name))
+        assert [first(batch) for batch in connection.batches()] == list(range(20))
+        assert not daemon.count(Reaches)
+
+
+def test_no_memory_is_shared_with_another_user_who_listens_at_the_daemons_address() -> None:
+    info, epoch = numbers(20, batches=20)
+    name = unix_address.unused().replace(f"-{os.geteuid()}-", f"-{os.geteuid() + 1}-")
+    with FakeLender(lambda host, fetch: None, name=name), FakeDaemon(info, epoch) as daemon:
+        daemon.unix = name
+        with penstock.connect(daemon.url) as connection:
+            assert connection.stats()["transport"] == "tcp"
+            assert [first(batch) for batch in connection.batches()] == list(range(20))
+        with pytest.raises(penstock.PenstockError, match=f"user {os.geteuid()} listens at {name}"):
+            penstock.connect(daemon.url, transport="local")
 
 
 @pytest.mark.parametrize("greeting", [Greeting(VERSION + 1), Ping()])

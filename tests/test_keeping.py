@@ -306,6 +306,57 @@ class TestLending:
 
         self.play(play)
 
+    def test_while_consumers_hold_half_of_the_memory_more_is_lent_briefly_and_then_no_longer(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            async def lent(ticket: int) -> m.Message:
+                """The answer to a Fetch of a new slot, which the head then releases."""
+                await self.keeps(world, ticket)
+                *_, answer = await borrower.says(m.Fetch(ticket, ticket, secret_of(world, ticket), 0, 1))
+                world.membership.take(m.Release(ticket))
+                return answer
+
+            answers = [await lent(ticket) for ticket in range(7, 13)]  # workers get other memory
+            assert [isinstance(one, m.Lent) and one.brief for one in answers] == [False] * 2 + [True] * 3 + [False]
+            assert answers[5] == m.NotKept(12)
+            await borrower.says(m.GivenBack(7))
+            answer = await lent(13)
+            assert isinstance(answer, m.Lent)
+            assert answer.brief
+            await borrower.says(*(m.GivenBack(ticket) for ticket in range(8, 14)))
+            answer = await lent(14)
+            assert isinstance(answer, m.Lent)
+            assert not answer.brief
+
+        self.play(play, slots=4)
+
+    def test_memory_is_not_left_to_a_consumer_for_a_worker_that_was_retired(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            for ticket in (7, 8):
+                await self.keeps(world, ticket)
+            await borrower.borrows(world, 8, 8)
+            await world.start(worker=1, run=6)
+            await world.fill(worker=1, run=6, ticket=9)  # it waits for what is sent of ticket 7
+            world.membership.take(m.Retire(FIRST + 1))
+            await settle()
+            world.membership.take(m.Release(8))
+            assert not world.gone
+            world.link.send_all()
+            assert world.used == 1
+
+        self.play(play, slots=2)
+
+    def test_memory_is_left_to_a_consumer_while_other_memory_waits_for_the_network(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            await self.keeps(world, 7)
+            await borrower.borrows(world)
+            world.membership.take(m.Release(7))
+            await world.fill(ticket=8)
+            world.says(0, made(0, 2, last=True, ticket=8))  # on its way to the head
+            await world.fill(ticket=9)
+            assert len(world.told(0, m.Fill)) == 3
+
+        self.play(play, slots=2)
+
     @pytest.mark.parametrize("released", ["before", "while it waits"])
     def test_a_worker_that_waits_for_memory_gets_other_memory_than_what_is_lent(self, released: str) -> None:
         async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:

@@ -107,20 +107,25 @@ def test_batches_lie_in_the_hosts_memory_and_are_the_same(serve: Serve, join: Jo
     assert len({where.unix for where in lent}) == 2
 
 
-def test_what_is_held_stays_as_it_is_while_the_host_makes_more(serve: Serve, join: Join) -> None:
-    """The host has room for 5 batches. Of those that the reader holds, 24 at most are borrowed, and the host leaves
-    their memory to the reader."""
+@pytest.mark.parametrize(("memory", "least", "most"), [("5M", 1, 2), ("64M", 12, _host_here.MOST_BORROWED)])
+def test_what_is_held_stays_as_it_is_while_the_host_makes_more(
+    serve: Serve, join: Join, memory: str, least: int, most: int
+) -> None:
+    """Of 30 batches of 1 MiB that the reader holds, 24 at most are borrowed, in half of the host's memory. The others
+    are copied."""
     expected = streams(serve, LARGE, "feed")["feed"]
     head = serve(LARGE, workers=0)
-    join(head, memory="5M")
+    join(head, memory=memory)
     with penstock.connect(head.url, transport="tcp") as connection:
         held = list(connection.batches())
         borrowed = sum(is_borrowed(next(arrays(batch))) for batch in held)
         assert digests(held) == expected
-        assert 10 < borrowed <= _host_here.MOST_BORROWED
+        assert least <= borrowed <= most
+        copies = connection.stats()["copies"]
+        assert (1 if memory == "5M" else 0) <= copies <= 30 - borrowed
         del held
         gc.collect()
-        wait_until(lambda: _mapped() <= 6)
+        wait_until(lambda: _mapped() <= (6 if memory == "5M" else 30))
 
 
 def _mapped() -> int:

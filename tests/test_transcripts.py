@@ -166,7 +166,7 @@ def greeted(plain: Plain, transcript: Transcript, number: int = 0) -> m.Welcome:
     plain._transcript = transcript
     assert len(hidden.lines) > 1
     transcript.call(welcome.session, bytes(range(15)) + bytes((number,)))
-    transcript.call(welcome.unix, "penstock-0123456789abcdef")
+    transcript.call(welcome.unix, "penstock-1000-0123456789abcdef0123456789abcdef")
     transcript.said(">", hello)
     transcript.said("<", welcome)
     return welcome

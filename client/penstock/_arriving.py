@@ -47,10 +47,10 @@ class Arriving:
     def copy_from(self, root: Root) -> None:
         """It is whole, and lies in this memory, from which it is to be copied."""
         slab = self.received.slab
-        source = np.asarray(root).data
+        source, target = np.asarray(root), np.asarray(self.received.root)
         for start, stop in self.received.layout.regions(slab.first, slab.batches):
-            self.slot[start:stop] = source[start:stop]
-        self.is_whole = True
+            np.copyto(target[start:stop], source[start:stop])
+        self.received.copied = self.is_whole = True
 
     @property
     def at_start(self) -> bool:

@@ -47,7 +47,8 @@ UNTOLD = 64
 class Received:
     """A slab that arrived: its message, the layout of its slot, and the root of the slot's memory.
 
-    `began` and `whole` are the times (monotonic) when its first byte had come, and all of it.
+    `began` and `whole` are the times (monotonic) when its first byte had come, and all of it. `copied`: it was copied
+    out of shared memory, since its consumer holds much of that.
     """
 
     slab: Slab
@@ -55,6 +56,7 @@ class Received:
     root: Root
     began: float = 0.0
     whole: float = 0.0
+    copied: bool = False
 
 
 class Refused(Exception):

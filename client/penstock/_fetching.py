@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from penstock_proto import ConnectionLost, PenstockError, ProtocolError
 from penstock_proto.messages import ClientMessage, HostAt, NotKept, Reaches, Resend
 
@@ -91,11 +93,12 @@ class Fetches:
 
     def read(self) -> list[Arriving]:
         """Receive. Return the slabs that the daemon has now been asked to send, since their hosts did not."""
+        instead: list[Arriving] = []
         while self._found:
             host = self._found.popleft()
+            instead += self._leave_old(host.where.endpoint)
             self._hosts[host.where.host] = host
             self._say(Reaches(host.where.host, True))
-        instead: list[Arriving] = []
         now = time.monotonic()
         for host in list(self._hosts.values()):
             try:
@@ -106,7 +109,7 @@ class Fetches:
                             raise ProtocolError(f"{came} came, and nobody asked for it")
                         instead.append(host.asked.pop(came.seq))
                         host.missed += 1
-                        if host.missed == _STRANGER and not host.known:
+                        if host.missed == _STRANGER and not host.known and isinstance(host, HostOverTcp):
                             raise ConnectionLost("it keeps nothing, and may be another host")
                     else:
                         host.known = True
@@ -148,6 +151,18 @@ class Fetches:
         self._say(Reaches(host.where.host, False))
         if host.known:
             self._begin(host.where, again=True)
+        elif isinstance(host, HostHere):
+            self._begin(structs.replace(host.where, unix=""), again=False)
+
+    def _leave_old(self, endpoint: str) -> list[Arriving]:
+        """A host has joined again, with another number: close the connection from before. Return what it was asked
+        for."""
+        left: list[Arriving] = []
+        for host in [host for host in self._hosts.values() if host.where.endpoint == endpoint]:
+            left += host.asked.values()
+            host.close()
+            del self._hosts[host.where.host]
+        return left
 
     def _begin(self, where: HostAt, *, again: bool) -> None:
         threading.Thread(target=self._connect, args=(where, again), name="penstock-connector", daemon=True).start()

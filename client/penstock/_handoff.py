@@ -169,7 +169,7 @@ class HandOff:
                 copy = len(state.aliased) >= (quota or 0)
             if quota is not None:
                 state.aliased.add(item.slab.seq)  # during a copy too: this keeps the connection open
-            self._counters.handed_over(item, copy)
+            self._counters.handed_over(item, copy or item.copied)
             if not transport.sends_anywhere:
                 self._send()
         began, whole = item.began, item.whole

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 
-from penstock_proto import VERSION, ConnectionLost, ProtocolError, seqpacket
+from penstock_proto import VERSION, ConnectionLost, ProtocolError, seqpacket, unix_address
 from penstock_proto.codec import encode, from_lender
 from penstock_proto.messages import GivenBack, Greeting, HostAt, Lent, Map, NotKept, Ping, Unmap
 
@@ -49,7 +49,7 @@ class HostHere(HostConnection):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(timeout)
-            self._socket.connect("\0" + where.unix)
+            unix_address.connect(self._socket, where.unix)
             self._greeted()
             seqpacket.send(self._socket, encode(Ping()))  # the host closes connections that say nothing
             self._socket.setblocking(False)
@@ -126,7 +126,7 @@ class HostHere(HostConnection):
         del self.asked[lent.seq]
         root = memfd.root(slab.received.layout.nbytes, self._gone.append, lent.seq)
         self._borrowed += 1
-        if self._borrowed > MOST_BORROWED:
+        if lent.brief or self._borrowed > MOST_BORROWED:
             slab.copy_from(root)
         else:
             slab.lies_at(root)

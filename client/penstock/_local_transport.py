@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable, ledger, seqpacket
+from penstock_proto import VERSION, ConnectionLost, ProtocolError, Unreachable, ledger, seqpacket, unix_address
 from penstock_proto.codec import encode, from_server
 from penstock_proto.messages import (
     Failed,
@@ -83,7 +83,7 @@ class LocalTransport:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(timeout)
-            self._socket.connect("\0" + welcome.unix)
+            unix_address.connect(self._socket, welcome.unix)
             self._page = self._greeted()
             self._mark = ledger.Mark(self._page)
             message = opening(welcome.session, self._page[ledger.NONCE], CREDIT, CREDIT_BYTES, QUOTA)

@@ -14,7 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock_proto import KeyRefused, ProtocolError, StartError, UnknownFeed, Unreachable, codec, libzmq, seqpacket
+from penstock_proto import (
+    KeyRefused,
+    ProtocolError,
+    StartError,
+    UnknownFeed,
+    Unreachable,
+    codec,
+    libzmq,
+    seqpacket,
+    unix_address,
+)
 from penstock_proto import messages as m
 from penstock_proto.keys import ClientKeys
 
@@ -259,7 +269,7 @@ def _beside(url: str, state: dict[str, Any], verb: str, signals: str, timeout: f
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(timeout)
-            connection.connect("\0" + state["unix"])
+            unix_address.connect(connection, state["unix"])
             greeting, ledger = seqpacket.receive(connection)
             if ledger is not None:
                 os.close(ledger)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from .. import errors
+from .. import errors, unix_address
 from ..reprs import printable
 
 VERSION = 11
@@ -24,8 +24,8 @@ MAX_WORLD = 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Line = Annotated[str, Meta(max_length=1024)]
-UnixName = Annotated[str, Meta(pattern=r"\A(penstock-[0-9a-f]{32})?\Z")]
-"""An abstract unix address that a daemon or a host listens at. A host may name no other, as clients will connect."""
+UnixName = Annotated[str, Meta(pattern=rf"\A({unix_address.PATTERN})?\Z")]
+"""An abstract unix address that a host listens at, or none. It may name no other, as clients will connect."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Epoch = Annotated[int, Meta(ge=0, le=2**53)]

@@ -37,10 +37,12 @@ class NotKept(Message, frozen=True):
 class Lent(Message, frozen=True):
     """Slab `seq` lies in `memfd`, which a Map has brought. The consumer maps it, and says when nobody uses the slab any
     longer (GivenBack). Until then the host does not write there. If it needs the memory before, it leaves the memfd to
-    the consumer (Unmap), and takes another."""
+    the consumer (Unmap), and takes another. `brief`: consumers hold much of the host's memory, so the slab is to be
+    copied, and given back at once."""
 
     seq: Count
     memfd: Index
+    brief: bool = False
 
 
 class GivenBack(Message, frozen=True):

@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from penstock_proto import PenstockError, ProtocolError, codec, seqpacket
+from penstock_proto import PenstockError, ProtocolError, codec, seqpacket, unix_address
 from penstock_proto import messages as m
 from penstock_proto.keys import client_keys
 
@@ -177,14 +176,13 @@ def _unix(name: str) -> str:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(CONNECT_SECONDS)
-            connection.connect("\0" + name)
+            unix_address.connect(connection, name)
             greeting, ledger = seqpacket.receive(connection)
             if ledger is not None:
                 os.close(ledger)
             if greeting:
                 return WORKS if ledger is not None else "no descriptor came with the greeting"
-            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            return f"{OTHER_USER} {uid}"
+            return f"{OTHER_USER} {unix_address.user(connection)}"
     except OSError as error:
         if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
             return OTHER_HOST

@@ -18,11 +18,10 @@ import mmap
 import os
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable, Collection
 
-from penstock_proto import ledger
+from penstock_proto import ledger, unix_address
 from penstock_proto.codec import encode
 from penstock_proto.messages import VERSION, Greeting, Map, Message, Unmap
 
@@ -140,7 +139,7 @@ class Listener:
     ) -> None:
         self._most = most
         self._uids = uids
-        self.name = f"penstock-{secrets.token_hex(16)}"
+        self.name = unix_address.unused()
         self.peers: set[LocalPeer] = set()
         self._waiting: dict[LocalPeer, float] = {}
         """By connection: since when it has had no session."""
@@ -184,7 +183,7 @@ class Listener:
         except OSError as error:
             self._pause(error)
             return
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        uid = unix_address.user(connection)
         trusted = uid in self._users
         if not trusted and uid not in self._uids:
             text, fields = "refused a connection on this host from user %d: the daemon runs as %d", _REFUSED

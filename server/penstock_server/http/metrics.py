@@ -57,7 +57,7 @@ METRICS: dict[str, str] = {
     "penstock_host_memory_used_bytes": "Bytes of these that batches take now.",
     "penstock_host_received_bytes_total": "Bytes of batches that the host has sent to the head since it joined.",
     "penstock_host_fetched_bytes_total": "Bytes of batches that consumers were to fetch from the host since it joined.",
-    "penstock_host_lent_bytes_total": "Bytes of these that consumers on the host's machine have mapped.",
+    "penstock_host_lent_bytes_total": "Bytes of these that were lent to consumers on the host's machine.",
     "penstock_host_unsent_bytes": "Bytes of batches that the network has not taken from the host yet.",
     "penstock_host_silent_seconds": "Seconds since anything was heard of the host.",
 }

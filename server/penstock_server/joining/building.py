@@ -53,13 +53,15 @@ class Building:
                 "`penstock join` a larger --memory"
             )
         async with self._in_order:
-            while self.used + nbytes > self.allowed:
-                self._released.clear()
-                self.is_short = True
-                self.wanted()
-                if self.used + nbytes > self.allowed:
-                    await self._released.wait()
-            self.is_short = False
+            try:
+                while self.used + nbytes > self.allowed:
+                    self._released.clear()
+                    self.is_short = True
+                    self.wanted()
+                    if self.used + nbytes > self.allowed:
+                        await self._released.wait()
+            finally:
+                self.is_short = False
             memfd = self._arena.reuse(nbytes)
             if memfd is None:
                 for old in self._arena.trim(self.allowed - nbytes, 1 << 40):

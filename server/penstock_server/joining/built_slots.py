@@ -5,7 +5,8 @@ them instead: consumers fetch them from here until the head releases them. Kept 
 it asks for them, when a worker waits for memory, and when this host leaves.
 
 Consumers on this machine borrow the memory itself (lending.py). What they still use when the head has released it
-waits for them. If a worker needs memory before, it is left to them, and counts no longer: as if they had copied it.
+waits for them. If a worker needs memory before, it is left to them, and no longer counts as used. While consumers hold
+more than half of what this host allows, they copy what they borrow.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class BuiltSlots:
         self._kept: dict[int, BuiltSlot] = {}
         """Those that are kept, by ticket, the oldest first."""
         self._in_use: set[BuiltSlot] = set()
+        self._held = 0
+        """Bytes of the memory that consumers have borrowed, and of what was left to them."""
         self._leaving = False
 
     def begin(self, worker: int, memfd: Memfd, wanted: Writes, regions: Regions, *, keep: bool) -> None:
@@ -177,9 +180,21 @@ class BuiltSlots:
         found = slot.find(fetch.first, fetch.batches)
         return None if found is None else (slot, found)
 
+    @property
+    def may_lend(self) -> bool:
+        """Whether more memory may be lent: not if consumers hold more than this host allows, as they do not copy."""
+        return self._held <= self._building.allowed
+
+    def lend(self, slot: BuiltSlot) -> bool:
+        """A consumer borrows a slab of the slot. Return whether it is to copy it, and give it back at once."""
+        self._held += 0 if slot.lent else slot.memfd.nbytes
+        slot.lent += 1
+        return self._held > self._building.allowed // 2
+
     def given_back(self, slot: BuiltSlot) -> None:
         """A consumer uses a slab of the slot, which it had borrowed, no longer."""
         slot.lent -= 1
+        self._held -= 0 if slot.lent else slot.memfd.nbytes
         self._release_if_over(slot)
 
     @property
@@ -190,11 +205,11 @@ class BuiltSlots:
     def _make_room(self) -> None:
         """A worker waits for memory: leave what only consumers use to them, or else send what was kept for the longest
         time, unless memory comes back anyway."""
-        if any(slot.answered and slot.unsent for slot in self._in_use):
-            return
         left = next((slot for slot in self._in_use if slot.is_over), None)
         if left is not None:
             self._release_if_over(left)
+            return
+        if any(slot.answered and slot.unsent for slot in self._in_use):
             return
         ticket = next((ticket for ticket, slot in self._kept.items() if slot.parts), None)
         if ticket is not None:

@@ -90,17 +90,18 @@ class Lender:
     def _lend(self, peer: LocalPeer, fetch: m.Fetch) -> None:
         lent = self._lent.setdefault(peer, {})
         found = None
-        if self._slots is not None and len(lent) < MOST_LENT and fetch.seq not in lent:
-            found = self._slots.fetch(fetch)
-        if found is None:
+        slots = self._slots
+        if slots is not None and slots.may_lend and len(lent) < MOST_LENT and fetch.seq not in lent:
+            found = slots.fetch(fetch)
+        if slots is None or found is None:
             peer.send(m.NotKept(fetch.seq))
             return
         slot, regions = found
         self.lent_bytes += sum(stop - start for start, stop in regions)
-        slot.lent += 1
+        brief = slots.lend(slot)
         lent[fetch.seq] = slot
         peer.show(slot.memfd)
-        peer.send(m.Lent(fetch.seq, slot.memfd.number))
+        peer.send(m.Lent(fetch.seq, slot.memfd.number, brief))
 
     def _forget(self, peer: LocalPeer) -> None:
         """A consumer's connection has ended."""
