@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import msgspec
@@ -149,15 +150,17 @@ class World:
 
 
 async def settle() -> None:
-    """Let everything that can go on go on. Memory is reserved on a thread."""
+    """Let everything that can go on go on. Memory is reserved on a thread, which does one thing after another."""
     for _ in range(20):
-        await asyncio.sleep(0.002)
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+        await asyncio.sleep(0)
 
 
 def played(play: Callable[[World], Coroutine[Any, Any, None]], slots: int = 8) -> None:
     """Play with a world."""
 
     async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         world = World(slots)
         try:
             await play(world)

@@ -6,7 +6,6 @@ was not given back, so arrays may outlive it.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import socket
@@ -19,7 +18,7 @@ from penstock_proto.messages import GivenBack, Greeting, HostAt, Lent, Map, NotK
 
 from ._arriving import Arriving
 from ._host_connection import HostConnection
-from ._memory import Gone, Mapping
+from ._memfds import Memfds
 
 MOST_BORROWED = 24
 """Most slabs that are borrowed at a time: 16 that wait to be handed over, and 8 in use, as at the head. Any more are
@@ -43,8 +42,7 @@ class HostHere(HostConnection):
         super().__init__(where)
         if not hasattr(socket, "AF_UNIX"):
             raise OSError("this system has no unix sockets")
-        self._memfds: dict[int, Mapping] = {}
-        self._gone: collections.deque[Gone] = collections.deque()
+        self._memfds = Memfds()
         self._borrowed = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -105,14 +103,9 @@ class HostHere(HostConnection):
         message = from_lender(data)
         match message:
             case Map():
-                if fd is None or message.memfd in self._memfds:
-                    raise ProtocolError(f"{message} came {'without its fd' if fd is None else 'twice'}")
-                try:
-                    self._memfds[message.memfd] = Mapping(fd, message.nbytes)
-                except (ValueError, OverflowError) as error:
-                    raise ProtocolError(f"{message} cannot be mapped: {error}") from None
+                self._memfds.map(message, fd)
             case Unmap():
-                self._memfds.pop(message.memfd, None)
+                self._memfds.unmap(message.memfd)
             case Lent():
                 return self._lent(message)
             case NotKept():
@@ -120,11 +113,13 @@ class HostHere(HostConnection):
         return None
 
     def _lent(self, lent: Lent) -> Arriving:
-        slab, memfd = self.asked.get(lent.seq), self._memfds.get(lent.memfd)
-        if slab is None or memfd is None or slab.received.layout.nbytes > memfd.nbytes:
-            raise ProtocolError(f"{lent} came, and nobody asked for it, or it is not in memory that was sent")
+        slab = self.asked.get(lent.seq)
+        if slab is None:
+            raise ProtocolError(f"{lent} came, and nobody asked for it")
+        root = self._memfds.root(lent.memfd, slab.received.layout.nbytes, lent.seq)
+        if root is None:
+            raise ProtocolError(f"{lent} refers to memory that was not sent")
         del self.asked[lent.seq]
-        root = memfd.root(slab.received.layout.nbytes, self._gone.append, lent.seq)
         self._borrowed += 1
         if lent.brief or self._borrowed > MOST_BORROWED:
             slab.copy_from(root)
@@ -133,9 +128,9 @@ class HostHere(HostConnection):
         return slab
 
     def _give_back(self) -> None:
-        while self._gone:
+        for seq in self._memfds.gone():
             self._borrowed -= 1
-            self._unsent.append(encode(GivenBack(self._gone.popleft().token)))
+            self._unsent.append(encode(GivenBack(seq)))
         self._flush()
 
     def _send(self, data: bytes) -> bool:

@@ -6,7 +6,6 @@ open until the last array over a slot is gone.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import mmap
 import os
@@ -32,7 +31,7 @@ from penstock_proto.messages import (
 
 from ._consumer_state import Received
 from ._mailbox import Mailbox
-from ._memory import Gone, Mapping
+from ._memfds import Memfds
 from ._slab_views import SlabViews
 
 CREDIT = 4
@@ -77,8 +76,7 @@ class LocalTransport:
             raise OSError("this system has no unix sockets")
         self._views = views
         self._mailbox = mailbox
-        self._released: collections.deque[Gone] = collections.deque()
-        self._memfds: dict[int, Mapping] = {}
+        self._memfds = Memfds()
         self._reset = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -173,29 +171,21 @@ class LocalTransport:
                 if type(message) is Slab:
                     return self._slab(message)
                 if type(message) is Map:
-                    self._memfd(message, fd)
+                    self._memfds.map(message, fd)
                 elif type(message) is Unmap:
-                    self._memfds.pop(message.memfd, None)
+                    self._memfds.unmap(message.memfd)
                 else:
                     return message
             finally:
                 if fd is not None:
                     os.close(fd)
 
-    def _memfd(self, message: Map, fd: int | None) -> None:
-        if fd is None or message.memfd in self._memfds:
-            raise ProtocolError(f"{message} came {'without its fd' if fd is None else 'twice'}")
-        try:
-            self._memfds[message.memfd] = Mapping(fd, message.nbytes)
-        except (OSError, ValueError, OverflowError) as error:
-            raise ProtocolError(f"{message} cannot be mapped: {error}") from None
-
     def _slab(self, slab: Slab) -> Received:
         layout = self._views.layout(slab)
-        memfd = self._memfds.get(slab.memfd)
-        if memfd is None or layout.nbytes > memfd.nbytes:
+        root = self._memfds.root(slab.memfd, layout.nbytes, slab.seq)
+        if root is None:
             raise ProtocolError(f"{slab} refers to a slot that was not sent")
-        return Received(slab, layout, memfd.root(layout.nbytes, self._released.append, slab.seq))
+        return Received(slab, layout, root)
 
     def send(self, data: bytes) -> bool:
         """Send one message if there is room. Return whether it was sent, or need not be because the daemon is gone."""
@@ -209,10 +199,7 @@ class LocalTransport:
 
     def released(self) -> list[int]:
         """Return the slabs of this connection whose last array has died since the last call."""
-        released = []
-        while self._released:
-            released.append(self._released.popleft().token)
-        return released
+        return self._memfds.gone()
 
     def silent(self) -> bool:
         """Return False: only the end of the connection means that the daemon took the slots back."""

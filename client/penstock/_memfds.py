@@ -1,0 +1,53 @@
+"""The memory that another process on this machine shares with this one, and which of it is no longer used here."""
+
+from __future__ import annotations
+
+import collections
+
+from penstock_proto import ProtocolError
+from penstock_proto.messages import Map
+
+from ._memory import Gone, Mapping, Root
+
+
+class Memfds:
+    """See the file's head."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, Mapping] = {}
+        self._gone: collections.deque[Gone] = collections.deque()
+
+    def map(self, message: Map, fd: int | None) -> None:
+        """Map memory that has come. The fd stays the caller's.
+
+        Raises:
+            ProtocolError: it came without its fd, or twice, or cannot be mapped.
+        """
+        if fd is None or message.memfd in self._mapped:
+            raise ProtocolError(f"{message} came {'without its fd' if fd is None else 'twice'}")
+        try:
+            self._mapped[message.memfd] = Mapping(fd, message.nbytes)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"{message} cannot be mapped: {error}") from None
+
+    def unmap(self, memfd: int) -> None:
+        """No message will name this memfd again. Unmap it when the last array over it is gone."""
+        self._mapped.pop(memfd, None)
+
+    def root(self, memfd: int, nbytes: int, token: object) -> Root | None:
+        """Return the root of the first bytes of a memfd; None if it was not sent, or is smaller."""
+        mapping = self._mapped.get(memfd)
+        if mapping is None or nbytes > mapping.nbytes:
+            return None
+        return mapping.root(nbytes, self._gone.append, token)
+
+    def gone(self) -> list[int]:
+        """Return the tokens of the roots over which the last array has died since the last call."""
+        gone = []
+        while self._gone:
+            gone.append(self._gone.popleft().token)
+        return gone
+
+    def clear(self) -> None:
+        """Unmap everything, as with `unmap`."""
+        self._mapped.clear()
