@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -437,6 +438,20 @@ class TestLending:
             assert first.memfd != second.memfd
             with contextlib.suppress(ConnectionResetError):
                 assert borrower.socket.recv(100) == b""
+
+        self.play(play)
+
+    def test_a_connection_that_says_nothing_is_closed(self) -> None:
+        async def play(world: AtHost, host: Listeners, borrower: Borrower) -> None:
+            silent = Borrower(host)
+            try:
+                assert (await borrower.says(m.Ping()))[-1] == m.Pong()
+                await silent.says()
+                host._lender.look_at_the_clock(time.monotonic() + 60)
+                assert await borrower.says(m.Ping()) == [m.Pong()]
+                assert silent.socket.recv(100) == b""
+            finally:
+                silent.close()
 
         self.play(play)
 
