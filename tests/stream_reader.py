@@ -1,6 +1,7 @@
 """A trainer in a process of its own, which prints a digest of each batch; and the test's end of it.
 
-It reads epoch after epoch until its stdin ends, or the stream does. It imports neither pytest nor TensorFlow.
+It reads epoch after epoch until its stdin ends, or the stream does; if it is paced, only what it is granted. It imports
+neither pytest nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ class Reader:
     Args:
         url: of the feed.
         within: words before its command, such as those of another machine (namespaces.py).
+        paced: whether it reads only what it is granted. Otherwise it reads on while the test does something else.
         options: of `penstock.connect`.
     """
 
-    def __init__(self, url: str, *, within: Sequence[str] = (), **options: object) -> None:
+    def __init__(self, url: str, *, within: Sequence[str] = (), paced: bool = False, **options: object) -> None:
         self.digests: list[str] = []
         self.stats: dict[str, Any] = {}
+        self._granted = 0
         self._process = subprocess.Popen(
-            [*within, sys.executable, __file__, url, json.dumps(options)],
+            [*within, sys.executable, __file__, url, json.dumps(options), *(["paced"] if paced else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -73,6 +76,17 @@ class Reader:
                 self.stats = json.loads(line)
             else:
                 self.digests.append(line.rstrip())
+
+    def grant(self, batches: int) -> None:
+        """Let it read so many more batches."""
+        assert self._process.stdin is not None
+        self._granted += batches
+        self._process.stdin.write(f"{batches}\n")
+        self._process.stdin.flush()
+
+    def wait_for_all(self) -> None:
+        """Wait until it has read what it was granted."""
+        self.wait_for(self._granted - len(self.digests))
 
     def wait_for(self, more: int, timeout: float = 90) -> None:
         """Wait until it has read `more` batches than now."""
@@ -107,15 +121,24 @@ class Reader:
 
 def main() -> None:
     url, options = sys.argv[1], json.loads(sys.argv[2])
-    over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    over, granted = threading.Event(), threading.Semaphore(0 if sys.argv[3:] else 1 << 40)
+
+    def listen() -> None:
+        for line in sys.stdin:
+            granted.release(int(line))
+        over.set()
+        granted.release()
+
+    threading.Thread(target=listen, daemon=True).start()
     with penstock.connect(url, **options) as connection:
         while not over.is_set():
             try:
+                granted.acquire()
                 for batch in connection.batches():
                     print(digest(batch), flush=True)
                     if over.is_set():
                         break
+                    granted.acquire()
             except penstock.EndOfStream:
                 break
         print(json.dumps({name: connection.stats()[name] for name in ("transport", "reconnects")}), flush=True)

@@ -252,12 +252,15 @@ def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_han
     cluster.serve("ranked", "grouped", workers=0)
     hosts = [cluster.join("a"), cluster.join("b")]
     cluster.wait_for(" works: ", times=2)
-    ranks = [cluster.read("ranked", at, rank=n, world_size=2) for n, at in enumerate(("head", "trainer"))]
-    members = [cluster.read("grouped", at, group="g") for at in ("head", "trainer")]
+    machines = ("head", "trainer")
+    ranks = [cluster.read("ranked", at, rank=n, world_size=2, paced=True) for n, at in enumerate(machines)]
+    members = [cluster.read("grouped", at, group="g", paced=True) for at in machines]
 
     def read_on() -> None:
+        for reader in (*ranks, *members):
+            reader.grant(3)
         for reader in (*ranks, members[0]):
-            reader.wait_for(3)
+            reader.wait_for_all()
 
     read_on()
     for host in hosts:
@@ -273,6 +276,8 @@ def test_ranks_and_a_group_wait_while_no_host_is_left_and_a_host_that_leaves_han
     assert leaving.wait_ended() == 0, leaving.log()
     cluster.wait_for("host c has left")
 
+    for reader in (*ranks, *members):
+        reader.grant(1000)
     dealt = zip(*(rank.rest() for rank in ranks), strict=True)
     assert chain([*itertools.chain(*dealt)]) == chain(alone("ranked"))
     shared = Counter(itertools.chain(*(member.rest() for member in members)))
