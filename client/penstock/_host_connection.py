@@ -1,4 +1,4 @@
-"""A connection to a host from which slabs are fetched: what is common to both kinds."""
+"""What connections to hosts have in common, whether over the network or on this machine: slabs are fetched there."""
 
 from __future__ import annotations
 

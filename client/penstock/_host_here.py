@@ -134,10 +134,4 @@ class HostHere(HostConnection):
         self._flush()
 
     def _send(self, data: bytes) -> bool:
-        try:
-            self._socket.send(data)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # `read` reports it, after the messages that came before
-        return True
+        return seqpacket.offer(self._socket, data)

@@ -189,13 +189,7 @@ class LocalTransport:
 
     def send(self, data: bytes) -> bool:
         """Send one message if there is room. Return whether it was sent, or need not be because the daemon is gone."""
-        try:
-            self._socket.send(data)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # `receive` reports it, after the data that came before
-        return True
+        return seqpacket.offer(self._socket, data)
 
     def released(self) -> list[int]:
         """Return the slabs of this connection whose last array has died since the last call."""

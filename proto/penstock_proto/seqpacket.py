@@ -45,6 +45,18 @@ def send(connection: socket.socket, data: bytes, fd: int | None = None) -> None:
         socket.send_fds(connection, [data], [fd], socket.MSG_NOSIGNAL)
 
 
+def offer(connection: socket.socket, data: bytes) -> bool:
+    """Send one datagram over a non-blocking connection if there is room. Return whether it was sent, or need not be
+    because the peer is gone: `receive` reports that, after the datagrams that came before."""
+    try:
+        connection.send(data)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def receive(connection: socket.socket) -> tuple[bytes, int | None]:
     """Return the next datagram and the fd that came with it (close-on-exec), or (b"", None) at end of file.
 

@@ -93,7 +93,7 @@ class BuiltSlots:
         """Those that are kept, by ticket, the oldest first."""
         self._in_use: set[BuiltSlot] = set()
         self._held = 0
-        """Bytes of the memory that consumers have borrowed, and of what was left to them."""
+        """Bytes of memory that consumers hold: it is lent to them, or was left to them."""
         self._leaving = False
 
     def begin(self, worker: int, memfd: Memfd, wanted: Writes, regions: Regions, *, keep: bool) -> None:
@@ -203,8 +203,8 @@ class BuiltSlots:
         return (slot.memfd for slot in self._in_use)
 
     def _make_room(self) -> None:
-        """A worker waits for memory: leave what only consumers use to them, or else send what was kept for the longest
-        time, unless memory comes back anyway."""
+        """A worker waits for memory. Leave consumers what only they use. If there is no such memory, send what was kept
+        for the longest time, unless memory comes back anyway."""
         left = next((slot for slot in self._in_use if slot.is_over), None)
         if left is not None:
             self._release_if_over(left)

@@ -1,8 +1,8 @@
 """At a host: the unix listener at which consumers on its machine borrow what the host keeps (built_slots.py).
 
-They map the memory, so nothing is copied. A slab that is lent comes back when its consumer says so. When a consumer's
-connection ends, tensors of it may live on: what was lent to it is never written again, and its memory goes back to the
-system with the last of them.
+They map the memory, so nothing is copied. A slab that is lent comes back when its consumer says so. When the connection
+ends, tensors of the consumer may live on. So what was lent to it is never written again, and the memory goes back to
+the system with the last tensor.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Lender:
         return self._listener.name
 
     def lend_from(self, slots: BuiltSlots | None) -> None:
-        """Lend what these slots hold, and nothing else; None: nothing. Their memory was not used again, or never will
-        be."""
+        """Lend what these slots keep, and forget what was lent before: that memory is not used again. None: lend
+        nothing."""
         self.lent_bytes = 0
         self._slots = slots
         self._lent.clear()

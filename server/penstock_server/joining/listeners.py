@@ -67,7 +67,7 @@ class Listeners:
         return self._lender.lent_bytes
 
     def serve(self, slots: BuiltSlots | None) -> None:
-        """Serve what is kept in these slots from now on, and nothing else; None: this host has not joined."""
+        """Serve what these slots keep, and nothing else. None: this host has not joined."""
         if self._server is not None:
             self._server.slots = slots
         self._lender.lend_from(slots)
