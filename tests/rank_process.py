@@ -64,6 +64,10 @@ class Reading:
     def state(self, consumed: int) -> dict[str, Any]:
         return self.connection.state_dict(consumed=consumed)
 
+    def load(self, state: dict[str, Any]) -> None:
+        self.connection.load_state_dict(state)
+        self.batches = iter(self.connection.batches())
+
     def stats(self) -> dict[str, Any]:
         return self.connection.stats()
 

@@ -205,7 +205,8 @@ RANKS = """
 
 
 class OtherRank(threading.Thread):
-    """Rank 1 of 2, which reads epoch after epoch, keeps each batch and the state behind it, and stops at an error."""
+    """Rank 1 of 2, which reads epoch after epoch, keeps each batch and the state behind it, and stops when the other
+    rank has closed its connection."""
 
     def __init__(self, url: str, state: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -242,10 +243,10 @@ def test_fit_of_a_rank_goes_on_within_an_epoch(tf: Any, forgotten: None, serve: 
     daemon = serve(RANKS)
     state, read = None, []
     for epochs, raised in ((2, pytest.raises(InterruptedError)), (3, contextlib.nullcontext())):
-        other = OtherRank(daemon.url, state)
         connection = penstock.connect(daemon.url, rank=0, world_size=2)
         assert connection.cardinality == 20
         resume = Resume(connection, tmp_path / "run", every=5)
+        other = OtherRank(daemon.url, state)  # it connects when the state of this one is loaded
         data = connection.dataset().map(lambda x, y: (x, tf.cast(y, tf.float32)))
         with raised:
             model = model_of()

@@ -45,6 +45,8 @@ class Job(Daemon):
         for rank, machine in enumerate(ranks):
             ask = Ask(4, 1 << 40, 0, rank=rank, world_size=len(ranks), machine=machine.strip("."))
             self.do(self.tell(on.Open(2 + rank, "train", ask)))
+        for rank in range(self.ranks):
+            self.do(self.tell(on.Begin(2 + rank, 0)))
 
     def add(self, hosts: str) -> None:
         """These workers join."""
@@ -64,9 +66,6 @@ class Job(Daemon):
 
     def read(self, batches: int) -> list[tuple[int, do.Fill]]:
         """Have more batches made, one by one. Hand each over at once."""
-        if not self.sent:
-            for rank in range(self.ranks):
-                self.do(self.tell(on.Begin(2 + rank, 0)))
         before = len(self.sent)
         while len(self.sent) < before + batches:
             command = self.todo.popleft()

@@ -222,12 +222,12 @@ def test_each_rank_gets_what_it_was_promised() -> None:
     daemon.tell(on.Close(1, 0))
     daemon.tell(on.Lost(1, 0))
     for rank in range(2):
-        opened = daemon.tell(on.Open(2 + rank, "train", Ask(4, 1 << 40, 2, rank=rank, world_size=2)))
-    daemon.opened = opened
+        daemon.tell(on.Open(2 + rank, "train", Ask(4, 1 << 40, 2, rank=rank, world_size=2)))
     for rank in range(2):
-        daemon.tell(on.Begin(2 + rank, 0))
+        begun = daemon.tell(on.Begin(2 + rank, 0))
+    daemon.opened = begun
     daemon.join(A)
-    fills = of(do.Fill, daemon.find(opened))
+    fills = of(do.Fill, daemon.find(begun))
     assert fills[0].may_stay
     for fill in fills[:2]:
         daemon.made(fill, record=b"r")

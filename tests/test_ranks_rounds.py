@@ -121,6 +121,54 @@ def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, s
         rest = [stream[consumed:] for stream in rest]
 
 
+@settings(quick, max_examples=60)
+@given(cases(any_feeds), st.integers(2, 4), st.integers(0, 2**32), faults)
+def test_ranks_load_a_state_when_they_like(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
+    dice = random.Random(seed)
+    case = replace(case, slots=case.slots + 8 * world_size)
+    first = case.world()
+    ranks = ranks_of(first, case, world_size)
+    finish(first, ranks)
+    consumed = dice.randint(0, sum(len(batches) for batches in ranks[0].read.values()))
+    position = unpack(pack(ranks[0].track.position(consumed)))
+    rest = [[batch for epoch in rank.read.values() for batch in epoch][consumed:] for rank in ranks]
+    world = case.world(**faults)
+    connected: dict[int, Consumer] = {}
+    loaded: dict[int, Consumer] = {}
+    steps = [*range(world_size)] * 2
+    dice.shuffle(steps)
+    for rank in steps:
+        for _ in range(dice.randrange(20)):
+            world.step()
+        options = {**case.asks, "hoards": False, "pad": True, "stays": True, "rank": rank, "world_size": world_size}
+        if rank not in connected:
+            connected[rank] = world.open(reads=[], **options)
+        else:
+            connected[rank].gone = True
+            world.handle(on.Lost(connected[rank].number, 0))
+            reads = [(epoch, None) for epoch in range(position.epoch, 3)]
+            loaded[rank] = world.open(reads=reads, position=position, **options)
+    ranks = [loaded[rank] for rank in range(world_size)]
+    finish(world, ranks)
+    assert [[batch for epoch in rank.read.values() for batch in epoch] for rank in ranks] == rest
+
+
+def test_a_rank_that_only_connects_may_come_and_go() -> None:
+    world = World(SimFeed())
+    ranks = [world.open(rank=rank, world_size=2, reads=[(0, None)][rank:], stays=True) for rank in (0, 1)]
+    world.settle()
+    assert 0 in ranks[0].read
+    assert not ranks[0].read[0], "the other may load a state"
+    ranks[1]._close()
+    world.settle()
+    assert not ranks[0].failures
+    ranks[1] = world.open(rank=1, world_size=2, stays=True)
+    finish(world, ranks)
+    expected = list(world.feeds["train"].expected(0))
+    rounds = len(expected) // 2
+    assert [consumer.read[0] for consumer in ranks] == [expected[rank::2][:rounds] for rank in range(2)]
+
+
 @pytest.mark.parametrize("shuffle", [0, 7], ids=["lanes", "pools"])
 def test_ranks_go_on_from_the_same_batch_though_one_knows_already_that_lanes_have_ended_there(shuffle: int) -> None:
     """It depends on timing whether a rank hears so before its batch or behind it."""
@@ -195,12 +243,16 @@ def test_a_state_within_a_round_is_refused_where_the_epoch_goes_on_behind_it(
 def test_all_ranks_must_ask_for_the_same() -> None:
     world = World(SimFeed())
     waiting = world.open(rank=1, world_size=2, pad=True)
-    says = 'rank 0 asks for last_round="drop", but rank 1 for last_round="pad": all ranks must ask for the same'
-    with pytest.raises(ProtocolError, match=says):
-        world.open(rank=0, world_size=2)
+    other = world.open(rank=0, world_size=2)
     world.run()
-    (error,) = waiting.failures
-    assert error.message == says
+    says = {
+        'rank 0 asks for last_round="drop", but rank 1 for last_round="pad": all ranks must ask for the same',
+        'rank 1 asks for last_round="pad", but rank 0 for last_round="drop": all ranks must ask for the same',
+    }
+    (one,), (two,) = waiting.failures, other.failures
+    assert isinstance(one, ProtocolError)
+    assert one.message == two.message
+    assert one.message in says
 
 
 def test_ranks_that_begin_elsewhere_are_all_told_so_when_all_are_there() -> None:
@@ -231,6 +283,7 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
     world.run()
     position = alone.track.position(2)
     waiting = world.open(rank=0, world_size=2)
+    world.settle()
     asks = [
         Ask(4, 1 << 40, 0, position=position, rank=rank, world_size=2, again=True, identity=bytes([rank]))
         for rank in range(2)
@@ -241,11 +294,28 @@ def test_ranks_that_come_again_do_not_wait_for_one_that_begins_elsewhere_and_it_
     (error,) = waiting.failures
     says = "rank 0 begins at the start, but rank 1 again after batch 2 of epoch 0"
     assert f"{says}: all ranks must begin at the start" in error.message
-    with pytest.raises(StateMismatch, match=says):
-        world.open(rank=0, world_size=2)
+    anew = world.open(rank=0, world_size=2)
+    with pytest.raises(StateMismatch, match=f"{says}: all ranks must begin at the start"):
+        world.run()
+    world.handle(on.Lost(anew.reader.number, 0))
     back = world.ask("train", asks[0])
     assert back.stream == again.stream
     assert world.coordinator.streams[back.stream].consumers == [back, again]
+
+
+def test_ranks_that_wait_with_a_state_are_told_when_one_that_had_begun_at_the_start_comes_again() -> None:
+    world = World(SimFeed(length=60))
+    alone = world.open()
+    world.run()
+    waiting = world.open(rank=0, world_size=3, position=alone.track.position(3))
+    again = world.ask("train", Ask(4, 1 << 40, 0, rank=1, world_size=3, again=True, identity=b"1"))
+    world.settle()
+    assert not waiting.failures, "it may have been cut off before it had begun, and load a state"
+    world.handle(on.Begin(again.number, 0))
+    world._carry_out()
+    world.settle()
+    (error,) = waiting.failures
+    assert "rank 0 begins after batch 3 of epoch 0, but rank 1 again at the start" in error.message
 
 
 @pytest.mark.parametrize("first", ["again", "begins"])
@@ -256,6 +326,7 @@ def test_a_rank_that_begins_joins_one_that_comes_again_where_it_begins(first: st
     for again in (True, False) if first == "again" else (False, True):
         ask = Ask(4, 1 << 40, 0, rank=len(ranks), world_size=2, again=again, identity=bytes([len(ranks)]))
         ranks.append(world.ask("train", ask))
+        world.handle(on.Begin(ranks[-1].number, 0))
     assert ranks[0].stream == ranks[1].stream
     assert world.coordinator.streams[ranks[0].stream].consumers == ranks
 
@@ -299,6 +370,8 @@ def test_the_others_get_what_was_dealt_when_a_rank_closes_and_then_an_error_that
     feed = SimFeed(splits=(9,) * 16)
     world = World(feed)
     ranks = [world.open(rank=rank, world_size=3, credit=2, stays=True) for rank in range(3)]
+    while any(rank.reader.begun is None for rank in ranks):
+        assert world.step()
     says_bye(world, ranks[1], steps, leaves)
     world.settle()
     expected = list(feed.expected(0))
@@ -447,7 +520,8 @@ def test_whoever_waits_says_which_ranks_are_missing(
     daemon = serve(FEEDS, "plain")
     with penstock.connect(daemon.url, rank=1, world_size=4) as one, ThreadPoolExecutor(2) as pool:
         first = pool.submit(next, one.batches())
-        while "ranks 0, 2, 3 of 4 are not connected, and the stream begins when all are" not in caplog.text:
+        says = "ranks 0, 2, 3 of 4 are not connected or do not read yet, and the stream begins when all read"
+        while says not in caplog.text:
             time.sleep(0.01)
             if "is the generator slow" in caplog.text:  # the warning came before the daemon had named the rank
                 caplog.clear()
@@ -455,9 +529,16 @@ def test_whoever_waits_says_which_ranks_are_missing(
         with contextlib.ExitStack() as others:
             ranks = [others.enter_context(penstock.connect(daemon.url, rank=rank, world_size=4)) for rank in (0, 2, 3)]
             caplog.clear()
-            reads = [threading.Thread(target=next, args=(rank.batches(),)) for rank in ranks]
+            one._handle.handoff._counters._warned = False
+            reads = [threading.Thread(target=next, args=(ranks[place].batches(),)) for place in (0, 1)]
             for read in reads:
                 read.start()
+            says = "rank 3 of 4 is not connected or does not read yet, and the stream begins when all read"
+            while says not in caplog.text:
+                time.sleep(0.01)
+                one._handle.handoff._counters._warned = False
+            reads.append(threading.Thread(target=next, args=(ranks[2].batches(),)))
+            reads[2].start()
             assert len(first.result()["id"]) == 4
             for read in reads:
                 read.join()

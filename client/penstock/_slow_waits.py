@@ -64,7 +64,8 @@ class Missing:
     def _why_no_data(self, url: str, reconnected: bool) -> str:
         if self:
             goes = "continues" if reconnected else "begins"
-            return f"{self} not connected, and the stream {goes} when all are"
+            read = "does not read" if len(self._ranks) == 1 else "do not read"
+            return f"{self} not connected or {read} yet, and the stream {goes} when all read"
         others = ", or another rank, which all ranks wait for" if self._identity.world_size > 1 else ""
         if self._identity.shares:
             others = ", or does another consumer of the group still hold the last batches of the epoch"

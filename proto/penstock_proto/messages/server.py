@@ -55,7 +55,7 @@ class Opened(Message, frozen=True):
 
 
 class MissingRanks(Message, frozen=True):
-    """The stream has not begun, because these ranks are missing. None: it begins now."""
+    """The stream has not begun, because these ranks are missing or not ready. None: it begins now."""
 
     ranks: Annotated[tuple[Index, ...], Meta(max_length=MAX_WORLD)]
 

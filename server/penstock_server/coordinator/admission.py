@@ -108,6 +108,12 @@ class Admission:
         """The meetings of ranks that are not complete."""
         return [rendezvous for rendezvous in self._rendezvous.values() if not rendezvous.stream.consumers]
 
+    def begun(self, consumer: Consumer) -> None:
+        """The consumer has begun to read. Raises as `Rendezvous.begun`, if it waits for other ranks."""
+        for rendezvous in self._rendezvous.values():
+            if rendezvous.stream.number == consumer.stream:
+                rendezvous.begun(consumer)
+
     def leave(self, consumer: Consumer) -> None:
         """The consumer no longer waits for other ranks, if it did."""
         for rendezvous in self._rendezvous.values():

@@ -261,6 +261,7 @@ class Coordinator:
         if stream.feed.ends_before(event.epoch) and self._groups.of(stream) is not None:
             raise stream.feed.end_of_stream()
         stream.begin(consumer, event.epoch)
+        self._admission.begun(consumer)
 
     def _acknowledge(self, event: on.Acknowledge) -> None:
         consumer, stream = self._read_by(event.consumer)

@@ -12,9 +12,13 @@ from .stream import Stream
 
 
 class Rendezvous:
-    """The ranks of one group, and the stream that begins when all are there.
+    """The ranks of one group, and the stream that begins when all are there and ready.
 
-    What a rank asks for is compared with the others' when all are there, and where it differs all of them are told: of
+    A rank is ready when it is certain where it begins: it has opened at a position, or it has begun to read. A rank
+    that has only connected, at the start, may still load a state. It does so over another session, which takes this
+    one's place.
+
+    What a rank asks for is compared with the others' when all are ready, and where it differs all of them are told: of
     a job whose ranks disagree none is left waiting for one that was refused.
     """
 
@@ -22,7 +26,7 @@ class Rendezvous:
         self.stream = stream
         self._world_size = world_size
         self._members: dict[int, tuple[Consumer, Ask]] = {}
-        self._told: list[int] = []
+        self._told: tuple[list[int], list[int]] = [], []
 
     @property
     def over(self) -> bool:
@@ -36,76 +40,129 @@ class Rendezvous:
             RankTaken: the rank is there, or has left.
             StateMismatch: it begins a job, but the others were cut off from one and come back further on.
         """
-        name, group = self.stream.feed.name, _group(ask)
+        group = _group(ask)
         taken = self._members.get(ask.rank)
         if taken is not None and taken[0].gone:
             raise RankTaken(
                 f"rank {ask.rank} of {self._world_size}{group} has left this stream, which the others still read: end "
                 "them too, and begin together again",
-                feed=name,
+                feed=self._feed,
             )
         if taken is not None:
             raise RankTaken(
                 f"rank {ask.rank} of {self._world_size}{group} reads this feed already: give each training job a group "
                 "of its own, and each of its processes its rank",
-                feed=name,
+                feed=self._feed,
             )
-        for _, other in self._members.values():
-            if other.again and not ask.again and _place(other) != _place(ask):
-                raise _mismatch(ask, other, name)
+        if self._is_ready(None, ask):
+            self._check_beside_again(ask)
 
     def give_way(self, ask: Ask) -> None:
         """Fail the ranks that wait to begin a job, if this one comes back after a cut and was further on. They cannot
         join its job."""
-        for _, other in list(self._members.values()):
-            further = ask.again and not other.again and _place(other) != _place(ask)
-            if further and not self.stream.consumers:
-                self.stream.fail(_mismatch(other, ask, self.stream.feed.name))
-                return
+        if ask.again and self._is_ready(None, ask) and not self.stream.consumers:
+            self._fail_beside_again(ask)
 
     def compare(self, ask: Ask) -> None:
-        """If this is the last rank, check whether all ask for the same. If not, the others get the error as well.
+        """If all are ready with this one, check whether they ask for the same. If not, the others get the error as
+        well.
 
         Raises:
             StateMismatch: two ranks begin at different places, or one begins within a round.
             ProtocolError: two ranks ask for different last rounds.
         """
-        asks = [ask, *(other for _, other in self._members.values())]
-        if len(asks) < self._world_size:
-            return
-        error = self._disagreement(asks)
-        if error is not None:
-            self.stream.fail(error)
-            raise error
+        others = self._ready
+        if len(others) == self._world_size - 1 and self._is_ready(None, ask):
+            error = self._disagreement([ask, *others])
+            if error is not None:
+                self.stream.fail(error)
+                raise error
 
     def join(self, consumer: Consumer, ask: Ask) -> None:
-        """Add a rank. The stream begins with the last one."""
-        if self._told and len(self._members) == self._world_size - 1:
-            self._tell(())  # the last one does not wait, and has not heard yet that its session is open
+        """Add a rank. The stream begins with the last one that is ready."""
+        waiting = list(self.stream.outlet.waiting)  # this one has not heard yet that its session is open
         self._members[ask.rank] = consumer, ask
         self.stream.outlet.waiting.append(consumer)
-        if len(self._members) == self._world_size:
-            members = [self._members[rank] for rank in range(self._world_size)]
-            self.stream.start([consumer for consumer, _ in members], [ask.position for _, ask in members])
+        self._start_if_ready(waiting)
+
+    def begun(self, consumer: Consumer) -> None:
+        """A rank has begun to read, and so it is ready. The stream begins with the last one, or fails if not all ask
+        for the same.
+
+        Raises:
+            StateMismatch: as for `check`.
+        """
+        member, ask = self._members.get(consumer.rank, (None, None))
+        if member is not consumer or ask is None or consumer.begun is None or self.stream.consumers or self.over:
+            return
+        if ask.again:
+            self._fail_beside_again(ask)
+        else:
+            self._check_beside_again(ask)
+        if len(self._ready) == self._world_size and not self.over:
+            error = self._disagreement([ask, *(other for other in self._ready if other is not ask)])
+            if error is not None:
+                self.stream.fail(error)
+            else:
+                self._start_if_ready(self.stream.outlet.waiting)
 
     def name_missing(self) -> None:
-        """Tell the ranks that are there which ones are missing, so that they can log it, or give up."""
+        """Tell the ranks that are there which ones are missing or not ready, so that they can log it, or give up."""
+        if self.stream.consumers:
+            return
         there = [consumer.number for consumer, _ in self._members.values()]
-        if not self.stream.consumers and there != self._told:
-            self._told = there
-            self._tell(tuple(rank for rank in range(self._world_size) if rank not in self._members))
+        ready = {ask.rank for ask in self._ready}
+        missing = [rank for rank in range(self._world_size) if rank not in ready]
+        if (there, missing) != self._told:
+            self._told = there, missing
+            self._tell(missing, self.stream.outlet.waiting)
 
     def leave(self, consumer: Consumer) -> None:
         """A rank has gone again before the stream began."""
         if not self.stream.consumers and any(member is consumer for member, _ in self._members.values()):
             del self._members[consumer.rank]
 
-    def _tell(self, missing: tuple[int, ...]) -> None:
-        self.stream.outlet.tell(MissingRanks(missing), self.stream.outlet.waiting)
+    def _is_ready(self, consumer: Consumer | None, ask: Ask) -> bool:
+        """Whether it is certain where the rank begins. A consumer that is yet to join (None) has not begun."""
+        begun = consumer is not None and consumer.begun is not None
+        return begun or _place(ask) != (0, 0) or self._world_size == 1
+
+    @property
+    def _ready(self) -> list[Ask]:
+        """What the ranks that are there and ready ask for."""
+        return [ask for consumer, ask in self._members.values() if self._is_ready(consumer, ask)]
+
+    def _start_if_ready(self, told: list[Consumer]) -> None:
+        """Begin the stream if all are there and ready. Tell these ranks, if they heard that some were missing."""
+        if len(self._ready) == self._world_size:
+            if self._told != ([], []):
+                self._tell([], told)
+            members = [self._members[rank] for rank in range(self._world_size)]
+            self.stream.start([consumer for consumer, _ in members], [ask.position for _, ask in members])
+
+    def _tell(self, missing: list[int], consumers: list[Consumer]) -> None:
+        self.stream.outlet.tell(MissingRanks(tuple(missing)), consumers)
+
+    def _check_beside_again(self, ask: Ask) -> None:
+        """Raise if others were cut off from a job and have come back, and this rank begins elsewhere."""
+        for other in self._ready:
+            if other.again and not ask.again and _place(other) != _place(ask):
+                raise _mismatch(ask, other, self._feed)
+
+    def _fail_beside_again(self, ask: Ask) -> None:
+        """Fail the stream if others wait to begin elsewhere, as this rank was cut off from a job and has come back."""
+        for other in self._ready:
+            if not other.again and _place(other) != _place(ask):
+                self.stream.fail(_mismatch(other, ask, self._feed))
+                return
+
+    @property
+    def _feed(self) -> str:
+        return self.stream.feed.name
 
     def _disagreement(self, asks: list[Ask]) -> PenstockError | None:
         """Return the error if one differs from the first, or stands within a round; else None."""
-        name, one = self.stream.feed.name, asks[0]
+        name, one = self._feed, asks[0]
         for other in asks[1:]:
             if one.pad != other.pad:
                 return ProtocolError(
