@@ -153,6 +153,13 @@ def test_ranks_load_a_state_when_they_like(case: Case, world_size: int, seed: in
     assert [[batch for epoch in rank.read.values() for batch in epoch] for rank in ranks] == rest
 
 
+def test_batches_of_a_rank_without_others_are_made_before_it_reads() -> None:
+    world = World(SimFeed())
+    alone = world.open(rank=0, world_size=1, reads=[], stays=True)
+    world.settle()
+    assert world.coordinator.streams[alone.reader.stream].slots
+
+
 def test_a_rank_that_only_connects_may_come_and_go() -> None:
     world = World(SimFeed())
     ranks = [world.open(rank=rank, world_size=2, reads=[(0, None)][rank:], stays=True) for rank in (0, 1)]

@@ -17,7 +17,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
-from itertools import takewhile
 
 from penstock_proto.layout import TAIL_LANE
 from penstock_proto.position import Position
@@ -62,8 +61,6 @@ class EpochOrder(ABC):
         self._accumulated = 0
         self._merged = 0
         self._flushed = False
-        self._before = position.batches if position is not None else 0
-        """Batches of turns that were taken out of the window."""
         self.more = not visits.exhausted
         self.ungranted: deque[Turn] = deque()
         self.dropped_rows = 0
@@ -103,11 +100,6 @@ class EpochOrder(ABC):
     @abstractmethod
     def drop(self) -> list[Turn]:
         """Take all turns out of the window."""
-
-    def number_of(self, turn: Turn) -> int:
-        """Return the number of the turn's first batch in the epoch, as far as that is known in exact order: visits
-        before it may still turn out to find nothing."""
-        return self._before + sum(_size(one) for one in takewhile(lambda one: one is not turn, self.window))
 
     @abstractmethod
     def _visited(self, turn: Turn) -> None:
@@ -189,13 +181,12 @@ class EpochOrder(ABC):
         self.ungranted.append(turn)
 
 
-def _size(turn: Turn) -> int:
-    """Return how many batches the turn has, as far as is known."""
-    return turn.made if turn.complete and not turn.merged else turn.batches
-
-
 class ExactOrder(EpochOrder):
-    """Turns are delivered in the order of the visits, and leftovers are counted in that order."""
+    """Turns are delivered in the order of the visits, and leftovers are counted in that order.
+
+    A visit that enters the window is given the number that its first batch will have in the epoch, if all visits before
+    it find what they may. If one finds less, visits that enter later are numbered right. Those between keep theirs.
+    """
 
     window: list[Turn]
 
@@ -209,6 +200,8 @@ class ExactOrder(EpochOrder):
     ) -> None:
         self.window = []
         self._resolved = 0
+        self._entered = position.batches if position is not None else 0
+        """The number of the first batch behind the window, as far as it is known."""
         super().__init__(visits, batch_size=batch_size, drop_remainder=drop_remainder, position=position)
 
     def came(self, turn: Turn) -> None:
@@ -223,6 +216,8 @@ class ExactOrder(EpochOrder):
         """See EpochOrder."""
         if turn.ended:
             self._lane_ended(turn)
+        if not turn.merged:
+            self._entered -= turn.batches - turn.made
         window = self.window
         while self._resolved < len(window) and window[self._resolved].complete:
             behind = self._resolved + 1
@@ -234,7 +229,6 @@ class ExactOrder(EpochOrder):
         """See EpochOrder."""
         assert turn is self.window[0]
         del self.window[0]
-        self._before += _size(turn)
         if self._resolved:
             self._resolved -= 1
         if not self.more:
@@ -246,12 +240,15 @@ class ExactOrder(EpochOrder):
         return dropped
 
     def _visited(self, turn: Turn) -> None:
+        turn.foreseen = self._entered
+        self._entered += turn.batches
         self.window.append(turn)
 
     def _all_counted(self) -> bool:
         return self._resolved == len(self.window)
 
     def _insert(self, turn: Turn, position: int | None) -> None:
+        self._entered += turn.batches
         self.window.insert(len(self.window) if position is None else position, turn)
 
 

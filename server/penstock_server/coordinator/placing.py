@@ -72,11 +72,6 @@ class Placing:
         if len(consumers) > 1:
             self._consumers = consumers
 
-    @property
-    def foresees(self) -> bool:
-        """Whether readers are known beforehand."""
-        return bool(self._consumers) and not self._unforeseen
-
     def divides(self, lanes: int) -> bool:
         """Whether each rank's batches are made on its own machine. `lanes`: how many there are; 0 for ranges."""
         return bool(self._near(lanes))
@@ -87,8 +82,10 @@ class Placing:
         found = self._look(lanes)
         return found if isinstance(found, str) and self._expected else ""
 
-    def reader(self, number: int) -> int:
-        """Return the consumer that gets batch `number` of an epoch."""
+    def reader(self, number: int) -> int | None:
+        """Return the consumer that gets batch `number` of an epoch; None if that is not known beforehand."""
+        if self._unforeseen or not self._consumers:
+            return None
         return self._consumers[number % len(self._consumers)].number
 
     def pick(self, place: int, lanes: int = 0) -> int:

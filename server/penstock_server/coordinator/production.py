@@ -329,14 +329,8 @@ class Production(ABC):
             turn.base = turn.made
             turn.become(FILLING)
             ticket, left = turn.slot.ticket, turn.batches - turn.made
-            stays, reader = self._stays(worker, turn.base), self._reader(epoch, turn)
+            stays, reader = self._stays(worker, turn.base), self._placing.reader(turn.foreseen)
             self._do(do.Fill(worker, run, ticket, turn.index + turn.made, left, turn.made, stays, reader))
-
-    def _reader(self, epoch: Epoch, turn: Turn) -> int | None:
-        """The consumer that is likely to get the turn's batch, if that can be foreseen."""
-        if not self._placing.foresees or epoch.order is None:
-            return None
-        return self._placing.reader(epoch.order.number_of(turn))
 
     def _stays(self, worker: int, base: int) -> bool:
         """Whether what the worker makes of a turn, from its batch `base` on, may stay at its host. (A turn that changes

@@ -139,6 +139,7 @@ class Turn:
         leftover: how many rows the lane has left over then.
         error: why the stream fails when this turn is next.
         number: for a turn that ended its lane: how many lanes ended before it in the stream; else -1.
+        foreseen: for a visit in exact order: the number that its first batch is likely to have in the epoch.
         lane_set: in fast order: the set of lanes that it belongs to.
         slot: the lease of its slot, from WAITING on.
         complete: whether no run fills it, now or later: COMPLETE or DONE.
@@ -160,6 +161,7 @@ class Turn:
     leftover: int = 0
     error: PenstockError | None = None
     number: int = -1
+    foreseen: int = 0
     lane_set: int = 0
     slot: Lease = NO_SLOT
     complete: bool = False
