@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from test_http import values
 
 import penstock
 from penstock._top import Looks
-from penstock._top_screen import screen
+from penstock._top_screen import as_json, screen
 from penstock_proto import DaemonStopped, FeedError, libzmq
 from penstock_proto import codec as proto_codec
 from penstock_proto import messages as m
@@ -203,6 +204,52 @@ def test_the_metrics_have_each_host(serve: Serve, join: Join) -> None:
     assert {name.partition(",")[0] for name in own} == {name for name in METRICS if name.startswith("penstock_host_")}
     assert own[f"penstock_host_ready_workers,host={host.name}"] == 2
     assert own[f"penstock_host_received_bytes_total,host={host.name}"] > 0
+
+
+WAITS_AT_ONE = """
+    import os
+    import time
+    import numpy as np
+    from penstock_server import Feed
+
+    def numbered(split, rng):
+        for i in range(1000):
+            time.sleep(float(os.environ.get("PAUSE", 0)))
+            yield np.full(10_000, i)
+
+    feed = Feed(numbered, splits=list(range(12)), batch_size=2, turn=2, lanes=12)
+"""
+
+
+def test_the_status_says_of_each_host_what_it_makes_and_how_much_of_the_waiting_is_for_it(
+    serve: Serve, join: Join
+) -> None:
+    head = serve(WAITS_AT_ONE, workers=1, http=0)
+    quick = join(head, workers=1)
+    slow = join(head, workers=1, env={"PAUSE": "0.05"})
+    with penstock.connect(head.url) as connection:
+        batches = connection.batches()
+
+        def told() -> bool:
+            for _ in islice(batches, 5):
+                pass
+            state.update(state_of(head))
+            hosts = {host["name"]: host for host in state["hosts"]}
+            return hosts[slow.name]["awaited"] is not None and sum(host["awaited"] for host in hosts.values()) > 0.8
+
+        state: dict[str, list[dict[str, Any]]] = {}
+        wait_until(told)
+        hosts = {host["name"]: host for host in state["hosts"]}
+        assert hosts[slow.name]["awaited"] > 3 * hosts[quick.name]["awaited"]
+        assert [hosts[host.name]["lanes"] for host in (quick, slow)] == [4, 4]
+        assert all(host["rates"]["bytes"] > 0 for host in hosts.values())
+    (line,) = (line for line in status_lines(state) if f" {slow.name}: " in line)
+    looks, shown = Looks(), io.StringIO()
+    looks.add(state)
+    Console(file=shown, width=80).print(screen(looks))
+    assert re.search(rf"^{slow.name} +1 +4 +[\d.]+ +\d+ %", shown.getvalue(), re.MULTILINE), shown.getvalue()
+    assert [host["lanes"] for host in as_json(looks)["hosts"]] == [4, 4]
+    assert re.search(r", 4 lanes, \d+\.\d MB/s, \d+ % of the waiting is for it, ", line)
 
 
 def test_the_status_has_how_many_hosts_an_engine_is_to_run(serve: Serve, join: Join) -> None:

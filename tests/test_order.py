@@ -108,6 +108,31 @@ def test_fast_order_has_every_sample_once_in_as_many_batches(
     assert came.total() + order.dropped_rows == sum(lengths)
 
 
+@quick
+@given(lengths_of_lanes, st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_a_visit_is_given_its_first_batchs_number_as_far_as_lanes_have_ended(
+    lengths: list[int], batch_size: int, turn: int, drop_remainder: bool
+) -> None:
+    order = ExactOrder(LaneVisits(len(lengths), turn), batch_size=batch_size, drop_remainder=drop_remainder)
+    delivered = 0
+    while not order.finished:
+        visit = order.visit()
+        if visit is not None:
+            assert visit.foreseen == delivered
+            visit.made = max(0, min(visit.batches, lengths[visit.lane] // batch_size - visit.index))
+            close(order, visit, lengths[visit.lane], batch_size)
+        while order.window:
+            first = order.window[0]
+            assert order.awaited is first
+            if first.merged:
+                complete(first)
+                order.ungranted.clear()
+                order.completed(first)
+            delivered += first.batches if first.merged else first.made
+            order.taken(first)
+    assert delivered == epoch_length(sum(lengths), batch_size, drop_remainder=drop_remainder)
+
+
 def test_leftovers_come_right_behind_the_visit_that_completes_a_batch() -> None:
     order = ExactOrder(LaneVisits(3, 1), batch_size=4, drop_remainder=False)
     turns = [order.visit() for _ in range(3)]

@@ -212,15 +212,23 @@ def test_readiness_and_the_verdicts_waits_come_from_the_same_counters() -> None:
     assert ready[3] == 1
 
 
+def nobody(worker: int, seconds: float) -> None:
+    raise AssertionError("no worker was awaited")
+
+
 def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
     consumer = SimpleNamespace(number=1, reading=True, under_way=0)
-    coordinator = SimpleNamespace(consumers={1: consumer}, stream_read_by=lambda _: SimpleNamespace(holding_up=[]))
+    stream = SimpleNamespace(holding_up=[], awaited_worker=7)
+    coordinator = SimpleNamespace(consumers={1: consumer}, stream_read_by=lambda _: stream)
     table = SimpleNamespace(by_consumer={1: SimpleNamespace(feed="train", peer="local")})
-    looks = Looks(coordinator, table, lambda _: False, lambda _: 0)  # type: ignore[arg-type]
+    awaited: list[tuple[int, float]] = []
+    looks = Looks(coordinator, table, lambda _: False, lambda _: 0, lambda *told: awaited.append(told))  # type: ignore[arg-type]
     looks.look(1.0)
+    assert awaited == [(7, 1.0)]
     consumer.under_way = 1
     looks.look(2.0)
     assert looks.of(1) == looks.of_feed("train") == Waits(reading=3.0, production=1.0)
+    assert awaited == [(7, 1.0)], "nobody waited"
     table.by_consumer.clear()
     looks.look(1.0)
     assert (looks.of(1), looks.of_feed("train").waited) == (Waits(), 1.0)
@@ -234,7 +242,8 @@ def test_a_slow_consumer_does_not_wait_for_the_network_while_it_has_batches_to_t
         feed="train", peer=None, routing_id=b"1", sending=[(n, None, MIB) for n in range(32)], fetching={}
     )
     table = SimpleNamespace(by_consumer={1: session})
-    looks = Looks(SimpleNamespace(consumers={1: consumer}), table, lambda _: unsent, lambda _: 0)  # type: ignore[arg-type]
+    coordinator = SimpleNamespace(consumers={1: consumer})
+    looks = Looks(coordinator, table, lambda _: unsent, lambda _: 0, nobody)  # type: ignore[arg-type]
     looks.look(1.0)
     assert looks.of(1) == Waits(reading=1.0, sending=waits)
 
@@ -252,6 +261,7 @@ def test_a_consumer_that_fetches_waits_for_the_connections_to_hosts_too(
         table,  # type: ignore[arg-type]
         lambda _: 0,
         dict(zip((7, 8), unfetched, strict=True)).__getitem__,
+        nobody,
     )
     looks.look(1.0)
     assert looks.of(1) == Waits(reading=1.0, sending=waits)

@@ -98,6 +98,7 @@ def test_the_order_is_that_of_the_reference_whatever_is_ready_first(
         if waiting:
             one = chance.choice(waiting)
             close(order, one, lengths[one.lane] if one.lane >= 0 else 0, batch_size)
+        assert order.awaited is None or not order.awaited.complete or order.next() is not None
         while (ready := order.next()) is not None and (ahead % 2 or chance.random() < 0.7):
             order.taken(ready)
             if ready.lane < 0:
@@ -121,9 +122,11 @@ def test_of_several_visits_that_failed_the_first_in_the_order_is_told_once_those
     third.error = GeneratorError("the third")
     close(order, third)
     assert order.next() is None
+    assert order.awaited is first
     second.error = GeneratorError("the second")
     close(order, second, 2, 2)
     assert order.next() is None
+    assert order.awaited is first
     close(order, first, 2, 2)
     assert order.next() is second
     assert not second.parts, "its batches belong to a pool that is never formed"

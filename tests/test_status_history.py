@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from penstock_proto.status_history import LEAST, WINDOW, History
 NONE = {"production": 0.0, "ranks": 0.0, "sending": 0.0, "holding_up": 0.0}
 
 
-def status(seconds: float, batches: int, *, waits: dict[str, float] | None = None, **more: Any) -> dict[str, Any]:
+def status(
+    seconds: float, batches: int, *, waits: dict[str, float] | None = None, hosts: Sequence[Any] = (), **more: Any
+) -> dict[str, Any]:
     """A status of a daemon with one feed, one worker that is always in user code, and one consumer that always reads.
 
     `waits` are shares of the time.
     """
+    counted = {name: seconds * share for name, share in {**NONE, **(waits or {})}.items()}
     feed = {
         "name": "train",
         "url": "tcp://127.0.0.1:5555/train",
@@ -27,6 +31,7 @@ def status(seconds: float, batches: int, *, waits: dict[str, float] | None = Non
         "indexable": False,
         "consumers": 1,
         "sent": {"batches": batches, "samples": 2 * batches, "bytes": 1_000_000 * batches},
+        "waits": counted,
     }
     spent = {
         "seconds": seconds,
@@ -35,7 +40,6 @@ def status(seconds: float, batches: int, *, waits: dict[str, float] | None = Non
         "cpu_seconds": 0.0,
         "cpu_wait_seconds": 0.0,
     }
-    counted = {name: seconds * share for name, share in {**NONE, **(waits or {})}.items()}
     stream = {
         "stream": 1,
         "feed": "train",
@@ -53,6 +57,7 @@ def status(seconds: float, batches: int, *, waits: dict[str, float] | None = Non
         "memory": {"allowed": 100, "reserved": 10},
         "feeds": [feed],
         "workers": [{"number": 0, "pid": 70, "spent": spent}],
+        "hosts": [*hosts],
         "streams": [{**stream, **more}],
         "more_streams": 0,
     }
@@ -78,6 +83,36 @@ def test_rates_and_shares_are_averages_of_the_window() -> None:
     assert worker["shares"] == pytest.approx(
         {"generating": 1.0, "collating": 0.0, "cpu_wait": 0.0, "idle": 0.0, "cpu": 0.0}
     )
+
+
+def host(name: str, received: int, fetched: int, awaited: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "address": "10.0.0.2",
+        "cpus": 4,
+        "received_bytes": received,
+        "fetched_bytes": fetched,
+        "awaited_seconds": awaited,
+    }
+
+
+def test_a_host_has_a_rate_and_its_share_of_the_waiting() -> None:
+    history = History()
+    for second in range(5):
+        hosts = [host("a", 3_000_000 * second, 1_000_000 * second, 0.1 * second), host("b", 7_000_000, 0, 9.0)]
+        history.add(status(second, second, waits={"production": 0.4}, hosts=hosts))
+    last = [host("a", 20_000_000, 4_000_000, 0.9), host("b", 5_000, 0, 0.5), host("c", 0, 10_000_000, 0.0)]
+    a, b, c = history.described(status(5, 5, waits={"production": 0.4}, hosts=last))["hosts"]
+    assert (a["rates"], a["awaited"]) == ({"bytes": 4_800_000.0}, 0.45)
+    assert (b["rates"], b["awaited"]) == ({"bytes": 1_000.0}, 0.25), "it has joined again"
+    assert (c["rates"], c["awaited"]) == ({"bytes": 2_000_000.0}, 0.0)
+
+
+def test_a_host_has_no_share_if_nobody_waits() -> None:
+    history = History()
+    history.add(status(0, 0, hosts=[host("a", 0, 0, 0.0)]))
+    (only,) = history.described(status(5, 5, waits={"production": 0.09}, hosts=[host("a", 0, 0, 0.1)]))["hosts"]
+    assert only["awaited"] is None
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ _BAR = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 32
 _MOST_HOST = 16
+_OF_HOST = "name state workers lanes rates awaited".split()
 _OF_WORKER = "number name host restarts shares".split()
 _OF_CONSUMER = "feed client transport rank epoch reading waiting limit headline verdict".split()
 ONCE = 1
@@ -75,7 +76,10 @@ def screen(looks: Looks, unicode: bool = True) -> RenderableType:
     """Return the whole screen. `unicode`: whether the terminal can show block characters."""
     status = looks.latest
     parts: list[RenderableType] = [_head(status), ""]
-    parts += [_feeds(looks, unicode), "", _workers(status, unicode), "", _consumers(status)]
+    parts += [_feeds(looks, unicode), ""]
+    if status["hosts"]:
+        parts += [_hosts(status), ""]
+    parts += [_workers(status, unicode), "", _consumers(status)]
     for stream in status["streams"]:
         if stream["verdict"]:
             parts += ["", Text.assemble((f"{stream['client']}: ", "bold"), stream["verdict"])]
@@ -89,6 +93,7 @@ def as_json(looks: Looks) -> dict[str, Any]:
         "endpoint": status["endpoint"],
         "seconds": status["window_seconds"],
         "feeds": [{name: feed[name] for name in ("name", "rates", "consumers")} for feed in status["feeds"]],
+        "hosts": [{name: host[name] for name in _OF_HOST} for host in status["hosts"]],
         "workers": [{name: one[name] for name in _OF_WORKER} for one in status["workers"]],
         "consumers": [
             {**{name: stream[name] for name in _OF_CONSUMER}, "queued": stream["sent"] - stream["handed"]}
@@ -125,6 +130,19 @@ def _feeds(looks: Looks, unicode: bool) -> Table:
     return table
 
 
+def _hosts(status: dict[str, Any]) -> Table:
+    table = _table("host", "workers", "lanes", "MB/s", "waited for", "")
+    hosts = status["hosts"]
+    for host in hosts[:_MOST_ROWS]:
+        awaited = "" if host["awaited"] is None else percent(host["awaited"])
+        state = "" if host["state"] == "working" else host["state"]
+        figures = (str(host["workers"]), str(host["lanes"]), number(host["rates"]["bytes"] / 1e6), awaited)
+        table.add_row(_shortened(host["name"]), *figures, Text(state, "yellow"))
+    if len(hosts) > _MOST_ROWS:
+        table.add_row(f"and {len(hosts) - _MOST_ROWS} more")
+    return table
+
+
 def _workers(status: dict[str, Any], unicode: bool) -> Table:
     table = _table("worker", "", "generating", "collating", "no CPU", "idle", "doing")
     workers = status["workers"]
@@ -145,7 +163,11 @@ def _workers(status: dict[str, Any], unicode: bool) -> Table:
 def _name_of(worker: dict[str, Any]) -> str:
     """A worker's name, in which that of its host is cut off if it is long."""
     host, slash, number = str(worker.get("name", worker["number"])).rpartition("/")
-    return (host if len(host) <= _MOST_HOST else host[: _MOST_HOST - 1] + "…") + slash + number
+    return _shortened(host) + slash + number
+
+
+def _shortened(host: str) -> str:
+    return host if len(host) <= _MOST_HOST else host[: _MOST_HOST - 1] + "…"
 
 
 def _state_of(worker: dict[str, Any]) -> Text | None:

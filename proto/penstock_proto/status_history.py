@@ -22,6 +22,9 @@ WINDOW = 10.0
 LEAST = 1.0
 """Fewest seconds of reading before there is a verdict on a consumer."""
 
+LEAST_WAITED = 0.5
+"""Fewest seconds of waiting before hosts are given shares of it."""
+
 WAITS = ("production", "ranks", "sending")
 """The causes for which a consumer waits, as the daemon sees them."""
 
@@ -59,7 +62,9 @@ class History:
         """Return the status with averages of the last seconds.
 
         A feed gets `rates`: batches, samples and bytes a second. A worker gets `shares`: of its time, as `WorkerShares`
-        has them; None if it has not run for all of it. A stream gets `waiting`: the share of the time in which its
+        has them; None if it has not run for all of it. A joined host gets `rates`: bytes of batches a second, to the
+        head and to consumers; and `awaited`: the share that it has of the time in which consumers waited for batches to
+        be made, None if they hardly waited. A stream gets `waiting`: the share of the time in which its
         consumer had nothing to take, None if it did not read for long enough; and `limit`, `headline` and `verdict`
         (see `Verdict`), empty then.
         """
@@ -70,6 +75,7 @@ class History:
             "window_seconds": round(status["seconds"] - first["seconds"], 3),
             "feeds": [{**feed, "rates": _rates(first, status, feed)} for feed in status["feeds"]],
             "workers": [{**one, "shares": _as_dict(shares.get(one["number"]))} for one in status["workers"]],
+            "hosts": [{**host, **_of_host(spans[0], host)} for host in status["hosts"]],
             "streams": [{**stream, **_judged(spans, key)} for key, stream in keyed(status).items()],
         }
 
@@ -218,6 +224,24 @@ def _sent(first: Status, last: Status, feed: Status) -> dict[str, int]:
 def _rates(first: Status, last: Status, feed: Status) -> dict[str, float]:
     seconds = last["seconds"] - first["seconds"]
     return {name: round(value / seconds, 3) if seconds > 0 else 0.0 for name, value in _sent(first, last, feed).items()}
+
+
+def _of_host(span: Span, host: Status) -> Status:
+    """Return what `History.described` adds to a joined host."""
+    first, last = span.first, span.last
+    same = ("name", "address")
+    before = next((one for one in first["hosts"] if all(one[name] == host[name] for name in same)), None)
+    if before is None or before["awaited_seconds"] > host["awaited_seconds"]:
+        before = {"received_bytes": 0, "fetched_bytes": 0, "awaited_seconds": 0.0}  # it has joined since, or again
+    seconds = last["seconds"] - first["seconds"]
+    nbytes = sum(host[name] - before[name] for name in ("received_bytes", "fetched_bytes"))
+    waited = sum(feed["waits"]["production"] for feed in last["feeds"])
+    waited -= sum(feed["waits"]["production"] for feed in first["feeds"])
+    share = (host["awaited_seconds"] - before["awaited_seconds"]) / waited if waited >= LEAST_WAITED else None
+    return {
+        "rates": {"bytes": round(max(0, nbytes) / seconds, 3) if seconds > 0 else 0.0},
+        "awaited": None if share is None else round(min(1.0, share), 4),
+    }
 
 
 def _as_dict(shares: WorkerShares | None) -> dict[str, float] | None:

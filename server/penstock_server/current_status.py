@@ -132,6 +132,6 @@ class CurrentStatus:
                 for host in self._hosts
                 for described in status.of_workers_of(host, coordinator.workers.leaving)
             ],
-            "hosts": [status.of_host(host) for host in self._hosts],
+            "hosts": [status.of_host(host, coordinator.streams.values()) for host in self._hosts],
             **status.of_streams(sessions.table, coordinator, self._router.unsent, self._looks.of),
         }

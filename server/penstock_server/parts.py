@@ -186,7 +186,8 @@ class Parts:
             hosts=lambda: [host.where for host in self.hosts if host.fetchable],
             bugs=self.bugs,
         )
-        self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes, self.hosts.unfetched)
+        hosts = self.hosts
+        self.looks = Looks(coordinator, self.sessions.table, router.unsent_bytes, hosts.unfetched, hosts.awaited)
         arena = Arena()
         self.slots = Slots(
             arena,

@@ -189,8 +189,8 @@ def _as_reported(worker: WorkerReport, at: float) -> dict[str, Any]:
     return described
 
 
-def of_host(host: JoinedHost) -> dict[str, object]:
-    """Describe a host that has joined."""
+def of_host(host: JoinedHost, streams: Iterable[Stream]) -> dict[str, object]:
+    """Describe a host that has joined, and what it makes for these streams."""
     report = host.report
     return {
         "name": host.name,
@@ -198,7 +198,9 @@ def of_host(host: JoinedHost) -> dict[str, object]:
         "state": "leaving" if host.leaving else "working" if host.working else "starting",
         "workers": len(host.workers),
         "ready": len(host.there),
+        "lanes": sum(stream.lanes_of(host.workers) for stream in streams),
         "slots": host.slots,
+        "awaited_seconds": round(host.awaited, 3),
         "received_bytes": host.received,
         "fetched_bytes": host.fetched,
         "lent_bytes": 0 if report is None else report.lent,

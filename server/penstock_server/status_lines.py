@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock_proto.figures import count
+from penstock_proto.figures import count, percent
 
 from .coordinator import size
 
@@ -69,6 +69,12 @@ def _cache(cache: dict[str, Any]) -> str:
 
 def _host(host: dict[str, Any]) -> str:
     words = [f"{host['state']} at {host['address']}", f"{host['ready']} of {count(host['workers'], 'worker')} ready"]
+    if host["lanes"]:
+        words.append(f"{count(host['lanes'], 'lane')}")
+    if host["rates"]["bytes"]:
+        words.append(f"{host['rates']['bytes'] / 1e6:.1f} MB/s")
+    if host["awaited"] is not None:
+        words.append(f"{percent(host['awaited'])} of the waiting is for it")
     if host["memory"]:
         used, allowed = size(host["memory"]["used"]), size(host["memory"]["allowed"])
         words.append(f"{used} of {allowed} in use")

@@ -66,6 +66,7 @@ class Looks:
         table: the sessions.
         unsent: tells how many bytes wait until a connection over TCP takes them.
         unfetched: tells how many bytes wait at a host, by its number, until the connections of consumers take them.
+        awaited: told of each worker for whose batch a consumer has waited, and for how many seconds.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class Looks:
         table: SessionTable,
         unsent: Callable[[bytes], int],
         unfetched: Callable[[int], int],
+        awaited: Callable[[int, float], None],
     ) -> None:
         self._coordinator = coordinator
         self._table = table
         self._unsent = unsent
         self._unfetched = unfetched
+        self._awaited = awaited
         self._waits: dict[int, Waits] = {}
         self._of_feeds: dict[str, Waits] = {}
         self._looked = 0.0
@@ -126,9 +129,12 @@ class Looks:
         if session.peer is None and self._waits_for_network(session):
             cause = "sending"
         elif not consumer.under_way:
-            slow = self._coordinator.stream_read_by(consumer).holding_up
+            stream = self._coordinator.stream_read_by(consumer)
+            slow = stream.holding_up
             slow = () if consumer in slow else slow
             cause = "ranks" if slow else "production"
+            if not slow and (worker := stream.awaited_worker) is not None:
+                self._awaited(worker, seconds)
         for waits in both:
             waits.add(seconds, cause)
         return [other.number for other in slow]

@@ -89,6 +89,12 @@ class EpochOrder(ABC):
     def next(self) -> Turn | None:
         """Return the turn that stands next, if a part of it, its error or its end can be delivered; else None."""
 
+    @property
+    @abstractmethod
+    def awaited(self) -> Turn | None:
+        """The visit or merged batch that has to be made before anything else can be delivered; None if it may be any of
+        several, or the window is empty."""
+
     @abstractmethod
     def completed(self, turn: Turn) -> None:
         """Note that `turn` is complete: `ended` and `leftover` are set. Add the merged batches that follow it."""
@@ -212,6 +218,11 @@ class ExactOrder(EpochOrder):
         turn = self.window[0] if self.window else None
         return turn if turn is not None and turn.shows else None
 
+    @property
+    def awaited(self) -> Turn | None:
+        """See EpochOrder."""
+        return self.window[0] if self.window else None
+
     def completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.ended:
@@ -290,6 +301,11 @@ class FastOrder(EpochOrder):
             if turn.shows:
                 return turn
             self._ready.popleft().queued = False
+        return None
+
+    @property
+    def awaited(self) -> Turn | None:
+        """See EpochOrder. It may be any."""
         return None
 
     def completed(self, turn: Turn) -> None:

@@ -53,6 +53,14 @@ class PooledOrder(ExactOrder):
         visit.parts.clear()
         return visit
 
+    @property
+    def awaited(self) -> Turn | None:
+        """See EpochOrder."""
+        turn = super().awaited
+        if turn is None or turn.pool is None or turn.pool.formed:
+            return turn
+        return next((visit for visit in turn.pool.visits if not visit.complete), None)
+
     def completed(self, turn: Turn) -> None:
         """See EpochOrder."""
         if turn.ended:

@@ -225,6 +225,19 @@ class Stream:
         """The consumers for which the others wait now, though their batches are made: slow ranks."""
         return self._delivery.holding_up(self._epochs[0]) if self._epochs and self.outlet.live else []
 
+    @property
+    def awaited_worker(self) -> int | None:
+        """The worker that makes what its consumers will be sent next; None if it may be any, or none makes it now."""
+        order = self._epochs[0].order if self._epochs else None
+        turn = None if order is None else order.awaited
+        return turn.fillers[0][0] if turn is not None and turn.fillers else None
+
+    def lanes_of(self, workers: Collection[int]) -> int:
+        """Return how many lanes these workers make now."""
+        if self.feed.plan.length is not None:
+            return 0
+        return sum(epoch.loads[worker] for epoch in self._epochs for worker in workers)
+
     # --- events from consumers ---
 
     def begin(self, consumer: Consumer, number: int) -> None:

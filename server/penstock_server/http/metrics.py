@@ -59,6 +59,8 @@ METRICS: dict[str, str] = {
     "penstock_host_fetched_bytes_total": "Bytes of batches that consumers were to fetch from the host since it joined.",
     "penstock_host_lent_bytes_total": "Bytes of these that were lent to consumers on the host's machine.",
     "penstock_host_unsent_bytes": "Bytes of batches that the network has not taken from the host yet.",
+    "penstock_host_lanes": "Lanes that the host's workers make now.",
+    "penstock_host_awaited_seconds_total": "Seconds that consumers have waited for batches of the host's workers.",
     "penstock_host_silent_seconds": "Seconds since anything was heard of the host.",
 }
 
@@ -193,6 +195,8 @@ def _hosts(hosts: list[dict[str, Any]]) -> Iterator[Metric]:
     yield _counters("penstock_host_fetched_bytes_total", ["host"], of(lambda host: host["fetched_bytes"]))
     yield _counters("penstock_host_lent_bytes_total", ["host"], of(lambda host: host["lent_bytes"]))
     yield _gauges("penstock_host_unsent_bytes", ["host"], of(lambda host: host["unsent_bytes"]))
+    yield _gauges("penstock_host_lanes", ["host"], of(lambda host: host["lanes"]))
+    yield _counters("penstock_host_awaited_seconds_total", ["host"], of(lambda host: host["awaited_seconds"]))
     yield _gauges("penstock_host_silent_seconds", ["host"], of(lambda host: host["silent_seconds"]))
 
 

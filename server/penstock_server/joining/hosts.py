@@ -143,6 +143,11 @@ class Hosts:
         reports = (host.report for host in self if host.number == number)
         return sum(report.unfetched for report in reports if report is not None)
 
+    def awaited(self, worker: int, seconds: float) -> None:
+        """Note that a consumer has waited for what this worker makes."""
+        if (host := self._of(worker)) is not None:
+            host.awaited += seconds
+
     # --- joining ---
 
     def join(self, peer: bytes, join: m.Join) -> None:

@@ -118,6 +118,7 @@ class JoinedHost:
         said: what it said of each worker last, and when that came, in monotonic seconds.
         received: bytes of batches that it has sent.
         fetched: bytes of batches that consumers were told to fetch from it.
+        awaited: seconds that consumers have waited for what its workers make.
         heard: when it was last heard, in monotonic seconds.
         view: what users see of its workers.
     """
@@ -150,6 +151,7 @@ class JoinedHost:
         self.said: dict[int, tuple[m.WorkerReport, float]] = {}
         self.received = 0
         self.fetched = 0
+        self.awaited = 0.0
         self.heard = time.monotonic()
         self.view = HostView(self.numbers, channel.send)
         self._channel = channel

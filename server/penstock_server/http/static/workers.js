@@ -46,6 +46,9 @@ function grouped(workers, {hosts, cpus, engine}) {
     ...(own.length ? [head, ...own] : []),
     ...hosts.flatMap((host) => {
       const words = [host.state, host.address, ...(host.cpus ? [count(host.cpus, "CPU")] : [])];
+      if (host.lanes) words.push(count(host.lanes, "lane"));
+      if (host.rates.bytes) words.push(`${(host.rates.bytes / 1e6).toFixed(1)} MB/s`);
+      if (host.awaited !== null) words.push(`${Math.round(100 * host.awaited)} % of the waiting is for it`);
       if (host.silent_seconds >= 3) words.push(`silent for ${ago(host.silent_seconds)}`);
       return [
         {group: `host ${host.name}`, about: words.join(", ")},
