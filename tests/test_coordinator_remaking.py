@@ -5,6 +5,7 @@ Each test is one short history. The long ones are simulated (test_simulated_host
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -97,6 +98,22 @@ class TestWhatIsLost:
         (again,) = [one for one in of(do.Fill, lost(daemon, A, fill.ticket)) if one.ticket == fill.ticket]
         assert do.Free(fill.ticket) not in daemon.tell(on.Acknowledge(1, 1, (0,), 0)), "a worker writes there"
         assert do.Free(fill.ticket) in daemon.made(again, 0, record=b"")
+
+    def test_takes_its_room_from_production_when_only_its_worker_holds_it(self) -> None:
+        daemon = Daemon(turn=1, credit=4, lanes=1)
+        daemon.begin()
+        fill, *_ = of(do.Fill, daemon.find([*daemon.opened, *daemon.join(A)]))
+        daemon.find(daemon.made(fill, record=b"r"))
+        daemon.join(B)
+        commands = [*daemon.tell(on.WorkersLost((A,), "is lost")), *daemon.tell(on.BytesLost((fill.ticket,)))]
+        commands += daemon.find(commands)
+        (again,) = [one for one in of(do.Fill, commands) if one.ticket == fill.ticket]
+        todo = deque(one for one in of(do.Fill, commands) if one.ticket != fill.ticket)
+        daemon.tell(on.Acknowledge(1, 1, (0,), 0))
+        while todo:  # until production has all the slots that it may have
+            commands = daemon.made(todo.popleft(), record=b"s")
+            todo += of(do.Fill, [*commands, *daemon.find(commands)])
+        assert of(do.FindSlot, daemon.made(again, record=b"r")), "production gets the room back"
 
     def test_is_made_again_from_the_record_of_the_turn_before(self) -> None:
         daemon = Daemon(turn=1, credit=4, lanes=1)
