@@ -109,8 +109,8 @@ def test_each_rank_gets_what_its_own_machine_has_made(ranks: str, hosts: str, ow
     job = Job(ranks, hosts, own, **kind)
     assert all(job.near(ranks))
     assert all(2 + rank == fill.reader for rank, fill in job.sent)
-    assert job.coordinator.streams[2].made_near
-    assert not job.coordinator.streams[2].why_made_anywhere
+    assert job.coordinator.streams[2].view.made_near
+    assert not job.coordinator.streams[2].view.why_made_anywhere
     used = {fill.worker for _, fill in job.read(48)}
     assert len(used) == min(len(hosts) + own, kind.get("lanes", 100))  # each has work
 
@@ -131,7 +131,7 @@ def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: 
     job, elsewhere = Job(ranks, hosts, own, **kind), Job("xyz"[: len(ranks)], hosts, own, **kind)
     assert job.read(48) == elsewhere.read(48)
     assert not all(job.near(ranks))
-    assert not job.coordinator.streams[2].made_near
+    assert not job.coordinator.streams[2].view.made_near
     assert all(2 + rank == fill.reader for rank, fill in job.sent)
 
 
@@ -162,13 +162,13 @@ def test_all_workers_make_batches_for_all_ranks_if(ranks: str, hosts: str, own: 
 def test_it_is_said_why_batches_are_made_anywhere(ranks: str, hosts: str, options: dict[str, Any], why: str) -> None:
     job = Job(ranks, hosts, **{"lanes": 16, **options})
     job.read(16)
-    assert not job.coordinator.streams[2].made_near
-    assert job.coordinator.streams[2].why_made_anywhere == why
+    assert not job.coordinator.streams[2].view.made_near
+    assert job.coordinator.streams[2].view.why_made_anywhere == why
 
 
 def test_it_is_said_that_lanes_shuffle() -> None:
     job = Job("ab", "aabb", lanes=8, shuffle=64)
-    assert job.coordinator.streams[2].why_made_anywhere == "lanes shuffle their samples"
+    assert job.coordinator.streams[2].view.why_made_anywhere == "lanes shuffle their samples"
 
 
 def test_of_a_group_nothing_is_said() -> None:
@@ -183,7 +183,7 @@ def test_of_a_group_nothing_is_said() -> None:
         daemon.tell(on.Begin(consumer, 0))
     (stream,) = {id(one): one for one in daemon.coordinator.streams.values()}.values()
     assert len(stream.consumers) == 2
-    assert not stream.why_made_anywhere
+    assert not stream.view.why_made_anywhere
 
 
 def test_no_worker_gets_more_lanes_because_workers_are_divided() -> None:

@@ -249,7 +249,7 @@ def test_the_status_says_of_each_host_what_it_makes_and_how_much_of_the_waiting_
     Console(file=shown, width=80).print(screen(looks))
     assert re.search(rf"^{slow.name} +1 +4 +[\d.]+ +\d+ %", shown.getvalue(), re.MULTILINE), shown.getvalue()
     assert [host["lanes"] for host in as_json(looks)["hosts"]] == [4, 4]
-    assert re.search(r", 4 lanes, \d+\.\d MB/s, \d+ % of the waiting is for it, ", line)
+    assert re.search(r", 4 lanes, \d+ slots, \d+\.\d MB/s, \d+ % of the waiting is for it, ", line)
 
 
 def test_the_status_has_how_many_hosts_an_engine_is_to_run(serve: Serve, join: Join) -> None:

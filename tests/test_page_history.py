@@ -218,7 +218,7 @@ def nobody(worker: int, seconds: float) -> None:
 
 def test_a_feeds_waits_go_on_when_its_consumers_are_gone() -> None:
     consumer = SimpleNamespace(number=1, reading=True, under_way=0)
-    stream = SimpleNamespace(holding_up=[], awaited_worker=7)
+    stream = SimpleNamespace(view=SimpleNamespace(holding_up=[], awaited_worker=7))
     coordinator = SimpleNamespace(consumers={1: consumer}, stream_read_by=lambda _: stream)
     table = SimpleNamespace(by_consumer={1: SimpleNamespace(feed="train", peer="local")})
     awaited: list[tuple[int, float]] = []

@@ -151,15 +151,17 @@ def test_the_page_has_the_workers_of_each_host_below_its_name(serve: Serve, join
         rows = "[...document.querySelectorAll('#worker-rows tr')].map((row) => row.children[0].innerText)"
         head_row, *others = page.run(rows)
         assert re.fullmatch(r"head \d+ CPUs?", head_row)
-        assert re.fullmatch(r"host a working, 127.0.0.1:\d+, \d+ CPUs?", others[1])
+        assert re.match(r"host a working, 127.0.0.1:\d+, \d+ CPUs?\b", others[1])
         assert [text.partition(" working")[0] for text in others] == ["0", "host a", "0", "host b", "0"]
         blue = page.until(f"({TIMELINE})('generating')")
         page.move_to(blue["x"], blue["y"])
         tip = page.until("!document.getElementById('tip').hidden && document.getElementById('tip').innerText")
         assert re.match(r"worker a/0: 'scene-\d.h5'\n.*\ngenerating \d+ %", tip), tip
         page.run("import('/static/workers.js').then((module) => void (window.workers = module))")
-        engine = "{workers: [], cpus: 2, hosts: [{name: 'ray-1', state: 'working'}], engine: {name: 'ray', hosts: 3}}"
+        ray = "{name: 'ray-1', state: 'working', lanes: 4, rates: {bytes: 12.3e6}, awaited: 0.4567}"
+        engine = f"{{workers: [], cpus: 2, hosts: [{ray}], engine: {{name: 'ray', hosts: 3}}}}"
         rows = page.run(f"(workers.show({{now: 1, status: {engine}, timeline: {{looks: []}}}}), {rows})")
+        assert rows[-2].endswith("4 lanes, 12.3 MB/s, 46 % of the waiting is for it")
         assert rows[-1] == "ray 2 more hosts of 3 to come"
         assert not page.said
 

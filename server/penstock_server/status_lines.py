@@ -70,7 +70,8 @@ def _cache(cache: dict[str, Any]) -> str:
 def _host(host: dict[str, Any]) -> str:
     words = [f"{host['state']} at {host['address']}", f"{host['ready']} of {count(host['workers'], 'worker')} ready"]
     if host["lanes"]:
-        words.append(f"{count(host['lanes'], 'lane')}")
+        words.append(count(host["lanes"], "lane"))
+    words.append(count(host["slots"], "slot"))
     if host["rates"]["bytes"]:
         words.append(f"{host['rates']['bytes'] / 1e6:.1f} MB/s")
     if host["awaited"] is not None:

@@ -129,7 +129,7 @@ class Looks:
         if session.peer is None and self._waits_for_network(session):
             cause = "sending"
         elif not consumer.under_way:
-            stream = self._coordinator.stream_read_by(consumer)
+            stream = self._coordinator.stream_read_by(consumer).view
             slow = stream.holding_up
             slow = () if consumer in slow else slow
             cause = "ranks" if slow else "production"

@@ -40,6 +40,7 @@ from .production import Production
 from .range_production import RangeProduction
 from .remaking import Remaking
 from .slots import Slots
+from .stream_view import StreamView
 from .workers import Workers
 
 MOST_STREAMS = 2**62 // m.IDS_PER_STREAM
@@ -64,6 +65,7 @@ class Stream:
         production: makes its turns.
         copies: makes copies of its batches.
         outlet: its consumers, and what they are sent.
+        view: what there is to say of it.
         planned_for: the number of workers for which its share was planned.
     """
 
@@ -110,6 +112,7 @@ class Stream:
         self.remaking = Remaking(feed, self.slots, turns, workers=workers, ids=ids, fail=self.fail, out=out)
         self._offering = Offering(self._epochs, self.outlet, self._delivery, turns, self._close_first_epoch)
         self._granting = Granting(self._epochs, self.production, exact=feed.plan.order == "exact")
+        self.view = StreamView(feed, self._epochs, self.outlet, self._delivery, self._placing)
 
     def join(self, consumer: Consumer, share: Share) -> None:
         """Add a consumer to a shared stream. It begins in the epoch that is being read."""
@@ -199,44 +202,6 @@ class Stream:
     def _cut_short(self) -> bool:
         """Whether the daemon wants to stop within an epoch that has no end: then nothing more is sent."""
         return self._stopping is not None and self.feed.plan.endless
-
-    @property
-    def epoch_batches(self) -> int:
-        """How many batches of the current epoch were sent, counted from its start."""
-        return self._epochs[0].batches if self._epochs and self.outlet.reading(self._epochs[0]) else 0
-
-    @property
-    def made_near(self) -> bool:
-        """Whether batches of the current epoch are made on the machines of the ranks that read them."""
-        return bool(self._epochs) and self._placing.divides(self._lanes)
-
-    @property
-    def why_made_anywhere(self) -> str:
-        """Why they are not, though a host has joined from such a machine; empty if they are, or none has."""
-        return self._placing.why_anywhere(self._lanes) if self._epochs else ""
-
-    @property
-    def _lanes(self) -> int:
-        """How many lanes the current epoch has; 0 if it is made in ranges."""
-        return 0 if self.feed.plan.length is not None else self._epochs[0].lane_count
-
-    @property
-    def holding_up(self) -> list[Consumer]:
-        """The consumers for which the others wait now, though their batches are made: slow ranks."""
-        return self._delivery.holding_up(self._epochs[0]) if self._epochs and self.outlet.live else []
-
-    @property
-    def awaited_worker(self) -> int | None:
-        """The worker that makes what its consumers will be sent next; None if it may be any, or none makes it now."""
-        order = self._epochs[0].order if self._epochs else None
-        turn = None if order is None else order.awaited
-        return turn.fillers[0][0] if turn is not None and turn.fillers else None
-
-    def lanes_of(self, workers: Collection[int]) -> int:
-        """Return how many lanes these workers make now."""
-        if self.feed.plan.length is not None:
-            return 0
-        return sum(epoch.loads[worker] for epoch in self._epochs for worker in workers)
 
     # --- events from consumers ---
 
