@@ -121,9 +121,8 @@ def test_the_ranks_go_on_from_a_state_at_any_step(case: Case, world_size: int, s
         rest = [stream[consumed:] for stream in rest]
 
 
-@settings(quick, max_examples=60)
-@given(cases(any_feeds), st.integers(2, 4), st.integers(0, 2**32), faults)
-def test_ranks_load_a_state_when_they_like(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
+def check_states_that_are_loaded_late(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
+    """Ranks connect, and load their states later, in any sequence: they go on where the states were taken."""
     dice = random.Random(seed)
     case = replace(case, slots=case.slots + 8 * world_size)
     first = case.world()
@@ -158,6 +157,21 @@ def test_batches_of_a_rank_without_others_are_made_before_it_reads() -> None:
     alone = world.open(rank=0, world_size=1, reads=[], stays=True)
     world.settle()
     assert world.coordinator.streams[alone.reader.stream].slots
+
+
+@settings(quick, max_examples=60)
+@given(cases(any_feeds), st.integers(2, 4), st.integers(0, 2**32), faults)
+def test_ranks_load_a_state_when_they_like(case: Case, world_size: int, seed: int, faults: dict[str, int]) -> None:
+    check_states_that_are_loaded_late(case, world_size, seed, faults)
+
+
+@pytest.mark.soak
+@soak
+@given(cases(any_feeds), st.integers(2, 4), st.integers(0, 2**32), faults)
+def test_ranks_load_a_state_when_they_like_in_thousands_of_worlds(
+    case: Case, world_size: int, seed: int, faults: dict[str, int]
+) -> None:
+    check_states_that_are_loaded_late(case, world_size, seed, faults)
 
 
 def test_a_rank_that_only_connects_may_come_and_go() -> None:
