@@ -143,8 +143,11 @@ def check_states_that_are_loaded_late(case: Case, world_size: int, seed: int, fa
         if rank not in connected:
             connected[rank] = world.open(reads=[], **options)
         else:
+            if not connected[rank].lost:  # it may just have been cut off
+                connected[rank]._vanish()
             connected[rank].gone = True
-            world.handle(on.Lost(connected[rank].number, 0))
+            while world.ends:
+                world.ends.popleft()()
             reads = [(epoch, None) for epoch in range(position.epoch, 3)]
             loaded[rank] = world.open(reads=reads, position=position, **options)
     ranks = [loaded[rank] for rank in range(world_size)]
